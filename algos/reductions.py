@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-MODES = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+from algos.spec import REDUCTIONS
 
 
 class Counts(NamedTuple):
@@ -43,4 +43,4 @@ def reduce(values: Tensor, kept: Tensor, counted: Tensor, counts: Counts, mode: 
         if norm is None:
             raise ValueError("reduce=seq_mean_token_sum_norm needs norm, in tokens")
         return rows.sum() / (sequences * norm)
-    raise ValueError(f"reduce={mode}: accepted are {', '.join(MODES)}")
+    raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")

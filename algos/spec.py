@@ -13,6 +13,10 @@ Level = Literal["token", "sequence", "geometric"]
 """Where ρ is taken: each token; the product over the response; exp of the mean log ratio over the response."""
 
 
+REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+"""How token losses become a scalar; `reductions.reduce` gives the equations."""
+
+
 @dataclass(frozen=True)
 class Weight:
     """w = truncate: min(ρ, upper) | clip: clamp(ρ, lower, upper) | mask: ρ·1{lower ≤ ρ ≤ upper}, ρ taken at `level`.

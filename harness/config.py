@@ -1,0 +1,256 @@
+"""The config of a run, typed and checked before anything heavy is imported (no torch here).
+
+Hydra composes `experiments/conf`; `parse` turns the result into `Config` or raises UserError naming the key. The constraint
+of each field stands in the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from algos.spec import REDUCTIONS, Correction
+from harness.errors import UserError
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors; a config never changes after it was parsed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Model(Strict):
+    """A Qwen3 built from these sizes with random weights. heads must be a multiple of kv_heads."""
+
+    name: Literal["qwen3"]
+    hidden: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Annotated[int, Field(gt=0, multiple_of=2)]
+    mlp: Count
+
+    @model_validator(mode="after")
+    def _grouped(self) -> Model:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        return self
+
+
+class Task(Strict):
+    """The chain task, see harness/tasks/chain.py. length: values in the answer; slip: probability, in the warm start only."""
+
+    name: Literal["chain"]
+    length: Count
+    choices: Count
+    modulus: Annotated[int, Field(ge=2)]
+    slip: Probability
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Task:
+        if self.choices > self.modulus:
+            raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
+        return self
+
+
+class WarmStart(Strict):
+    """Supervised training on slipping answers, then a filter: prompts solved with a rate in [keep_low, keep_high] stay."""
+
+    seed: int
+    steps: Count
+    batch: Count
+    lr: Positive
+    filter_samples: Count
+    keep_low: Probability
+    keep_high: Probability
+
+
+class Precision(Strict):
+    """What a rollout computes in. compute: dtype of activations, norms, embeddings and head; weights, activations: of the linear layers."""
+
+    name: str
+    compute: Literal["fp32", "bf16", "fp16"]
+    weights: Literal["fp8_tensor", "fp8_channel", "int8_channel", "nvfp4"] | None
+    activations: Literal["fp8_token", "int8_token"] | None
+
+    @model_validator(mode="after")
+    def _matched(self) -> Precision:
+        if self.activations and (self.weights or "")[:3] != self.activations[:3]:
+            raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
+        return self
+
+
+class Engine(Strict):
+    """Which rollout engine, by its name in the registry."""
+
+    name: str
+
+
+class Rollout(Strict):
+    """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`."""
+
+    engine: Engine
+    precision: Precision
+    kv_cache: Literal["compute", "fp8"]
+    temperature: Positive
+    prompts: Count
+    samples: Annotated[int, Field(ge=2)]
+
+
+class Actor(Strict):
+    """DeepSpeed ZeRO around the model, AdamW. clip_norm: of the global gradient norm. minibatches: optimizer steps per rollout.
+
+    scoring `exact`: π_old is scored along the sampling path, so that a rollout in the actor's own dtype has ratio exactly 1;
+    `forward`: by the training forward.
+    """
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    dtype: Literal["fp32", "bf16", "fp16"]
+    lr: Positive
+    betas: tuple[Probability, Probability]
+    eps: Positive
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip_norm: Positive
+    minibatches: Count
+    scoring: Literal["exact", "forward"]
+
+
+class Named(Strict):
+    """A plug-in by its name in the registry; its parameters stand beside it and are checked against its signature."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Reduce(Strict):
+    """How token losses become a scalar. norm: tokens, for seq_mean_token_sum_norm only."""
+
+    mode: Literal[REDUCTIONS]
+    norm: Count | None
+
+    @model_validator(mode="after")
+    def _norm(self) -> Reduce:
+        needed = self.mode == "seq_mean_token_sum_norm"
+        if needed and self.norm is None:
+            raise ValueError("norm is missing: seq_mean_token_sum_norm divides by it; give the maximum length in tokens")
+        if not needed and self.norm is not None:
+            raise ValueError(f"norm={self.norm} has no effect with mode={self.mode}")
+        return self
+
+
+class Evaluation(Strict):
+    """Held-out evaluation of the trainer's own policy, every `every` steps: prompts x samples responses, the same random numbers each time."""
+
+    every: Count
+    prompts: Count
+    samples: Count
+
+
+class Collapse(Strict):
+    """Detectors by name with their parameters; stop: end the run at the first event."""
+
+    detectors: dict[str, dict[str, Any]]
+    stop: bool
+
+
+class Checkpoint(Strict):
+    """A checkpoint every `every` steps and on SIGTERM/SIGUSR2; the last `keep` stay."""
+
+    every: Count
+    keep: Annotated[int, Field(ge=2)]
+
+
+class Tracking(Strict):
+    """W&B as a mirror of the run folder. auto: online when a key is present, else offline."""
+
+    mode: Literal["auto", "online", "offline", "disabled"]
+    project: str
+
+
+class Run(Strict):
+    """Where the run folder lies: root/sweep/hash."""
+
+    root: str
+    sweep: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+
+
+class Config(Strict):
+    """One run. Everything but run, tracking and checkpoint decides the result, and so the hash."""
+
+    seed: Annotated[int, Field(ge=0)]
+    steps: Count
+    task: Task
+    model: Model
+    warmstart: WarmStart
+    rollout: Rollout
+    advantage: Named
+    loss: Named
+    proximal: Literal["old", "rollout"]
+    correction: Correction
+    reduce: Reduce
+    actor: Actor
+    evaluation: Evaluation
+    collapse: Collapse
+    checkpoint: Checkpoint
+    tracking: Tracking
+    run: Run
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.proximal == "rollout" and self.correction.weight.level is not None:
+            raise ValueError(
+                f"correction.weight.level={self.correction.weight.level} counts the mismatch twice: with proximal=rollout "
+                "the loss ratio is already π_θ/μ; set correction.weight.level=null or proximal=old"
+            )
+        rows = self.rollout.prompts * self.rollout.samples
+        if rows % self.actor.minibatches:
+            raise ValueError(
+                f"actor.minibatches={self.actor.minibatches} does not divide the {rows} responses of a step "
+                "(rollout.prompts x rollout.samples)"
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of the SHA-256 of what decides the result, seed included; the name of the run folder."""
+        return _digest(self.model_dump(mode="json", exclude={"run", "tracking", "checkpoint"}))
+
+    @property
+    def warmstart_digest(self) -> str:
+        """Likewise of what decides the warm start; the name of its cache."""
+        return _digest(self.model_dump(mode="json", include={"task", "model", "warmstart"}))
+
+
+def parse(composed: dict[str, Any]) -> Config:
+    """The config that Hydra composed, checked. Raises UserError naming each key that is wrong and why."""
+    try:
+        return Config.model_validate(composed)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{key}: missing"
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{key}: unknown key; remove it"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{key}.{message}" if key else message
+    return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,5 @@
+"""The one exception whose message is meant for the user: it names the key or the file and what to do."""
+
+
+class UserError(Exception):
+    """Shown as one line, without a traceback; the process exits with code 2."""

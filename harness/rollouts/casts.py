@@ -1,0 +1,74 @@
+"""Number formats of inference engines, exact in value: quantise to codes and a scale, both held in fp32.
+
+A value x is represented as code · scale. `quantize_*` return (codes, scale) such that codes are exactly representable in the
+format; the product of two codes is exact in fp32, so a matrix product of codes accumulated in fp32, times both scales, is what
+the hardware computes up to the order of the sum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NVFP4_BLOCK = 16
+
+
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x (fp32) rounded to the nearest value of `dtype`, ties to even, held in fp32."""
+    return x if dtype == torch.float32 else x.to(dtype).float()
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """x (fp32) rounded to float8_e4m3fn, ties to even, saturated at ±448, held in fp32; NaN stays NaN.
+
+    With 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing of e4m3 is 2ᵉ⁻³, of its subnormals 2⁻⁹. Adding 1.5·2ᵉ⁺²⁰, whose spacing in fp32 is just
+    that, makes the adder do the rounding. Equal to `x.to(torch.float8_e4m3fn)` for every value (a test compares all of bf16
+    and a sample of fp32), and five times faster on a CPU, where that cast is scalar code.
+    """
+    x = x.clamp(-E4M3_MAX, E4M3_MAX)
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**-6)
+    return x.add(power, alpha=1.5 * 2**20).sub_(power, alpha=1.5 * 2**20)
+
+
+def quantize_fp8(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
+    """e4m3 codes with scale = max|x|/448, over the whole tensor (`dim=None`) or along `dim` (kept): per channel, per token."""
+    scale = _amax(x, dim) / E4M3_MAX
+    return e4m3(x / scale), scale
+
+
+def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 codes in −127..127, ties to even, with scale = max|x|/127 along `dim` (kept)."""
+    scale = _amax(x, dim) / 127.0
+    return (x / scale).round().clamp(-127, 127), scale
+
+
+def quantize_nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """NVFP4: e2m1 in blocks of 16 along the last dimension, an e4m3 scale per block, one fp32 scale for the tensor.
+
+    scale = max|x|/(6·448); block scale = e4m3(block max/6/scale); code = e2m1(x/(block scale·scale)), ties to the even code.
+    Returns (code · block scale, scale): their product is exact in fp32. The last dimension must be a multiple of 16.
+    """
+    if x.shape[-1] % NVFP4_BLOCK:
+        raise ValueError(f"nvfp4 needs rows of a multiple of {NVFP4_BLOCK} values, not {x.shape[-1]}; choose another model width")
+    scale = _amax(x, None) / (E2M1_MAX * E4M3_MAX)
+    blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
+    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / scale)
+    block_scale = torch.where(block_scale > 0, block_scale, 1.0)
+    return (e2m1(blocks / (block_scale * scale)) * block_scale).flatten(-2), scale
+
+
+def e2m1(x: Tensor) -> Tensor:
+    """x rounded to {0, ½, 1, 1½, 2, 3, 4, 6} with its sign, saturated at ±6, ties to the even mantissa."""
+    magnitude = x.abs().clamp(max=E2M1_MAX)
+    # The spacing is ½ below 2, 1 below 4, 2 up to 6; round() takes ties to even in units of it.
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return ((magnitude / step).round() * step).copysign(x)
+
+
+def _amax(x: Tensor, dim: int | None) -> Tensor:
+    """max|x|, at least the smallest normal fp32 so that a row of zeros has codes 0."""
+    amax = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    return amax.clamp(min=torch.finfo(torch.float32).tiny * 2**10)

@@ -1,0 +1,193 @@
+"""The embedded rollout engine: a Qwen3 that really computes in the named precision, with a static KV cache.
+
+Values are held in fp32 and rounded to the compute dtype after each operation that a 16-bit kernel would store: that is what
+fp32 accumulation with a 16-bit output gives, and on a CPU without 16-bit matrix units it is several times faster than native
+16-bit tensors. Quantised linear layers multiply codes and accumulate in fp32, apply both scales, and round once
+(`casts.py`). As in vLLM, q/k/v and gate/up are one matrix each, so a per-tensor scale spans them, and the head, the embedding
+and the norms stay in the compute dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen3Config
+
+from harness.config import Precision
+from harness.models import DTYPES, device
+from harness.rollouts import Rollout, casts
+
+FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+INT8_EXACT_WIDTH = 1040
+"""127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64 is used."""
+
+
+class LocalEngine:
+    """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens."""
+
+    def __init__(self, config: Qwen3Config, precision: Precision, *, kv_cache: str = "compute", temperature: float = 1.0):
+        self.config, self.precision, self.temperature = config, precision, temperature
+        self.compute = DTYPES[precision.compute]
+        self.kv_fp8 = kv_cache == "fp8"
+        self.version = -1
+        self.device = device()
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self._cos, self._sin = self._rotary(config.max_position_embeddings)
+        self._eps = torch.tensor(config.rms_norm_eps, device=self.device)
+        self._cache: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Cast the trainer's weights. Raises KeyError when one is missing."""
+        given = {name.removeprefix("model."): w.detach().to(self.device, torch.float32) for name, w in weights}
+        plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
+        self.embedding, self.head, self.norm = plain["embed_tokens.weight"], plain["lm_head.weight"].t().contiguous(), plain["norm.weight"]
+        self.layers = []
+        for i in range(self.config.num_hidden_layers):
+            prefix = f"layers.{i}."
+            layer = {
+                key: self._quantize(torch.cat([plain[f"{prefix}{part}.weight"] for part in parts])) for key, parts in FUSED.items()
+            }
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                layer[norm] = plain[f"{prefix}{norm}.weight"]
+            # q and k are normalised and rotated in one go: one row of weights per head.
+            q, k = (plain[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
+            layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
+            self.layers.append(layer)
+        self.version = version
+
+    def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
+        """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
+
+        def pick(t: int, logp: Tensor) -> Tensor:
+            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)
+            threshold = uniforms[:, t, None].to(cumulative) * cumulative[:, -1:]
+            return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
+
+        tokens, logp = self._walk(prompts, uniforms.shape[1], pick)
+        return Rollout(tokens, logp, self.version)
+
+    def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log-probabilities [B, T] of given tokens along the very path that `generate` takes: the same shapes, so the same bits."""
+        return self._walk(prompts, tokens.shape[1], lambda t, _: tokens[:, t])[1]
+
+    def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            tokens, logp = self._decode(prompts, length, pick)
+        return tokens.clone(), logp.clone()  # ordinary tensors again, which autograd may save
+
+    def _decode(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        rows, start = prompts.shape
+        self._allocate(rows, start + length)
+        tokens = torch.empty(rows, length, dtype=torch.int64, device=self.device)
+        chosen = torch.empty(rows, length, device=self.device)
+        logits = self._forward(prompts.to(self.device), 0)
+        for t in range(length):
+            logp = (logits / self.temperature).log_softmax(-1)
+            tokens[:, t] = pick(t, logp)
+            chosen[:, t] = logp.gather(1, tokens[:, t, None])[:, 0]
+            if t + 1 < length:
+                logits = self._forward(tokens[:, t, None], start + t)
+        return tokens, chosen
+
+    def _forward(self, tokens: Tensor, at: int) -> Tensor:
+        """Logits [B, V] after the last of `tokens` [B, n], which stand at positions at..at+n−1."""
+        rows, n = tokens.shape
+        turn = self._cos[at : at + n], self._sin[at : at + n]
+        h = self.embedding[tokens.flatten()]  # [B·n, hidden] from here on: matrix products take two dimensions fastest
+        for layer, cache in zip(self.layers, self._cache, strict=True):
+            h = self._round(h + self._attention(layer, cache, self._rms(h, layer["input_layernorm"]), rows, at, turn))
+            gate, up = self._linear(self._rms(h, layer["post_attention_layernorm"]), layer["gate_up"]).chunk(2, -1)
+            h = self._round(h + self._linear(self._round(self._round(F.silu(gate)).mul_(up)), layer["down"]))
+        return self._round(self._rms(h.view(rows, n, -1)[:, -1], self.norm) @ self.head)
+
+    def _attention(self, layer: dict, cache: tuple, x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor]) -> Tensor:
+        n, groups = x.shape[0] // rows, self.heads // self.kv_heads
+        qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
+        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
+        q, k = self._rotate(self._rms(qk, layer["qk_norm"]), *turn).split([self.heads, self.kv_heads], dim=2)
+        if self.kv_fp8:  # scale 1, as vLLM stores an uncalibrated FP8 cache
+            k, v = casts.e4m3(k), casts.e4m3(v)
+        # The cache holds keys transposed, [B·H, D, L], and values [B·H, L, D]: both products then read memory in order.
+        keys, values = cache
+        keys[..., at : at + n] = k.permute(0, 2, 3, 1).flatten(0, 1)
+        values[:, at : at + n] = v.transpose(1, 2).flatten(0, 1)
+        # The queries that share a key head are the rows of one product.
+        q = q.view(rows, n, self.kv_heads, groups, self.head_dim).permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
+        scores = torch.baddbmm(self._eps, q, keys[..., : at + n], beta=0, alpha=self.head_dim**-0.5)
+        if n > 1:
+            hidden = torch.ones(n, at + n, dtype=torch.bool, device=self.device).triu_(at + 1).repeat(groups, 1)
+            scores.masked_fill_(hidden, -torch.inf)
+        # Softmax in fp32, its result stored in the compute dtype before it meets V, as flash attention does.
+        out = self._round(self._round(scores.softmax(-1)).bmm(values[:, : at + n]))
+        out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
+        return self._linear(out.reshape(rows * n, -1), layer["o"])
+
+    def _linear(self, x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
+        codes, scale = weight
+        if self.precision.activations is None:
+            y = x @ codes
+            return self._round(y if scale is None else y * scale)
+        if self.precision.activations == "fp8_token":
+            x, x_scale = casts.quantize_fp8(x, -1)
+            y = x @ codes
+        else:
+            x, x_scale = casts.quantize_int8(x, -1)
+            exact = torch.float32 if x.shape[-1] <= INT8_EXACT_WIDTH else torch.float64
+            y = (x.to(exact) @ codes.to(exact)).float()
+        return self._round(y.mul_(x_scale * scale))
+
+    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A weight [N, K] as (codes [K, N], scale of the output: scalar or [N])."""
+        match self.precision.weights:
+            case None:
+                codes, scale = weight, None
+            case "fp8_tensor":
+                codes, scale = casts.quantize_fp8(weight, None)
+            case "fp8_channel":
+                codes, scale = casts.quantize_fp8(weight, -1)
+            case "int8_channel":
+                codes, scale = casts.quantize_int8(weight, -1)
+            case "nvfp4":
+                codes, scale = casts.quantize_nvfp4(weight)
+        return codes.t().contiguous(), None if scale is None else scale.flatten()
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return self._round(self._round(x * inverse).mul_(weight))
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of x [B, n, H, D] by tables [n, 1, D]."""
+        half = self.head_dim // 2
+        turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)  # its sign is in the sine
+        return self._round(torch.addcmul(x * cos, turned, sin))
+
+    def _rotary(self, positions: int) -> tuple[Tensor, Tensor]:
+        theta = self.config.rope_parameters["rope_theta"]
+        inverse = theta ** -(torch.arange(0, self.head_dim, 2, device=self.device, dtype=torch.float32) / self.head_dim)
+        angles = torch.arange(positions, device=self.device, dtype=torch.float32)[:, None, None] * inverse
+        cos, sin = self._round(angles.cos()), self._round(angles.sin())
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def _allocate(self, rows: int, length: int) -> None:
+        """A cache of `length` positions for `rows` sequences per layer, kept while the shape stays."""
+        if length > self.config.max_position_embeddings:
+            raise ValueError(f"{length} positions exceed the model's {self.config.max_position_embeddings}")
+        keys, values = (rows * self.kv_heads, self.head_dim, length), (rows * self.kv_heads, length, self.head_dim)
+        if not self._cache or self._cache[0][0].shape != keys:
+            self._cache = [
+                (torch.zeros(keys, device=self.device), torch.zeros(values, device=self.device))
+                for _ in range(self.config.num_hidden_layers)
+            ]
+
+    def _round(self, x: Tensor) -> Tensor:
+        return casts.round_to(x, self.compute)

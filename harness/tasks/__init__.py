@@ -1,0 +1,1 @@
+"""Tasks with an exact verifier. Built-ins: chain."""
