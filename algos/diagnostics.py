@@ -14,7 +14,7 @@ def mismatch(log_ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
     k1 = E[−l] and k3 = E[ρ − 1 − l] both estimate KL(μ‖π) in nats per token, k3 ≥ 0 pointwise (Schulman,
     joschu.net/blog/kl-approx.html). ess = (Σw)²/(n·Σw²) in (0, 1] with w = ρ per token (ess_token), w = exp Σ_t l per
-    response (ess_sequence), computed in the log domain: nothing is clamped, so a heavy tail shows.
+    response (ess_sequence), computed relative to the largest weight: nothing is clamped, so a heavy tail shows.
     """
     l, present = log_ratio.double(), mask.any(-1)
     n = mask.sum().clamp(min=1)
@@ -31,5 +31,5 @@ def mismatch(log_ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
 def _ess(log_weights: Tensor) -> Tensor:
     if log_weights.numel() == 0:
         return log_weights.new_ones(())
-    total, squares = log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
-    return (2 * total - squares).exp() / log_weights.numel()
+    w = (log_weights - log_weights.amax()).exp()  # the scale cancels; equal weights give 1 to the bit
+    return w.sum().square() / (w.square().sum() * w.numel())

@@ -1,0 +1,126 @@
+"""`faultline report SWEEP`: a table in the terminal and one self-contained HTML page with the curves."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from analysis import tables
+from analysis.load import Sweep, load
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")
+"""Okabe and Ito's palette, told apart by colour-blind readers too; the seeds of an arm differ by line style."""
+STYLES = ("-", "--", ":", "-.")
+PANELS = (
+    ("eval/reward", "held-out reward of the trainer's policy", "linear"),
+    ("rollout_corr/k3_kl", "K3, mismatch KL (nats per token)", "log"),
+    ("actor/grad_norm", "gradient norm before clipping", "log"),
+)
+
+
+def report(folder: Path) -> Path:
+    """Print the arm table of the sweep in `folder` and write `report.html` and `report.md` there; returns the page's path."""
+    sweep = load(folder)
+    table = tables.arms(sweep)
+    _print(table, folder)
+    (folder / "report.md").write_text(table.to_markdown(index=False) + "\n")
+    page = folder / "report.html"
+    page.write_text(_page(folder.name, sweep, table), encoding="utf-8")
+    return page
+
+
+def curves(sweep: Sweep) -> str:
+    """The three panels as SVG: a colour per arm, a line style per seed, collapse onsets marked."""
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "faultline"
+    figure, axes = plt.subplots(len(PANELS), 1, figsize=(9, 10.5), sharex=True, layout="constrained")
+    arms = list(tables.arms(sweep).arm)
+    seeds = sorted(sweep.runs.seed.unique())
+    for axis, (metric, label, scale) in zip(axes, PANELS, strict=True):
+        axis.set_yscale(scale)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.25)
+        for run in sweep.runs.itertuples():
+            steps = sweep.steps[sweep.steps.run == run.Index]
+            if metric not in steps:
+                continue
+            rows = steps[["step", metric]].dropna()
+            if scale == "log":
+                rows = rows[rows[metric] > 0]  # the exact control has K3 = 0, which a log axis cannot show
+            colour = COLOURS[arms.index(run.arm) % len(COLOURS)]
+            axis.plot(rows.step, rows[metric], color=colour, linestyle=STYLES[seeds.index(run.seed) % len(STYLES)], linewidth=1.3)
+            for onset in run.collapse.values():
+                axis.axvline(onset, color=colour, linewidth=0.8, alpha=0.6)
+    axes[0].set_ylim(-0.02, 1.02)
+    axes[-1].set_xlabel("RL step")
+    handles = [plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], label=arm) for i, arm in enumerate(arms)]
+    handles += [plt.Line2D([], [], color="grey", linestyle=STYLES[i % len(STYLES)], label=f"seed {s}") for i, s in enumerate(seeds)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+
+
+def _print(table: pd.DataFrame, folder: Path) -> None:
+    shown = Table(title=f"{folder}: each cell lists the seeds in order", title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for row in table.itertuples(index=False):
+        shown.add_row(*map(str, row))
+    console = Console()
+    console = console if console.is_terminal else Console(width=170)
+    console.print(shown)
+
+
+def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
+    seeds = sweep.runs.groupby("arm").seed.nunique()
+    fewest = int(seeds.min())
+    caution = (
+        f"{fewest} seeds an arm cannot carry an order: with full separation the exact two-sided permutation test gives at best "
+        f"p = {_smallest_p(fewest):.2g}. Read this as a description of these runs."
+    )
+    failed = sweep.runs[sweep.runs.state.isin(["failed", "preempted", "running", "queued"])]
+    unfinished = "".join(
+        f"<li>{html.escape(r.arm)} seed {r.seed}: {r.state} at step {r.step}. {html.escape(r.error)}</li>" for r in failed.itertuples()
+    )
+    some = next(iter(sweep.configs.values()))
+    settings = {key: value for key, value in some.items() if key not in ("seed", "loss", "correction", "run", "tracking")}
+    missing = "K3 of the exact control is 0 and has no line on a logarithmic axis. A vertical line is the onset of a collapse."
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Faultline: {html.escape(name)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
+table {{ border-collapse: collapse; font-size: 13px; }} th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; }}
+td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }} pre {{ font-size: 12px; overflow-x: auto; }}
+.note {{ color: #555; }}
+</style>
+<h1>{html.escape(name)}: does the rollout's precision matter, and does a correction help?</h1>
+<p>{len(sweep.runs)} runs, {len(seeds)} arms. {caution}</p>
+{table.to_html(index=False, border=0)}
+<p class="note">Each cell lists the seeds in order. K3: median over steps. Evaluation: held-out prompts, the trainer's own policy.</p>
+{f"<h2>Runs that did not finish</h2><ul>{unfinished}</ul>" if unfinished else ""}
+<h2>Curves</h2>
+{curves(sweep)}
+<p class="note">{missing}</p>
+<h2>Settings that all arms share</h2>
+<pre>{html.escape(json.dumps(settings, indent=2))}</pre>
+</html>
+"""
+
+
+def _smallest_p(n: int) -> float:
+    """2/C(2n, n): the two-sided exact permutation p-value of two groups of n that separate fully."""
+    from math import comb
+
+    return 2 / comb(2 * n, n)

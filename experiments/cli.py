@@ -1,0 +1,29 @@
+"""The `faultline` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness.errors import UserError
+
+
+def main() -> None:
+    """Entry point; a UserError is one line and exit code 2."""
+    parser = argparse.ArgumentParser(prog="faultline", description="Compare losses and corrections under rollout mismatch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser("report", help="table and HTML page of a sweep")
+    report.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
+    arguments = parser.parse_args()
+    try:
+        from analysis.report import report as make
+
+        print(f"Page: {make(arguments.sweep).resolve()}")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The trainer's policy: DeepSpeed ZeRO around the model. The only file that imports deepspeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.config import Actor as ActorConfig
+from harness.models import device
+
+
+class Actor(Protocol):
+    """Life cycle: any number of (`logp` with gradient, `step`), weights readable between steps."""
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached)."""
+
+    def step(self, loss: Tensor) -> float:
+        """One optimizer step along the gradient of `loss`; the global gradient norm before clipping."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under their transformers names, in the actor's dtype."""
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimizer under `folder`."""
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, bit for bit."""
+
+
+class DeepSpeedActor:
+    """ZeRO stage 0-3 in one process: no launcher, no port open but gloo's own on loopback. AdamW, clipped by global norm."""
+
+    def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
+        deepspeed = _deepspeed()
+        self.temperature, self.config = temperature, config
+        model = model.to(device()).train()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        )
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,  # a label only: batches are handed over as they come
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": config.clip_norm,
+            "zero_optimization": {"stage": config.zero_stage},
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 10**9,
+        }
+        if config.dtype != "fp32":
+            settings[config.dtype] = {"enabled": True}
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        ids = torch.cat([prompts, tokens], dim=1).to(self.engine.device)
+        length = tokens.shape[1]
+        # The logits that predict the response: from the last prompt token to the last but one.
+        logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits
+        logp = (logits.float() / self.temperature).log_softmax(-1)
+        entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
+        return logp.gather(-1, ids[:, -length:, None])[..., 0], entropy
+
+    def step(self, loss: Tensor) -> float:
+        self.engine.backward(loss)
+        norm = self._grad_norm() if self.engine.get_global_grad_norm() is None and self.config.zero_stage == 0 else None
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() if norm is None else norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        with self._gathered():
+            yield from self.engine.module.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        self.engine.save_checkpoint(str(folder), tag="actor")
+
+    def load(self, folder: Path) -> None:
+        self.engine.load_checkpoint(str(folder), tag="actor")
+
+    def _gathered(self):
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
+
+    def _grad_norm(self) -> Tensor:
+        """DeepSpeed reports no norm for stage 0 in fp32, so take it from the gradients before it clips them."""
+        return torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in self.engine.module.parameters() if p.grad is not None]))
+
+
+def _deepspeed():
+    """DeepSpeed, told that this process is alone: a store in memory instead of a port, gloo on the loopback interface."""
+    import torch.distributed as dist
+
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    import deepspeed.ops
+
+    deepspeed.logger.setLevel("ERROR")
+    # Compiled at run time for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        deepspeed.init_distributed(backend, verbose=False)
+    return deepspeed

@@ -1,0 +1,83 @@
+"""Checkpoints of a run: whole or absent, verified before they are trusted, the one before kept.
+
+    checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them
+                              state.json     next step, optimizer steps, detector states
+                              manifest.json  SHA-256 of every file above
+
+A checkpoint is written beside its place and renamed. Random generators need no place in it: they are functions of the seed and
+the step (`seeding.py`), and the data cursor is the step. The manifest finds damage, not forgery: load checkpoints only from run
+folders you trust, since DeepSpeed's files are pickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.actor import Actor
+from harness.records import RunFolder
+
+
+def save(run: RunFolder, actor: Actor, state: dict[str, Any], keep: int) -> None:
+    """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
+    step = state["step"]
+    folder = run.path / "checkpoints"
+    with run.guard():
+        temporary = folder / f".writing-{step}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        actor.save(temporary / "actor")
+        (temporary / "state.json").write_text(json.dumps(state))
+        (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
+        final = folder / f"step-{step:08d}"
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        for old in _newest_first(run)[keep:]:
+            shutil.rmtree(old)
+    run.log_event("checkpoint", step)
+
+
+def load(run: RunFolder, actor: Actor) -> dict[str, Any] | None:
+    """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and told of."""
+    for folder in _newest_first(run):
+        damage = _damage(folder)
+        if damage is None:
+            actor.load(folder / "actor")
+            return json.loads((folder / "state.json").read_text())
+        aside = folder.with_name(f"damaged-{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        run.log_event("checkpoint_damaged", int(folder.name.removeprefix("step-")), reason=damage)
+        print(f"{aside}: damaged ({damage}); using the checkpoint before it", flush=True)
+    return None
+
+
+def _newest_first(run: RunFolder) -> list[Path]:
+    return sorted((run.path / "checkpoints").glob("step-*"), reverse=True)
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        expected = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        return f"manifest.json unreadable: {error}"
+    found = dict(_digests(folder))
+    for name, digest in expected.items():
+        if found.get(name) != digest:
+            return f"{name} {'is missing' if name not in found else 'differs from its checksum'}"
+    return None
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return dict(sorted(_walk(folder)))
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "manifest.json":
+            with open(path, "rb") as file:
+                yield str(path.relative_to(folder)), hashlib.file_digest(file, "sha256").hexdigest()

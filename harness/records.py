@@ -1,0 +1,181 @@
+"""The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
+
+    <root>/<sweep>/<hash>/config.json       the resolved config
+                          provenance.json   versions, commit, dirty diff, host
+                          metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
+                          events.jsonl      collapse, checkpoint, preemption, resume, ... with step and time
+                          status.json       state, step, steps; replaced atomically
+                          checkpoints/      see harness/checkpoint.py
+                          log.txt           output of the process, when a launcher started it
+                          wandb/            the mirror
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.errors import UserError
+
+
+class Metric(NamedTuple):
+    """meaning in a line, its unit, and whether it is a wall-clock reading, which no resume reproduces."""
+
+    meaning: str
+    unit: str
+    timing: bool = False
+
+
+METRICS = {
+    "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
+    "reward/informative_groups": Metric("share of prompts whose responses differ in reward, the only ones with a gradient", "0..1"),
+    "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
+    "eval/samples": Metric("responses behind eval/reward", "count"),
+    "rollout_corr/kl": Metric("K1 = mean −log(π_old/μ), estimates KL(μ‖π_old) per token; verl's name", "nats"),
+    "rollout_corr/k3_kl": Metric("K3 = mean ρ − 1 − log ρ, estimates KL(μ‖π_old) per token, ≥ 0; verl's name", "nats"),
+    "mismatch/ess_token": Metric("effective sample size of the raw token weights over their number", "(0, 1]"),
+    "mismatch/ess_sequence": Metric("effective sample size of the raw sequence weights over their number", "(0, 1]"),
+    "mismatch/log_ratio_max_abs": Metric("largest |log π_old − log μ| of a token", "nats"),
+    "mismatch/beyond_bound": Metric("share of tokens whose log ratio is clamped before exp", "0..1"),
+    "mismatch/dropped": Metric("tokens dropped because the rollout reported a non-finite log-probability", "count"),
+    "correction/weight_mean": Metric("mean applied weight over response tokens", "ratio"),
+    "correction/weight_zero": Metric("share of response tokens with weight 0", "0..1"),
+    "correction/kept_tokens": Metric("share of response tokens left by the filters", "0..1"),
+    "correction/kept_sequences": Metric("share of responses left by the filters", "0..1"),
+    "actor/loss": Metric("objective, mean over the mini-batches", "loss"),
+    "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
+    "actor/entropy": Metric("entropy of π_old per response token", "nats"),
+    "actor/clip_share": Metric("share of kept tokens whose gradient the loss clips, mean over the mini-batches", "0..1"),
+    "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained", "steps"),
+    "time/generate": Metric("sampling", "seconds", timing=True),
+    "time/score": Metric("scoring π_old", "seconds", timing=True),
+    "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),
+    "time/sync": Metric("weights to the engine", "seconds", timing=True),
+    "time/evaluate": Metric("held-out evaluation", "seconds", timing=True),
+    "time/step": Metric("the whole step but for its record", "seconds", timing=True),
+    "throughput/rollout_tokens": Metric("sampled tokens per second of sampling", "tokens/s", timing=True),
+}
+
+STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
+FINISHED = ("done", "collapsed")
+
+
+class RunFolder:
+    """One run on disk. Reading needs no lock; `claim` keeps two writers apart."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    # --- writing -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def claim(self) -> Iterator[RunFolder]:
+        """Hold the folder for writing. Raises UserError if another process does."""
+        with self.guard():
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: another process is running this very config; wait for it or stop it") from None
+            yield self
+
+    def write(self, name: str, content: Any) -> None:
+        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
+        with self.guard():
+            temporary = self.path / f".{name}.{os.getpid()}"
+            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+            temporary.replace(self.path / name)
+
+    def status(self, state: str, **more: Any) -> None:
+        """Record the state of the run, one of STATES, with step and steps."""
+        assert state in STATES
+        self.write("status.json", {"state": state, "time": time.time(), **more})
+
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one step. Raises KeyError on a metric that has no entry in METRICS."""
+        for name in metrics:
+            METRICS[name]
+        self._append("metrics.jsonl", {"step": step, **metrics})
+
+    def log_event(self, kind: str, step: int, **more: Any) -> None:
+        """Append one event."""
+        self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
+
+    def _append(self, name: str, row: dict) -> None:
+        with self.guard(), open(self.path / name, "ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")  # a line that a kill cut short stays alone on its line
+            file.write(json.dumps(row).encode() + b"\n")
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn an OSError of a write (a full disk, a missing permission) into a UserError that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
+            raise UserError(f"{self.path}: cannot write ({error.strerror}); {remedy}") from error
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, name: str) -> Any:
+        """The JSON file `name`. Raises UserError if it is missing or unreadable."""
+        path = self.path / name
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: unreadable ({error}); move the folder away to start this run afresh") from None
+
+    @property
+    def state(self) -> str:
+        """One of STATES; `queued` when the run has not started."""
+        return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
+
+    def metrics(self) -> list[dict[str, float]]:
+        """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
+        rows = {row["step"]: row for row in self._lines("metrics.jsonl")}
+        return [rows[step] for step in sorted(rows)]
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events in the order they were written."""
+        return list(self._lines("events.jsonl"))
+
+    def _lines(self, name: str) -> Iterator[dict]:
+        path = self.path / name
+        if not path.exists():
+            return
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut short by a kill; the resume has written the step again
+            if isinstance(row, dict):
+                yield row
+
+
+def arm_name(config: dict[str, Any], *, seed: bool = True) -> str:
+    """How a run is called where people read: precision, loss, correction, and its seed unless the arm of all seeds is meant."""
+    weight = config["correction"]["weight"]
+    parts = [config["rollout"]["precision"]["name"], config["loss"]["name"]]
+    parts += [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
+    parts += [f"reject-{name}" for name in config["correction"]["reject"]]
+    return " ".join(parts + ([f"seed {config['seed']}"] if seed else []))
+
+
+def run_folders(sweep: Path | str) -> list[RunFolder]:
+    """The run folders of a sweep, by name. Raises UserError if there is none."""
+    sweep = Path(sweep)
+    folders = sorted(path.parent for path in sweep.glob("*/config.json"))
+    if not folders:
+        raise UserError(f"{sweep}: no run folder in it; give the folder of a sweep, as runs/demo")
+    return [RunFolder(path) for path in folders]

@@ -1,0 +1,311 @@
+"""One run: the loop from prompts to an optimizer step, its record, and its resume."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics import mismatch
+from algos.objective import Objective, applied
+from algos.ratios import log_ratio
+from algos.reductions import Counts
+from algos.registry import ADVANTAGES, LOSSES
+from harness import checkpoint
+from harness.actor import DeepSpeedActor
+from harness.collapse import DETECTORS
+from harness.config import Config, Precision
+from harness.errors import UserError
+from harness.models import build
+from harness.provenance import provenance
+from harness.records import FINISHED, RunFolder
+from harness.rollouts import ENGINES
+from harness.rollouts.local import LocalEngine
+from harness.seeding import generator, seed_globals
+from harness.tasks.chain import Chain
+from harness.tracking import tracker
+from harness.warmstart import policy_config, warm_start
+
+
+class Batch(NamedTuple):
+    """One step's responses, [B, T] each: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
+
+    prompts is [B, P]. forward_old: log π_old as the training forward gives it, which exact scoring may differ from in the
+    last bits; None where a forward at π_old is the current one.
+    """
+
+    prompts: Tensor
+    tokens: Tensor
+    mask: Tensor
+    advantages: Tensor
+    logp_rollout: Tensor
+    logp_old: Tensor
+    forward_old: Tensor | None
+
+    def rows(self, index: Tensor) -> Batch:
+        """Some rows, a mini-batch."""
+        return Batch(*(None if part is None else part[index] for part in self))
+
+
+class Trainer:
+    """The pieces of one run. `step` is the algorithm; `run` is its life."""
+
+    def __init__(self, config: Config, folder: RunFolder):
+        self.config, self.folder = config, folder
+        self.objective, self.advantage = build_objective(config), bound(ADVANTAGES, "advantage", config.advantage)
+        self.detectors = {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p)() for name, p in config.collapse.detectors.items()}
+        self.task = Chain(config.task)
+        start = warm_start(config)
+        self.train_prompts, self.held_out = start.train, start.held_out
+        shape, temperature = policy_config(config), config.rollout.temperature
+        net = build(shape, config.seed)
+        net.load_state_dict(start.state)
+        self.actor = DeepSpeedActor(net, config.actor, temperature=temperature)
+        self.engine = ENGINES[config.rollout.engine.name](
+            shape, config.rollout.precision, kv_cache=config.rollout.kv_cache, temperature=temperature
+        )
+        # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
+        own = Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
+        self.policy = LocalEngine(shape, own, temperature=temperature)
+        self.updates = 0  # optimizer steps so far: the version of the weights
+        self.seconds: dict[str, float] = {}
+
+    # --- the algorithm -------------------------------------------------------------------------------------------------
+
+    def step(self, step: int) -> dict[str, float]:
+        """Prompts → rollout → reward → π_old → advantages → correction → mini-batches of objective and optimizer step."""
+        c, began = self.config, time.perf_counter()
+        self.seconds = {}
+        seed_globals(c.seed, step)
+        with self.clock("sync"):
+            self.engine.load_weights(self.actor.weights(), self.updates)
+            self.policy.load_weights(self.actor.weights(), self.updates)
+        metrics = self.evaluate() if step % c.evaluation.every == 0 else {}
+        prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0)
+        with self.clock("generate"):
+            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(c.seed, "rollout", step))
+            rollout = self.engine.generate(prompts, uniforms)
+        rewards = torch.from_numpy(self.task.reward(prompts.numpy(), rollout.tokens.cpu().numpy())).float()
+        groups = rewards.view(c.rollout.prompts, c.rollout.samples)
+        advantages = self.advantage(groups).view(-1, 1).expand_as(rollout.logp)
+        mask = rollout.logp.isfinite()
+        order = torch.randperm(len(prompts), generator=generator(c.seed, "minibatches", step)).chunk(c.actor.minibatches)
+        with self.clock("score"):
+            logp_old, forward_old = self.score(prompts, rollout.tokens, order)
+        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old)
+        ratio = log_ratio(logp_old, rollout.logp, mask)
+        metrics |= {
+            "reward/rollout": rewards.mean(),
+            "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
+            "mismatch/dropped": (~mask).sum(),
+            "rollout/version_lag": self.updates - rollout.version,
+            **mismatch(ratio, mask),
+        }
+        with self.clock("train"):
+            metrics |= self.update(batch, order)
+        self.seconds["step"] = time.perf_counter() - began
+        metrics["throughput/rollout_tokens"] = rollout.tokens.numel() / self.seconds["generate"]
+        return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
+
+    def score(self, prompts: Tensor, tokens: Tensor, order: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        """(log π_old, the training forward's own log π_old where a later mini-batch needs it)."""
+        exact = self.config.actor.scoring == "exact"
+        forward = None
+        if not exact or len(order) > 1:
+            forward = torch.empty(tokens.shape)
+            with torch.no_grad():
+                for rows in order:  # in the shapes of the mini-batches, so that an unmoved policy gives the same bits
+                    forward[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
+        return (self.policy.score(prompts, tokens) if exact else forward), forward
+
+    def update(self, batch: Batch, order: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """One optimizer step per mini-batch."""
+        whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
+        metrics, losses, clipped, norms, entropies = applied(whole, batch.mask), [], [], [], []
+        for rows in order:
+            mini = batch.rows(rows)
+            forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
+            start = forward.detach() if mini.forward_old is None else mini.forward_old
+            logp = mini.logp_old + (forward - start)  # at π_old this is logp_old to the bit, with the forward's gradient
+            if self.config.correction.ratio == "current":
+                corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
+            else:
+                corrected = type(whole)(*(part[rows] for part in whole))
+            counts = Counts.of(corrected.counted)
+            loss, extra = self.objective(
+                logp, mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask, corrected, counts
+            )
+            norms.append(torch.as_tensor(self.actor.step(loss)))
+            self.updates += 1
+            losses.append(loss.detach())
+            clipped += extra.values()
+            entropies.append(torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1))
+        metrics["actor/loss"] = torch.stack(losses).mean()
+        metrics["actor/grad_norm"] = torch.stack(norms).max()
+        metrics["actor/entropy"] = torch.stack(entropies).mean()
+        if clipped:
+            metrics["actor/clip_share"] = torch.stack(clipped).mean()
+        return metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out reward of the policy's current weights, with the same prompts and the same random numbers every time."""
+        with self.clock("evaluate"):
+            e = self.config.evaluation
+            prompts = self.held_out[: e.prompts].repeat_interleave(e.samples, dim=0)
+            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(0, "evaluation"))
+            answers = self.policy.generate(prompts, uniforms).tokens.cpu().numpy()
+            reward = self.task.reward(prompts.numpy(), answers)
+        return {"eval/reward": float(reward.mean()), "eval/samples": len(reward)}
+
+    def prompts(self, step: int) -> Tensor:
+        """The step's prompts: the pool is walked in a new order each time round."""
+        n, per_step = len(self.train_prompts), self.config.rollout.prompts
+        places = range(step * per_step, (step + 1) * per_step)
+        orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
+        return self.train_prompts[torch.stack([orders[p // n][p % n] for p in places])]
+
+    # --- its life ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Train to the end, from the last checkpoint if there is one; returns the final state. Raises Preempted on a signal."""
+        c, folder = self.config, self.folder
+        step = self.resume()
+        track = tracker(c, folder.path)
+        exit_code = 1
+        try:
+            with stop_signals() as stopped:
+                while step < c.steps and not (c.collapse.stop and self.collapsed):
+                    self.record(step, self.step(step), track)
+                    step += 1
+                    folder.status("running", step=step, steps=c.steps)
+                    if step % c.checkpoint.every == 0 or stopped:
+                        self.save(step)
+                    if stopped and step < c.steps:
+                        folder.log_event("preempted", step, signal=stopped[0].name)
+                        folder.status("preempted", step=step, steps=c.steps)
+                        raise Preempted(128 + stopped[0])
+            if not (c.collapse.stop and self.collapsed):
+                self.policy.load_weights(self.actor.weights(), self.updates)
+                self.record(step, self.evaluate(), track)
+            state = "collapsed" if self.collapsed else "done"
+            folder.status(state, step=step, steps=c.steps)
+            track.summary({"state": state, **{f"collapse/{k}": e["onset"] for k, e in self.collapsed.items()}})
+            exit_code = 0
+            return state
+        finally:
+            track.finish(exit_code)
+
+    def record(self, step: int, metrics: dict[str, float], track) -> None:
+        """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
+        self.folder.log_metrics(step, metrics)
+        track.log(step, metrics)
+        for name, detector in self.detectors.items():
+            event = detector.observe(step, metrics)
+            if event:
+                self.collapsed[name] = event
+                self.folder.log_event("collapse", step, detector=name, **event)
+
+    def resume(self) -> int:
+        """Restore the last sound checkpoint; the step to go on with."""
+        self.collapsed: dict[str, dict] = {}
+        state = checkpoint.load(self.folder, self.actor)
+        if state is None:
+            return 0
+        self.updates, self.collapsed = state["updates"], state["collapsed"]
+        for name, detector in self.detectors.items():
+            detector.state = state["detectors"][name]
+        self.folder.log_event("resumed", state["step"])
+        return state["step"]
+
+    def save(self, step: int) -> None:
+        state = {
+            "step": step,
+            "updates": self.updates,
+            "collapsed": self.collapsed,
+            "detectors": {name: detector.state for name, detector in self.detectors.items()},
+        }
+        checkpoint.save(self.folder, self.actor, state, self.config.checkpoint.keep)
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - began
+
+
+class Preempted(SystemExit):
+    """The run stopped on a signal after a checkpoint; its code is 128 + the signal, as a shell reports it."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[signal.Signals]]:
+    """SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list instead of ending the process."""
+    stopped: list[signal.Signals] = []
+    caught = (signal.SIGTERM, signal.SIGUSR2)
+    before = [signal.signal(number, lambda n, _: stopped.append(signal.Signals(n))) for number in caught]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)
+
+
+def train(config: Config) -> str:
+    """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state."""
+    folder = RunFolder(f"{config.run.root}/{config.run.sweep}/{config.digest}")
+    check(config)
+    with folder.claim():
+        if folder.state in FINISHED:
+            return folder.state
+        folder.write("config.json", config.model_dump(mode="json"))
+        folder.write("provenance.json", provenance())
+        folder.status("running", step=0, steps=config.steps)
+        try:
+            return Trainer(config, folder).run()
+        except Exception as error:
+            with suppress(UserError):  # a full disk refuses this too; the first error tells
+                folder.status("failed", error=str(error) or type(error).__name__)
+            raise
+
+
+def check(config: Config) -> None:
+    """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values."""
+    objective = build_objective(config)
+    one = torch.zeros(1, 1)
+    objective.loss(one, one, one, one.bool())  # a loss raises on values out of range
+    anchored = LOSSES[config.loss.name].anchored
+    if config.proximal == "rollout" and not anchored:
+        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
+    bound(ADVANTAGES, "advantage", config.advantage)
+    for name, params in config.collapse.detectors.items():
+        bind(DETECTORS[name], f"collapse.detectors.{name}", params)
+    ENGINES[config.rollout.engine.name]
+
+
+def build_objective(config: Config) -> Objective:
+    """loss x correction x proximal x reduction of a config."""
+    loss = bound(LOSSES, "loss", config.loss)
+    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm)
+
+
+def bound(registry, key: str, named) -> functools.partial:
+    """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
+    return bind(registry[named.name], key, named.params)
+
+
+def bind(plugin, key: str, params: dict) -> functools.partial:
+    accepted = {p.name: p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    for name in params:
+        if name not in accepted:
+            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}")
+    for name, parameter in accepted.items():
+        if name not in params and parameter.default is parameter.empty:
+            raise UserError(f"{key}.{name}: missing")
+    return functools.partial(plugin, **params)

@@ -1,0 +1,82 @@
+"""What a launcher shows while runs are under way: which run is at which step, and the time left. Reads only the run folders."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from harness.config import Config
+from harness.records import FINISHED, RunFolder, arm_name
+
+PLAIN_EVERY = 20.0
+"""Seconds between lines when the output is not a terminal."""
+
+
+class Display:
+    """A live table on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, configs: list[Config]):
+        self.configs = {config.digest: config for config in configs}
+        self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
+        self.folders = {d: RunFolder(f"{c.run.root}/{c.run.sweep}/{d}") for d, c in self.configs.items()}
+        self.console = Console(stderr=True)
+        self.began, self.last, self.first_steps = time.time(), 0.0, None
+
+    def config(self, digest: str) -> Config:
+        return self.configs[digest]
+
+    def __enter__(self) -> Display:
+        self.live = Live(console=self.console, refresh_per_second=2, transient=False) if self.console.is_terminal else None
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.update(force=True)
+        if self.live:
+            self.live.stop()
+
+    def update(self, force: bool = False) -> None:
+        """Read the folders and show them."""
+        now = time.time()
+        if not self.live and not force and now - self.last < PLAIN_EVERY:
+            return
+        self.last = now
+        rows = {digest: _progress(folder, self.configs[digest].steps) for digest, folder in self.folders.items()}
+        done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
+        if self.first_steps is None:
+            self.first_steps = done
+        fresh = done - self.first_steps
+        left = (now - self.began) / fresh * (total - done) if fresh else None
+        headline = f"{done}/{total} steps, {_clock(now - self.began)} elapsed, " + (
+            f"about {_clock(left)} left" if left is not None else "starting"
+        )
+        if self.live:
+            self.live.update(self._table(rows, headline))
+        else:
+            active = [f"{self.names[d]} {step}/{self.configs[d].steps}" for d, (s, step) in rows.items() if s == "running"]
+            self.console.print(f"{headline}; running: {', '.join(active) or 'none'}", highlight=False, soft_wrap=True)
+
+    def _table(self, rows: dict[str, tuple[str, int]], headline: str) -> Table:
+        table = Table(title=headline, title_justify="left")
+        for column in ("run", "state", "step"):
+            table.add_column(column)
+        for digest, (state, step) in rows.items():
+            total = self.configs[digest].steps
+            bar = "━" * round(20 * step / total)
+            table.add_row(self.names[digest], state, f"{step:>4}/{total} {bar}")
+        return table
+
+
+def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
+    if not (folder.path / "status.json").exists():
+        return "queued", 0
+    status = folder.read("status.json")
+    return status["state"], steps if status["state"] in FINISHED else status.get("step", 0)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
