@@ -28,23 +28,21 @@ class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
     First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for m evaluations j in a row; the onset is the first of
-    them. M_j = max over i ≤ j of the median of R_{i−2..i}; σ_j = √(R_j(1−R_j)/n). Guard: M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else
+    them. M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j = √(R_j(1−R_j)/n). Guard: M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else
     the run never learned, which is another outcome. `warm` counts evaluations, `floor` is the reward of chance.
     """
 
     def __init__(self, *, delta: float, m: int, warm: int, floor: float):
         self.delta, self.m, self.warm, self.floor = delta, m, warm, floor
-        self.state: dict[str, Any] = {"rewards": [], "best": None, "onset": None, "run": 0, "fired": False}
+        self.state: dict[str, Any] = {"rewards": [], "best": -math.inf, "onset": None, "run": 0, "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
         if "eval/reward" not in metrics or self.state["fired"]:
             return None
         s, reward, n = self.state, metrics["eval/reward"], metrics["eval/samples"]
         s["rewards"].append(reward)
-        if len(s["rewards"]) >= 3:
-            smooth = median(s["rewards"][-3:])
-            s["best"] = smooth if s["best"] is None else max(s["best"], smooth)
-        if len(s["rewards"]) <= self.warm or s["best"] is None or not self._down(reward, n):
+        s["best"] = max(s["best"], median(s["rewards"][-3:]))
+        if len(s["rewards"]) <= self.warm or not self._down(reward, n):
             s["run"], s["onset"] = 0, None
             return None
         s["run"] += 1

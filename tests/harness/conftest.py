@@ -1,0 +1,50 @@
+"""A config small enough for a test, composed by Hydra as a user's run is."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from harness.config import Config, parse
+
+TINY = [
+    "tracking=disabled",
+    "task.length=4",
+    "task.slip=0.15",
+    "model.hidden=32",
+    "model.layers=2",
+    "model.mlp=64",
+    "warmstart.steps=150",
+    "warmstart.keep_low=0.05",
+    "warmstart.keep_high=0.95",
+    "rollout.prompts=4",
+    "rollout.samples=4",
+    "evaluation.every=2",
+    "evaluation.prompts=5",
+    "evaluation.samples=4",
+    "actor.lr=3e-4",
+    "steps=4",
+]
+
+
+def composed(*overrides: str) -> dict:
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory) -> Path:
+    """One root for all runs of the session, so that the warm start is made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def tiny(root, request):
+    """tiny("key=value", ...) -> a Config in a sweep of the test's own."""
+
+    def make(*overrides: str) -> Config:
+        sweep = f"run.sweep={request.node.name.replace('[', '-').replace(']', '').replace('/', '-')}"
+        return parse(composed(*TINY, f"run.root={root}", sweep, *overrides))
+
+    return make
