@@ -25,9 +25,6 @@ class Display:
         self.console = Console(stderr=True)
         self.began, self.last, self.first_steps = time.time(), 0.0, None
 
-    def config(self, digest: str) -> Config:
-        return self.configs[digest]
-
     def __enter__(self) -> Display:
         self.live = Live(console=self.console, refresh_per_second=2, transient=False) if self.console.is_terminal else None
         if self.live:

@@ -12,6 +12,7 @@ TINY = [
     "tracking=disabled",
     "task.length=4",
     "task.slip=0.15",
+    "task.modulus=5",
     "model.hidden=32",
     "model.layers=2",
     "model.mlp=64",

@@ -1,0 +1,116 @@
+"""Bad input is refused with the key, before anything heavy is imported."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.config import parse
+from harness.errors import UserError
+from tests.harness.conftest import composed
+
+CONF = Path("experiments/conf")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["correction.weight.upper=2"], r"correction.weight.upper=2.* has no effect while level is null"),
+        (["correction=token_truncate", "correction.weight.upper=0.5"], r"correction.weight.upper=0.5 is below 1"),
+        (["correction=sequence_mask", "correction.weight.lower=1.5"], r"correction.weight.lower=1.5 is outside \[0, 1\]"),
+        (["correction=token_truncate", "correction.weight.lower=0.5"], r"lower=0.5 has no effect with action=truncate"),
+        (["correction=token_truncate", "correction.weight.upper=null"], r"correction.weight.upper is missing"),
+        (["correction=sequence_mask", "correction.weight.upper=null"], r"lower and upper are both missing"),
+        (["correction=token_truncate", "proximal=rollout"], r"counts the mismatch twice"),
+        (["correction.normalize=batch"], r"correction.normalize=batch has no effect"),
+        (["correction.denominator=kept"], r"correction.denominator=kept has no effect"),
+        (["+correction.reject.veto={level: worst_token}"], r"correction.reject.veto.lower and upper are both missing"),
+        (["+correction.reject.k={level: geometric, statistic: k3, lower: 0.1}"], r"lower=0.1 has no effect: k3"),
+        (["reduce.norm=5"], r"reduce.norm=5 has no effect with mode=token_mean"),
+        (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
+        (["actor.minibatches=3"], r"actor.minibatches=3 does not divide the 128 responses"),
+        (["actor.lr=0"], r"actor.lr=0"),
+        (["actor.lr=-1"], r"actor.lr=-1: input should be greater than 0"),
+        (["actor.zero_stage=4"], r"actor.zero_stage=4: input should be less than or equal to 3"),
+        (["steps=abc"], r"steps='abc'"),
+        (["model.heads=3", "model.kv_heads=2"], r"model.heads=3 must be a multiple of kv_heads=2"),
+        (["task.choices=20"], r"task.choices=20 exceeds modulus=10"),
+        (["rollout.precision.weights=fp4"], r"rollout.precision.weights='fp4'"),
+        (["rollout.precision.weights=null"], r"rollout.precision.activations=fp8_token need weights of the same format"),
+        (["rollout.kv_cache=fp7"], r"rollout.kv_cache='fp7': input should be 'compute' or 'fp8'"),
+        (["+actor.momentum=0.9"], r"actor.momentum: unknown key"),
+        (["run.sweep=a/b"], r"run.sweep='a/b'"),
+        (["~actor.lr"], r"actor.lr: missing"),
+        (["+collapse.extra=1"], r"collapse.extra: unknown key"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(overrides, message):
+    with pytest.raises(UserError, match=message):
+        parse(composed(*overrides))
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/**/*.yaml")), ids=str)
+def test_every_config_file_composes(path):
+    """Each option of each group, chosen on the command line, gives a valid config."""
+    group, option = path.relative_to(CONF).parent, path.stem
+    if group.parts[0] == "experiment":
+        parse(composed(f"+experiment={path.relative_to(CONF / 'experiment').with_suffix('')}"))
+    else:
+        parse(composed(f"{group}={option}"))
+
+
+def test_thresholds_have_their_source_beside_them():
+    """Every correction preset says in a comment where its bound comes from."""
+    for path in (CONF / "correction").glob("*.yaml"):
+        assert path.read_text().startswith("#"), path
+        yaml.safe_load(path.read_text())
+
+
+def test_the_hash_is_of_what_decides_the_result():
+    base = parse(composed())
+    for same in ("run.sweep=other", "tracking=disabled", "checkpoint.every=7"):
+        assert parse(composed(same)).digest == base.digest
+    different = {parse(composed(o)).digest for o in ("seed=1", "actor.lr=1e-5", "correction=token_truncate", "steps=3")}
+    assert len({base.digest, *different}) == 5
+    assert parse(composed("seed=1")).warmstart_digest == base.warmstart_digest
+    assert parse(composed("task.length=9")).warmstart_digest != base.warmstart_digest
+
+
+def command(*arguments: str) -> tuple[subprocess.CompletedProcess, float]:
+    began = time.process_time(), os.times().children_user + os.times().children_system
+    done = subprocess.run([sys.executable, "-m", "experiments.train", *arguments], capture_output=True, text=True)
+    return done, os.times().children_user + os.times().children_system - began[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--help"], 0, ["correction", "rollout/precision"]),
+        (["actor.learning_rate=1"], 1, ["actor.learning_rate"]),
+        (["rollout/precision=fp9"], 1, ["fp9", "fp8_tensor"]),
+        (["loss=token_truncate"], 1, ["token_truncate", "ppo"]),
+        (["actor.lr=-1"], 2, ["actor.lr=-1"]),
+        (["-m", "seed=0,1", "actor.lr=1e-3,-1", "hydra/launcher=local"], 1, ["actor.lr=-1", "Nothing was started"]),
+    ],
+)
+def test_the_command_line_answers_wrong_input_without_importing_torch(arguments, code, words, tmp_path):
+    """Answers in the time that Hydra takes: no torch, transformers, deepspeed or wandb. CPU time is reported, not asserted."""
+    done, _ = command(*arguments, f"run.root={tmp_path}")
+    text = done.stdout + done.stderr
+    assert done.returncode == code, text
+    assert all(word in text for word in words), text
+    assert "Traceback" not in text
+    assert not list(tmp_path.glob("*/*/status.json"))
+
+
+def test_checking_a_config_imports_nothing_heavy():
+    code = (
+        "import sys; from tests.harness.conftest import composed; from harness.config import parse; parse(composed());"
+        "print([m for m in ('torch', 'transformers', 'deepspeed', 'wandb', 'vllm', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,0 +1,95 @@
+"""The run folder: atomic, append-only, readable after any kill."""
+
+import json
+import multiprocessing
+import os
+
+import pytest
+
+from harness.errors import UserError
+from harness.records import METRICS, RunFolder, run_folders
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder(tmp_path / "run").claim() as claimed:
+        yield claimed
+
+
+def test_metrics_come_back_to_the_bit(folder):
+    values = {"actor/loss": 0.1 + 0.2, "actor/grad_norm": float("inf"), "rollout_corr/k3_kl": 5e-324}
+    folder.log_metrics(0, values)
+    assert folder.metrics() == [{"step": 0, **values}]
+
+
+def test_the_later_row_of_a_step_counts(folder):
+    for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5)):
+        folder.log_metrics(step, {"actor/loss": loss})
+    assert [(r["step"], r["actor/loss"]) for r in folder.metrics()] == [(0, 1.0), (1, 2.5), (2, 3.0)]
+
+
+def test_a_line_cut_short_costs_only_itself(folder):
+    """A kill in the middle of a write: every prefix of the last line, then the run goes on."""
+    for step in range(3):
+        folder.log_metrics(step, {"actor/loss": float(step)})
+    path = folder.path / "metrics.jsonl"
+    whole = path.read_bytes()
+    last = whole[: whole[:-1].rindex(b"\n") + 1]
+    for cut in range(len(last) + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        folder.log_metrics(3, {"actor/loss": 3.0})
+        steps = [row["step"] for row in folder.metrics()]
+        assert steps in ([0, 1, 3], [0, 1, 2, 3]) and path.read_bytes().startswith(whole[:cut])
+
+
+def test_unknown_metrics_are_refused(folder):
+    with pytest.raises(KeyError, match="no/such"):
+        folder.log_metrics(0, {"no/such": 1.0})
+
+
+def test_every_metric_says_what_it_is():
+    assert all(metric.meaning and metric.unit for metric in METRICS.values())
+
+
+def test_two_writers_are_kept_apart(folder):
+    with pytest.raises(UserError, match="another process is running this very config"), RunFolder(folder.path).claim():
+        pass
+
+
+def test_a_full_disk_is_named_with_its_remedy(folder):
+    """/dev/full refuses every write as a full disk does."""
+    os.symlink("/dev/full", folder.path / "metrics.jsonl")
+    with pytest.raises(UserError, match="No space left on device.*resumes from its last checkpoint"):
+        folder.log_metrics(0, {"actor/loss": 0.0})
+
+
+def test_status_is_replaced_atomically(folder):
+    """A reader that looks all the time never sees half a file."""
+    folder.status("running", step=0)
+
+    def read(path, stop):
+        while not stop.is_set():
+            json.loads(path.read_text())
+
+    stop = multiprocessing.Event()
+    reader = multiprocessing.Process(target=read, args=(folder.path / "status.json", stop))
+    reader.start()
+    for step in range(500):
+        folder.status("running", step=step, padding="x" * 5000)
+    stop.set()
+    reader.join()
+    assert reader.exitcode == 0
+
+
+def test_unreadable_files_are_named(folder, tmp_path):
+    (folder.path / "status.json").write_text("{half")
+    with pytest.raises(UserError, match=r"status.json: unreadable .*move the folder away"):
+        _ = folder.state
+    with pytest.raises(UserError, match="config.json: missing; is .* a run folder"):
+        folder.read("config.json")
+    with pytest.raises(UserError, match="no run folder in it"):
+        run_folders(tmp_path / "nowhere")
+
+
+def test_a_run_that_has_not_started_is_queued(tmp_path):
+    assert RunFolder(tmp_path).state == "queued" and RunFolder(tmp_path).metrics() == []

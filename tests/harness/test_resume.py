@@ -1,0 +1,135 @@
+"""Real processes, really killed: the metrics are those of a run that was never disturbed, bit for bit."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from harness import checkpoint
+from harness.records import RunFolder
+from sweeps.local import PRELOADED, _run_one
+from tests.harness.test_trainer import folder_of, untimed
+
+OVERRIDES = ["steps=9", "checkpoint.every=2", "actor.minibatches=2", "rollout/precision=fp8_tensor", "correction=token_truncate"]
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+@pytest.fixture
+def start(context):
+    """start(config) -> a process that runs it, as a launcher does."""
+
+    def begin(config):
+        path = folder_of(config).path
+        path.mkdir(parents=True, exist_ok=True)
+        process = context.Process(target=_run_one, args=(config.model_dump_json(), str(path / "log.txt")))
+        process.start()
+        return process
+
+    return begin
+
+
+def finished(process, code=0) -> None:
+    process.join(120)
+    assert process.exitcode == code
+
+
+def wait_for(condition, process) -> None:
+    while not condition() and process.is_alive():
+        time.sleep(0.001)
+
+
+def lines(folder: RunFolder) -> int:
+    path = folder.path / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.fixture
+def undisturbed(tiny, start, root):
+    config = tiny(*OVERRIDES, "run.sweep=undisturbed")
+    finished(start(config))
+    return untimed(folder_of(config).metrics())
+
+
+def test_sigkill_at_any_point(tiny, start, undisturbed):
+    """After the first step, before and after checkpoints, while one is written, and near the end; each run killed twice."""
+    writing = [
+        lambda folder, n=n: lines(folder) >= n for n in (1, 2, 3, 5, 8)
+    ] + [lambda folder, n=n: (folder.path / "checkpoints" / f".writing-{n}").exists() for n in (2, 4, 8)]  # fmt: skip
+    for i, point in enumerate(writing):
+        config = tiny(*OVERRIDES, f"run.sweep=killed-{i}")
+        folder = folder_of(config)
+        for extra in (0, 1):
+            process = start(config)
+            wait_for(lambda p=point, f=folder, e=extra: p(f) and lines(f) >= e, process)
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        finished(start(config))
+        assert folder.state == "done"
+        assert untimed(folder.metrics()) == undisturbed, f"killed at point {i}"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 140)])
+def test_a_signal_saves_a_checkpoint_and_the_run_resumes(tiny, start, undisturbed, number, code):
+    config = tiny(*OVERRIDES, f"run.sweep=signal-{code}")
+    folder = folder_of(config)
+    process = start(config)
+    wait_for(lambda: lines(folder) >= 3, process)
+    os.kill(process.pid, number)
+    finished(process, code)
+    assert folder.state == "preempted"
+    stopped = [e for e in folder.events() if e["kind"] == "preempted"]
+    assert stopped[0]["signal"] == number.name and 3 <= stopped[0]["step"] <= 5
+    rows_before = lines(folder)
+    finished(start(config))
+    assert untimed(folder.metrics()) == undisturbed
+    assert lines(folder) == rows_before + 10 - stopped[0]["step"]  # no step was done twice
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undisturbed, damage):
+    config = tiny(*OVERRIDES, f"run.sweep=damaged-{damage}")
+    folder = folder_of(config)
+    process = start(config)
+    wait_for(lambda: (folder.path / "checkpoints" / "step-00000006").exists(), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    newest = checkpoint._newest_first(folder)[0]
+    victim = max(newest.rglob("*.pt"), key=lambda p: p.stat().st_size)
+    content = victim.read_bytes()
+    match damage:
+        case "truncate":
+            victim.write_bytes(content[: len(content) // 2])
+        case "flip":
+            victim.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+        case "remove":
+            victim.unlink()
+        case "manifest":
+            (newest / "manifest.json").write_text("{")
+    finished(start(config))
+    told = [e for e in folder.events() if e["kind"] == "checkpoint_damaged"]
+    assert len(told) == 1 and told[0]["step"] == int(newest.name.removeprefix("step-"))
+    assert "using the checkpoint before it" in (folder.path / "log.txt").read_text()
+    assert untimed(folder.metrics()) == undisturbed
+
+
+def test_a_full_disk_at_a_checkpoint_loses_nothing_recorded(tiny, start, undisturbed):
+    """A file stands where the folder of checkpoints would be made, so the write fails; with it gone the run goes on."""
+    config = tiny(*OVERRIDES, "run.sweep=full")
+    folder = folder_of(config)
+    folder.path.mkdir(parents=True)
+    (folder.path / "checkpoints").write_text("in the way")
+    finished(start(config), code=2)
+    log = (folder.path / "log.txt").read_text()
+    assert "cannot write" in log and "resumes from its last checkpoint" in log and "Traceback" not in log
+    assert folder.state == "failed" and lines(folder) == 2
+    (folder.path / "checkpoints").unlink()
+    finished(start(config))
+    assert untimed(folder.metrics()) == undisturbed

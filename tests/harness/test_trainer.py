@@ -1,0 +1,165 @@
+"""The loop: the exact control, the corrections as one algebra, and a real training run."""
+
+import os
+
+import pytest
+import torch
+
+from algos.registry import LOSSES
+from harness.records import METRICS, RunFolder
+from harness.trainer import Trainer, check, train
+from harness.errors import UserError
+
+CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
+
+
+def folder_of(config) -> RunFolder:
+    return RunFolder(f"{config.run.root}/{config.run.sweep}/{config.digest}")
+
+
+def stepped(config) -> tuple[dict, dict]:
+    """(metrics, weights) after one step from the warm start."""
+    folder = folder_of(config)
+    with folder.claim():
+        trainer = Trainer(config, folder)
+        metrics = trainer.step(0)
+        return metrics, {name: w.detach().clone() for name, w in trainer.actor.weights()}
+
+
+def untimed(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if k == "step" or not METRICS[k].timing} for row in rows]
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("ratio", ["old", "current"])
+def test_the_control_is_exact(tiny, minibatches, ratio):
+    """fp32 against fp32: every ratio is 1, K3 is 0, and the weights after a step are the same bits under every correction.
+
+    With two mini-batches the second sees a policy that has moved, so a correction by the current ratio is no longer 1 there.
+    """
+    corrections = CORRECTIONS if (minibatches, ratio) != (2, "current") else ["none"]
+    outcomes = []
+    for correction in corrections:
+        config = tiny(
+            "rollout/precision=fp32", f"correction={correction}", f"correction.ratio={ratio}", f"actor.minibatches={minibatches}"
+        )
+        metrics, weights = stepped(config)
+        assert metrics["rollout_corr/k3_kl"] == metrics["rollout_corr/kl"] == metrics["mismatch/log_ratio_max_abs"] == 0.0
+        assert metrics["mismatch/ess_token"] == metrics["mismatch/ess_sequence"] == metrics["correction/weight_mean"] == 1.0
+        assert metrics["correction/kept_tokens"] == 1.0
+        outcomes.append(weights)
+    for other in outcomes[1:]:
+        assert all(torch.equal(other[name], w) for name, w in outcomes[0].items())
+
+
+def test_the_control_is_exact_after_training_too(tiny):
+    train(tiny("rollout/precision=fp32", "steps=3"))
+    rows = folder_of(tiny("rollout/precision=fp32", "steps=3")).metrics()
+    assert [row["rollout_corr/k3_kl"] for row in rows[:-1]] == [0.0, 0.0, 0.0]
+
+
+def test_with_one_minibatch_ppo_is_pure_policy_gradient(tiny):
+    """At π_θ = π_old the gradients agree: −A·r·∇log π with r = 1. Up to the rounding of exp(0)·∇ against ∇: to 1e-6."""
+    (_, ppo), (_, pg) = stepped(tiny("loss=ppo")), stepped(tiny("loss=pg"))
+    assert all(torch.allclose(ppo[name], pg[name], atol=1e-6) for name in ppo)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_low_precision_rollout_has_a_mismatch_and_corrections_act(tiny, correction):
+    metrics, weights = stepped(tiny("rollout/precision=nvfp4", f"correction={correction}"))
+    assert metrics["rollout_corr/k3_kl"] > 1e-6 and metrics["mismatch/ess_sequence"] < 1
+    _, uncorrected = stepped(tiny("rollout/precision=nvfp4"))
+    changed = any(not torch.equal(weights[name], w) for name, w in uncorrected.items())
+    assert changed == (correction != "none")
+
+
+def test_bypass_anchors_the_loss_on_the_rollout_policy(tiny):
+    """With one mini-batch and proximal=rollout the PPO ratio is π_old/μ ≠ 1, so some of it is clipped at a narrow range."""
+    narrow = ["loss.eps_low=1e-6", "loss.eps_high=1e-6", "rollout/precision=nvfp4"]
+    assert stepped(tiny("proximal=rollout", *narrow))[0]["actor/clip_share"] > 0
+    assert stepped(tiny(*narrow))[0]["actor/clip_share"] == 0
+
+
+def test_staged_scoring_forward_is_close_to_exact(tiny):
+    exact, forward = (stepped(tiny("rollout/precision=fp32", f"actor.scoring={s}"))[0] for s in ("exact", "forward"))
+    assert exact["rollout_corr/k3_kl"] == 0.0
+    assert 0 < forward["mismatch/log_ratio_max_abs"] < 1e-4
+
+
+def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monkeypatch):
+    config = tiny()
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        generate = trainer.engine.generate
+
+        def damaged(prompts, uniforms):
+            rollout = generate(prompts, uniforms)
+            rollout.logp[0, 1], rollout.logp[2, 0] = float("nan"), -float("inf")
+            return rollout
+
+        monkeypatch.setattr(trainer.engine, "generate", damaged)
+        metrics = trainer.step(0)
+    assert metrics["mismatch/dropped"] == 2
+    assert all(torch.tensor(value).isfinite() for value in metrics.values())
+
+
+def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
+    """A filter that a 4-bit rollout cannot pass: |k2| ≤ 0 of the worst token."""
+    reject = "+correction.reject.all={level: worst_token, statistic: k2, upper: 0}"
+    metrics, _ = stepped(tiny("rollout/precision=nvfp4", reject, "actor.weight_decay=0"))
+    assert metrics["correction/kept_tokens"] == metrics["actor/loss"] == metrics["actor/grad_norm"] == 0.0
+
+
+def test_a_run_learns_and_its_folder_is_whole(tiny):
+    """Real RL with an fp8 rollout: from the warm start's reward upwards."""
+    config = tiny("steps=40", "rollout.prompts=8", "rollout.samples=8", "evaluation.samples=16", "actor.lr=1e-3", "actor.eps=1e-3")
+    assert train(config) == "done"
+    folder = folder_of(config)
+    rows = folder.metrics()
+    rewards = [row["eval/reward"] for row in rows if "eval/reward" in row]
+    assert len(rows) == 41 and len(rewards) == 21
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.1
+    assert folder.state == "done" and folder.read("provenance.json")["packages"]["torch"]
+    assert set(rows[0]) >= {
+        "rollout_corr/kl", "rollout_corr/k3_kl", "mismatch/ess_sequence", "mismatch/log_ratio_max_abs", "actor/grad_norm",
+        "actor/entropy", "reward/rollout", "eval/reward", "actor/clip_share", "throughput/rollout_tokens", "time/generate",
+    }  # fmt: skip
+    before = (folder.path / "metrics.jsonl").read_bytes()
+    assert train(config) == "done"  # done is skipped
+    assert (folder.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_metric_that_a_loss_lacks_is_absent(tiny):
+    metrics, _ = stepped(tiny("loss=pg"))
+    assert "actor/clip_share" not in metrics and not LOSSES["pg"].anchored
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
+        (["loss.name=nosuch"], "losses=nosuch: unknown; known are .*ppo"),
+        (["loss.eps_low=-0.1"], "loss.eps_low=-0.1"),
+        (["+loss.eps=0.1"], "loss.eps: unknown; it takes eps_low"),
+        (["~loss.eps_low"], "loss.eps_low: missing"),
+        (["advantage.name=nosuch"], "advantages=nosuch: unknown"),
+        (["rollout.engine.name=nosuch"], "engines=nosuch: unknown; known are local"),
+        (["+collapse.detectors.drawdown.x=1"], "collapse.detectors.drawdown.x: unknown"),
+        (["+collapse.detectors.nosuch={}"], "detectors=nosuch: unknown"),
+    ],
+)
+def test_plug_ins_are_checked_before_anything_starts(tiny, overrides, message):
+    with pytest.raises((UserError, ValueError), match=message):
+        check(tiny(*overrides))
+
+
+def test_collapse_stop_ends_the_run(tiny):
+    """A learning rate that destroys the policy: the drawdown is recorded, and stop=true ends the run there."""
+    overrides = ["actor.lr=0.05", "steps=40", "evaluation.samples=40", "evaluation.prompts=10", "evaluation.every=1"]
+    assert train(tiny(*overrides, "collapse.stop=true")) == "collapsed"
+    stopped = folder_of(tiny(*overrides, "collapse.stop=true"))
+    assert [e["detector"] for e in stopped.events() if e["kind"] == "collapse"] == ["drawdown"]
+    assert len(stopped.metrics()) < 40
+    assert train(tiny(*overrides)) == "collapsed"
+    assert len(folder_of(tiny(*overrides)).metrics()) == 41  # without stop the run goes on
+    assert os.path.getsize(stopped.path / "metrics.jsonl") > 0
