@@ -64,7 +64,8 @@ def curves(sweep: Sweep) -> str:
     axes[0].set_ylim(-0.02, 1.02)
     axes[-1].set_xlabel("RL step")
     handles = [plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], label=arm) for i, arm in enumerate(arms)]
-    handles += [plt.Line2D([], [], color="grey", linestyle=STYLES[i % len(STYLES)], label=f"seed {s}") for i, s in enumerate(seeds)]
+    for i, seed in enumerate(seeds):
+        handles.append(plt.Line2D([], [], color="grey", linestyle=STYLES[i % len(STYLES)], label=f"seed {seed}"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -91,9 +92,8 @@ def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
         f"p = {_smallest_p(fewest):.2g}. Read this as a description of these runs."
     )
     failed = sweep.runs[sweep.runs.state.isin(["failed", "preempted", "running", "queued"])]
-    unfinished = "".join(
-        f"<li>{html.escape(r.arm)} seed {r.seed}: {r.state} at step {r.step}. {html.escape(r.error)}</li>" for r in failed.itertuples()
-    )
+    reasons = [f"{run.arm} seed {run.seed}: {run.state} at step {run.step}. {run.error}" for run in failed.itertuples()]
+    unfinished = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
     some = next(iter(sweep.configs.values()))
     settings = {key: value for key, value in some.items() if key not in ("seed", "loss", "correction", "run", "tracking")}
     missing = "K3 of the exact control is 0 and has no line on a logarithmic axis. A vertical line is the onset of a collapse."
@@ -101,14 +101,16 @@ def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
 <html lang="en"><meta charset="utf-8"><title>Faultline: {html.escape(name)}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
-table {{ border-collapse: collapse; font-size: 13px; }} th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; }}
+table {{ border-collapse: collapse; font-size: 13px; }}
+th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; }}
 td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }} pre {{ font-size: 12px; overflow-x: auto; }}
 .note {{ color: #555; }}
 </style>
 <h1>{html.escape(name)}: does the rollout's precision matter, and does a correction help?</h1>
 <p>{len(sweep.runs)} runs, {len(seeds)} arms. {caution}</p>
 {table.to_html(index=False, border=0)}
-<p class="note">Each cell lists the seeds in order. K3: median over steps. Evaluation: held-out prompts, the trainer's own policy.</p>
+<p class="note">Each cell lists the seeds in order. K3 is the median over the steps, ESS the lowest. Evaluation: held-out prompts,
+the trainer's own policy.</p>
 {f"<h2>Runs that did not finish</h2><ul>{unfinished}</ul>" if unfinished else ""}
 <h2>Curves</h2>
 {curves(sweep)}

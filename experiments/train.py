@@ -1,4 +1,4 @@
-"""`python -m experiments.train`: one run, or with -m a multirun. Nothing heavy is imported until the config is known to be good."""
+"""`python -m experiments.train`: one run, or with -m a multirun. Nothing heavy is imported until the config was found good."""
 
 from __future__ import annotations
 

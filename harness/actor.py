@@ -88,7 +88,8 @@ class DeepSpeedActor:
 
     def _grad_norm(self) -> Tensor:
         """DeepSpeed reports no norm for stage 0 in fp32, so take it from the gradients before it clips them."""
-        return torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in self.engine.module.parameters() if p.grad is not None]))
+        gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
+        return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
 
 
 def _deepspeed():

@@ -27,9 +27,10 @@ class Detector(Protocol):
 class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
-    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for m evaluations j in a row; the onset is the first of
-    them. M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j = √(R_j(1−R_j)/n). Guard: M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else
-    the run never learned, which is another outcome. `warm` counts evaluations, `floor` is the reward of chance.
+    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for m evaluations j in a row; the onset is the first of them.
+    M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j = √(R_j(1−R_j)/n).
+    Guard: M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else the run never learned, which is another outcome. `warm` counts evaluations,
+    `floor` is the reward of chance.
     """
 
     def __init__(self, *, delta: float, m: int, warm: int, floor: float):

@@ -73,7 +73,8 @@ class WarmStart(Strict):
 
 
 class Precision(Strict):
-    """What a rollout computes in. compute: dtype of activations, norms, embeddings and head; weights, activations: of the linear layers."""
+    """What a rollout computes in. compute: dtype of what is stored, of norms, embeddings and head; weights, activations: formats
+    of the linear layers, null for the compute dtype."""
 
     name: str
     compute: Literal["fp32", "bf16", "fp16"]
@@ -150,7 +151,8 @@ class Reduce(Strict):
 
 
 class Evaluation(Strict):
-    """Held-out evaluation of the trainer's own policy, every `every` steps: prompts x samples responses, the same random numbers each time."""
+    """Held-out evaluation of the trainer's own policy every `every` steps: prompts x samples responses, the same random numbers
+    each time."""
 
     every: Count
     prompts: Count

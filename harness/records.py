@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Metric(NamedTuple):
 
 METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
-    "reward/informative_groups": Metric("share of prompts whose responses differ in reward, the only ones with a gradient", "0..1"),
+    "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
     "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
     "eval/samples": Metric("responses behind eval/reward", "count"),
     "rollout_corr/kl": Metric("K1 = mean −log(π_old/μ), estimates KL(μ‖π_old) per token; verl's name", "nats"),
@@ -77,10 +77,10 @@ class RunFolder:
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
         """Hold the folder for writing. Raises UserError if another process does."""
-        with self.guard():
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "w")
-        with lock:
+        with ExitStack() as held:
+            with self.guard():
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(open(self.path / ".lock", "w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -60,7 +60,7 @@ class Trainer:
     def __init__(self, config: Config, folder: RunFolder):
         self.config, self.folder = config, folder
         self.objective, self.advantage = build_objective(config), bound(ADVANTAGES, "advantage", config.advantage)
-        self.detectors = {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p)() for name, p in config.collapse.detectors.items()}
+        self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.task = Chain(config.task)
         start = warm_start(config)
         self.train_prompts, self.held_out = start.train, start.held_out
@@ -284,8 +284,7 @@ def check(config: Config) -> None:
     if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
     bound(ADVANTAGES, "advantage", config.advantage)
-    for name, params in config.collapse.detectors.items():
-        bind(DETECTORS[name], f"collapse.detectors.{name}", params)
+    build_detectors(config)
     ENGINES[config.rollout.engine.name]
 
 
@@ -293,6 +292,11 @@ def build_objective(config: Config) -> Objective:
     """loss x correction x proximal x reduction of a config."""
     loss = bound(LOSSES, "loss", config.loss)
     return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm)
+
+
+def build_detectors(config: Config) -> dict[str, functools.partial]:
+    """The collapse detectors of a config, each to be made with no argument."""
+    return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
 def bound(registry, key: str, named) -> functools.partial:

@@ -1,7 +1,7 @@
-"""The warm start: a policy that can do the task but slips, and the prompts it solves sometimes. Cached by the hash of its config.
+"""The warm start: a policy that can do the task but slips, and the prompts it solves sometimes; cached by the hash of its config.
 
-Supervised training on slipping demonstrations gives a policy that a healthy RL run can bring to reward 1; the filter keeps prompts
-whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's.
+Supervised training on slipping demonstrations gives a policy that a healthy RL run can bring to reward 1. The filter keeps the
+prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.seeding import derive, generator
 from harness.tasks.chain import Chain
 
 HELD_OUT = 0.25
-"""Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that both can be perfected."""
+"""Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that all can be solved."""
 
 
 class WarmStart(NamedTuple):

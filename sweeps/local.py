@@ -1,6 +1,6 @@
 """Many runs side by side on one machine, one process and one thread each.
 
-The processes are forked from a server that has imported torch, transformers and DeepSpeed once, so that start-up is paid once. A run
+The processes are forked from a server that has imported torch, transformers and DeepSpeed, so that start-up is paid once. A run
 that fails leaves the others alone; a run that is done is skipped; one that was cut short resumes from its folder.
 """
 

@@ -27,7 +27,7 @@ FUSED = {
     "down": ("mlp.down_proj",),
 }
 INT8_EXACT_WIDTH = 1040
-"""127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64 is used."""
+"""127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64."""
 
 
 class LocalEngine:
@@ -49,13 +49,14 @@ class LocalEngine:
         """Cast the trainer's weights. Raises KeyError when one is missing."""
         given = {name.removeprefix("model."): w.detach().to(self.device, torch.float32) for name, w in weights}
         plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
-        self.embedding, self.head, self.norm = plain["embed_tokens.weight"], plain["lm_head.weight"].t().contiguous(), plain["norm.weight"]
+        self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
+        self.head = plain["lm_head.weight"].t().contiguous()
         self.layers = []
         for i in range(self.config.num_hidden_layers):
             prefix = f"layers.{i}."
-            layer = {
-                key: self._quantize(torch.cat([plain[f"{prefix}{part}.weight"] for part in parts])) for key, parts in FUSED.items()
-            }
+            layer = {}
+            for key, parts in FUSED.items():
+                layer[key] = self._quantize(torch.cat([plain[f"{prefix}{part}.weight"] for part in parts]))
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 layer[norm] = plain[f"{prefix}{norm}.weight"]
             # q and k are normalised and rotated in one go: one row of weights per head.
@@ -76,7 +77,7 @@ class LocalEngine:
         return Rollout(tokens, logp, self.version)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """log-probabilities [B, T] of given tokens along the very path that `generate` takes: the same shapes, so the same bits."""
+        """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same shapes, so the same bits."""
         return self._walk(prompts, tokens.shape[1], lambda t, _: tokens[:, t])[1]
 
     def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-"""`hydra/launcher=local`: Hydra finds launchers only in packages under `hydra_plugins`, so the class stands here; the work is done in
-sweeps/local.py."""
+"""`hydra/launcher=local`. Hydra finds launchers only in packages under `hydra_plugins`, so the class stands here;
+sweeps/local.py does the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import Config, parse
 from harness.errors import UserError
-
 
 ConfigStore.instance().store(
     group="hydra/launcher",

@@ -10,7 +10,7 @@ from harness.rollouts import casts
 
 
 def e4m3_values() -> list[float]:
-    """All non-negative finite values of e4m3fn from its definition: 4 exponent bits with bias 7, 3 mantissa bits, 1111.111 is NaN."""
+    """All non-negative finite values of e4m3fn from its definition: 4 exponent bits, bias 7, 3 mantissa bits, 1111.111 is NaN."""
     values = []
     for exponent in range(16):
         for mantissa in range(8):

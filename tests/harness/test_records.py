@@ -59,7 +59,7 @@ def test_two_writers_are_kept_apart(folder):
 def test_a_full_disk_is_named_with_its_remedy(folder):
     """/dev/full refuses every write as a full disk does."""
     os.symlink("/dev/full", folder.path / "metrics.jsonl")
-    with pytest.raises(UserError, match="No space left on device.*resumes from its last checkpoint"):
+    with pytest.raises(UserError, match=r"No space left on device.*resumes from its last checkpoint"):
         folder.log_metrics(0, {"actor/loss": 0.0})
 
 
@@ -85,7 +85,7 @@ def test_unreadable_files_are_named(folder, tmp_path):
     (folder.path / "status.json").write_text("{half")
     with pytest.raises(UserError, match=r"status.json: unreadable .*move the folder away"):
         _ = folder.state
-    with pytest.raises(UserError, match="config.json: missing; is .* a run folder"):
+    with pytest.raises(UserError, match=r"config.json: missing; is .* a run folder"):
         folder.read("config.json")
     with pytest.raises(UserError, match="no run folder in it"):
         run_folders(tmp_path / "nowhere")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from algos.registry import LOSSES
+from harness.errors import UserError
 from harness.records import METRICS, RunFolder
 from harness.trainer import Trainer, check, train
-from harness.errors import UserError
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
@@ -112,7 +112,8 @@ def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
 
 def test_a_run_learns_and_its_folder_is_whole(tiny):
     """Real RL with an fp8 rollout: from the warm start's reward upwards."""
-    config = tiny("steps=40", "rollout.prompts=8", "rollout.samples=8", "evaluation.samples=16", "actor.lr=1e-3", "actor.eps=1e-3")
+    batch = ["rollout.prompts=8", "rollout.samples=8", "evaluation.samples=16"]
+    config = tiny("steps=40", *batch, "actor.lr=1e-3", "actor.eps=1e-3")
     assert train(config) == "done"
     folder = folder_of(config)
     rows = folder.metrics()

@@ -1,0 +1,34 @@
+# make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores
+# make test   style, import contract and every test
+# make bench  speed, as ratios against what a user would pick instead
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# One thread a run: parallelism comes from runs, and two threads that contend are far slower than one.
+export OMP_NUM_THREADS := 1
+
+ARMS := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
+
+.PHONY: demo test bench clean
+
+demo: $(VENV)/installed
+	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
+	$(VENV)/bin/faultline report runs/demo && exit $$status
+
+test: $(VENV)/installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(RUN) -m pytest --forbid-skips
+
+bench: $(VENV)/installed
+	$(RUN) -m experiments.bench
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo "Installing into $(VENV): a few minutes and 1.5 GB, once."
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,113 @@
+"""`make bench`: speed as ratios, each pair in one process, taking turns so that a busy machine slows both alike."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from torch.profiler import profile
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from harness.config import Config, Precision, parse
+from harness.models import DTYPES, build
+from harness.records import RunFolder
+from harness.rollouts.local import LocalEngine
+from harness.seeding import generator
+from harness.trainer import Trainer
+from harness.warmstart import policy_config, warm_start
+
+ROUNDS = 7
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
+"""Parts of operator names that are matrix products, attention's included."""
+
+
+def main() -> None:
+    """Print every ratio, and the machine that it was measured on."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    print(f"{platform.processor() or platform.machine()}, {_cpu()}, {os.cpu_count()} cores, 1 thread, torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as root:
+        config = _demo(f"run.root={root}")
+        sampling(config)
+        phases(config)
+
+
+def sampling(config: Config) -> None:
+    """Tokens per second of the local engine and of transformers' own generate: same weights, prompts, length and precision."""
+    start = warm_start(config)
+    shape = policy_config(config)
+    rows, length = config.rollout.prompts * config.rollout.samples, shape.max_position_embeddings - start.train.shape[1]
+    prompts = start.train.repeat(rows // len(start.train) + 1, 1)[:rows]
+    uniforms = torch.rand(rows, length, generator=generator(0, "bench"))
+    print(f"\nsampling {rows} responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
+    for name in ("fp32", "bf16"):
+        engine = LocalEngine(shape, Precision(name=name, compute=name, weights=None, activations=None))
+        engine.load_weights(start.state.items(), 0)
+        net = build(shape, 0).eval()
+        net.load_state_dict(start.state)
+        net = net.to(DTYPES[name])
+        # Sampling from the whole distribution, to the full length: what the engine does.
+        settings = GenerationConfig(do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length, pad_token_id=0)
+        theirs = lambda net=net, s=settings: net.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=s)  # noqa: E731
+        ours = lambda engine=engine: engine.generate(prompts, uniforms)  # noqa: E731
+        a, b = _interleaved(ours, theirs)
+        tokens = rows * length
+        print(f"  {name}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, ratio {b / a:.2f}")
+
+
+def phases(config: Config) -> None:
+    """One RL step of the demo by phase, and the share that is neither matrix product nor optimizer."""
+    folder = RunFolder(f"{config.run.root}/bench/{config.digest}")
+    with folder.claim():
+        trainer = Trainer(config, folder)
+        rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation
+        rows = [row for row in rows if "time/evaluate" not in row]
+        whole = median(row["time/step"] for row in rows)
+        print(f"\none RL step, {config.rollout.precision.name} rollout: {whole * 1e3:.0f} ms")
+        for phase in ("sync", "generate", "score", "train"):
+            part = median(row[f"time/{phase}"] for row in rows)
+            print(f"  {phase}: {part * 1e3:.0f} ms, {part / whole:.0%}")
+        with profile() as profiled:
+            trainer.step(12)
+    events = profiled.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    products = sum(e.self_cpu_time_total for e in events if any(part in e.key for part in PRODUCTS))
+    optimizer = sum(e.self_cpu_time_total for e in events if "adam" in e.key.lower())
+    print(
+        f"  of the operators' own time: matrix products {products / total:.0%}, optimizer {optimizer / total:.0%}, "
+        f"the rest {1 - (products + optimizer) / total:.0%}"
+    )
+
+
+def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS + 1):
+        for run, taken in ((a, times[0]), (b, times[1])):
+            began = time.perf_counter()
+            with torch.no_grad():
+                run()
+            taken.append(time.perf_counter() - began)
+    return median(times[0][1:]), median(times[1][1:])
+
+
+def _demo(*overrides: str) -> Config:
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        composed = compose("config", ["+experiment=demo/fp8", "tracking=disabled", *overrides])
+        return parse(OmegaConf.to_container(composed, resolve=True))
+
+
+def _cpu() -> str:
+    with open("/proc/cpuinfo") as file:
+        return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), "unknown CPU")
+
+
+if __name__ == "__main__":
+    main()
