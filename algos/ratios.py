@@ -21,7 +21,7 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
 
 
 def at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Per-token values (0 off the mask) at a level: token as they are, [B, T]; sequence Σ_t, geometric mean_t, worst_token max_t, [B, 1].
+    """Per-token values (0 off the mask) at a level: token [B, T] as they are; [B, 1] of sequence Σ_t, geometric mean_t, worst_token max_t.
 
     A response without tokens gives 0.
     """

@@ -19,7 +19,9 @@ def main(composed: DictConfig) -> str:
         config = parse(OmegaConf.to_container(composed, resolve=True))
         from harness.trainer import train
 
-        return train(config)
+        state = train(config)
+        print(f"{state}: {config.run.root}/{config.run.sweep}/{config.digest}")
+        return state
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import Actor as ActorConfig
 from harness.models import device
+
+# One process needs no launcher: a rank of its own, and gloo on the loopback interface. Read when deepspeed is imported.
+os.environ.setdefault("LOCAL_RANK", "0")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed
+import deepspeed.ops
 
 
 class Actor(Protocol):
@@ -38,7 +47,7 @@ class DeepSpeedActor:
     """ZeRO stage 0-3 in one process: no launcher, no port open but gloo's own on loopback. AdamW, clipped by global norm."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
-        deepspeed = _deepspeed()
+        _join_process_group()
         self.temperature, self.config = temperature, config
         model = model.to(device()).train()
         optimizer = torch.optim.AdamW(
@@ -82,8 +91,6 @@ class DeepSpeedActor:
         self.engine.load_checkpoint(str(folder), tag="actor")
 
     def _gathered(self):
-        import deepspeed
-
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
 
     def _grad_norm(self) -> Tensor:
@@ -92,22 +99,12 @@ class DeepSpeedActor:
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
 
 
-def _deepspeed():
-    """DeepSpeed, told that this process is alone: a store in memory instead of a port, gloo on the loopback interface."""
-    import torch.distributed as dist
-
-    os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed
-    import deepspeed.ops
-
+def _join_process_group() -> None:
+    """A process group of one, whose store is in memory: DeepSpeed's own would open a port on every interface."""
     deepspeed.logger.setLevel("ERROR")
-    # Compiled at run time for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
+    # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         deepspeed.init_distributed(backend, verbose=False)
-    return deepspeed

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,19 +11,18 @@ import torch
 from torch import Tensor
 
 from algos.diagnostics import mismatch
-from algos.objective import Objective, applied
+from algos.objective import applied
 from algos.ratios import log_ratio
 from algos.reductions import Counts
-from algos.registry import ADVANTAGES, LOSSES
 from harness import checkpoint
 from harness.actor import DeepSpeedActor
-from harness.collapse import DETECTORS
 from harness.config import Config, Precision
 from harness.errors import UserError
+from harness.lifecycle import Preempted, Progress, stop_signals
 from harness.models import build
+from harness.plugins import build_advantage, build_detectors, build_engine, build_objective, check
 from harness.provenance import provenance
 from harness.records import FINISHED, RunFolder
-from harness.rollouts import ENGINES
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator, seed_globals
 from harness.tasks.chain import Chain
@@ -59,7 +55,7 @@ class Trainer:
 
     def __init__(self, config: Config, folder: RunFolder):
         self.config, self.folder = config, folder
-        self.objective, self.advantage = build_objective(config), bound(ADVANTAGES, "advantage", config.advantage)
+        self.objective, self.advantage = build_objective(config), build_advantage(config)
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.task = Chain(config.task)
         start = warm_start(config)
@@ -68,7 +64,7 @@ class Trainer:
         net = build(shape, config.seed)
         net.load_state_dict(start.state)
         self.actor = DeepSpeedActor(net, config.actor, temperature=temperature)
-        self.engine = ENGINES[config.rollout.engine.name](
+        self.engine = build_engine(config)(
             shape, config.rollout.precision, kv_cache=config.rollout.kv_cache, temperature=temperature
         )
         # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
@@ -177,13 +173,16 @@ class Trainer:
         """Train to the end, from the last checkpoint if there is one; returns the final state. Raises Preempted on a signal."""
         c, folder = self.config, self.folder
         step = self.resume()
-        track = tracker(c, folder.path)
+        folder.status("running", step=step, steps=c.steps)
+        track, progress = tracker(c, folder.path), Progress(step, c.steps)
         exit_code = 1
         try:
             with stop_signals() as stopped:
                 while step < c.steps and not (c.collapse.stop and self.collapsed):
-                    self.record(step, self.step(step), track)
+                    metrics = self.step(step)
+                    self.record(step, metrics, track)
                     step += 1
+                    progress.show(step, metrics)
                     folder.status("running", step=step, steps=c.steps)
                     if step % c.checkpoint.every == 0 or stopped:
                         self.save(step)
@@ -240,23 +239,6 @@ class Trainer:
         self.seconds[phase] = time.perf_counter() - began
 
 
-class Preempted(SystemExit):
-    """The run stopped on a signal after a checkpoint; its code is 128 + the signal, as a shell reports it."""
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[signal.Signals]]:
-    """SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list instead of ending the process."""
-    stopped: list[signal.Signals] = []
-    caught = (signal.SIGTERM, signal.SIGUSR2)
-    before = [signal.signal(number, lambda n, _: stopped.append(signal.Signals(n))) for number in caught]
-    try:
-        yield stopped
-    finally:
-        for number, handler in zip(caught, before, strict=True):
-            signal.signal(number, handler)
-
-
 def train(config: Config) -> str:
     """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state."""
     folder = RunFolder(f"{config.run.root}/{config.run.sweep}/{config.digest}")
@@ -266,50 +248,10 @@ def train(config: Config) -> str:
             return folder.state
         folder.write("config.json", config.model_dump(mode="json"))
         folder.write("provenance.json", provenance())
-        folder.status("running", step=0, steps=config.steps)
+        folder.status("running", step=0, steps=config.steps, phase="warm start")
         try:
             return Trainer(config, folder).run()
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too; the first error tells
                 folder.status("failed", error=str(error) or type(error).__name__)
             raise
-
-
-def check(config: Config) -> None:
-    """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values."""
-    objective = build_objective(config)
-    one = torch.zeros(1, 1)
-    objective.loss(one, one, one, one.bool())  # a loss raises on values out of range
-    anchored = LOSSES[config.loss.name].anchored
-    if config.proximal == "rollout" and not anchored:
-        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
-    bound(ADVANTAGES, "advantage", config.advantage)
-    build_detectors(config)
-    ENGINES[config.rollout.engine.name]
-
-
-def build_objective(config: Config) -> Objective:
-    """loss x correction x proximal x reduction of a config."""
-    loss = bound(LOSSES, "loss", config.loss)
-    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm)
-
-
-def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """The collapse detectors of a config, each to be made with no argument."""
-    return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
-
-
-def bound(registry, key: str, named) -> functools.partial:
-    """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
-    return bind(registry[named.name], key, named.params)
-
-
-def bind(plugin, key: str, params: dict) -> functools.partial:
-    accepted = {p.name: p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    for name in params:
-        if name not in accepted:
-            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}")
-    for name, parameter in accepted.items():
-        if name not in params and parameter.default is parameter.empty:
-            raise UserError(f"{key}.{name}: missing")
-    return functools.partial(plugin, **params)

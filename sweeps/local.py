@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.records import FINISHED, RunFolder
 from sweeps.progress import Display
 
-PRELOADED = ["torch", "transformers.models.qwen3.modeling_qwen3", "deepspeed", "wandb", "harness.trainer"]
+PRELOADED = ["harness.trainer", "transformers.models.qwen3.modeling_qwen3", "wandb"]
 
 
 def run_all(configs: list[Config], parallel: int) -> dict[str, str]:

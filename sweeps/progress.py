@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from harness.config import Config
-from harness.records import FINISHED, RunFolder, arm_name
+from harness.records import FINISHED, STATES, RunFolder, arm_name
 
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""
@@ -23,7 +23,7 @@ class Display:
         self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
         self.folders = {d: RunFolder(f"{c.run.root}/{c.run.sweep}/{d}") for d, c in self.configs.items()}
         self.console = Console(stderr=True)
-        self.began, self.last, self.first_steps = time.time(), 0.0, None
+        self.began, self.last, self.stepping = time.time(), 0.0, None
 
     def __enter__(self) -> Display:
         self.live = Live(console=self.console, refresh_per_second=2, transient=False) if self.console.is_terminal else None
@@ -44,17 +44,21 @@ class Display:
         self.last = now
         rows = {digest: _progress(folder, self.configs[digest].steps) for digest, folder in self.folders.items()}
         done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
-        if self.first_steps is None:
-            self.first_steps = done
-        fresh = done - self.first_steps
-        left = (now - self.began) / fresh * (total - done) if fresh else None
+        if self.stepping is None or done <= self.stepping[1]:
+            self.stepping = (now, done)  # the clock of the rate starts with the first step, not with the warm start
+        fresh = done - self.stepping[1]
+        left = (now - self.stepping[0]) / fresh * (total - done) if fresh else None
         headline = f"{done}/{total} steps, {_clock(now - self.began)} elapsed, " + (
             f"about {_clock(left)} left" if left is not None else "starting"
         )
         if self.live:
             self.live.update(self._table(rows, headline))
         else:
-            active = [f"{self.names[d]} {step}/{self.configs[d].steps}" for d, (s, step) in rows.items() if s == "running"]
+            active = [
+                f"{self.names[digest]} {f'{step}/{self.configs[digest].steps}' if state == 'running' else state}"
+                for digest, (state, step) in rows.items()
+                if state == "running" or state not in STATES  # a phase of a running one
+            ]
             self.console.print(f"{headline}; running: {', '.join(active) or 'none'}", highlight=False, soft_wrap=True)
 
     def _table(self, rows: dict[str, tuple[str, int]], headline: str) -> Table:
@@ -72,7 +76,7 @@ def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
     if not (folder.path / "status.json").exists():
         return "queued", 0
     status = folder.read("status.json")
-    return status["state"], steps if status["state"] in FINISHED else status.get("step", 0)
+    return status.get("phase", status["state"]), steps if status["state"] in FINISHED else status.get("step", 0)
 
 
 def _clock(seconds: float) -> str:

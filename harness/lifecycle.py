@@ -1,0 +1,49 @@
+"""How a run reports its progress and how it is asked to stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """A line every few seconds: where the run is, how it does, how long it will take."""
+
+    EVERY = 5.0
+
+    def __init__(self, first: int, steps: int):
+        self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.time(), 0.0, ""
+
+    def show(self, done: int, metrics: dict[str, float]) -> None:
+        """Tell of the step that was just recorded, unless the last line is younger than EVERY seconds."""
+        if "eval/reward" in metrics:
+            self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
+        now = time.time()
+        if now - self.last < self.EVERY and done < self.steps:
+            return
+        self.last = now
+        left = (now - self.began) / (done - self.first) * (self.steps - done)
+        print(
+            f"step {done}/{self.steps}  reward {metrics['reward/rollout']:.3f}{self.evaluated}  "
+            f"K3 {metrics['rollout_corr/k3_kl']:.1e}  gradient {metrics['actor/grad_norm']:.2g}  about {left:.0f} s left",
+            flush=True,
+        )
+
+
+class Preempted(SystemExit):
+    """The run stopped on a signal after a checkpoint; its code is 128 + the signal, as a shell reports it."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[signal.Signals]]:
+    """SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list instead of ending the process."""
+    stopped: list[signal.Signals] = []
+    caught = (signal.SIGTERM, signal.SIGUSR2)
+    before = [signal.signal(number, lambda n, _: stopped.append(signal.Signals(n))) for number in caught]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)

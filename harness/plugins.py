@@ -1,0 +1,66 @@
+"""From names in a config to the plug-ins that they mean, with their parameters checked."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import torch
+
+from algos.objective import Objective
+from algos.registry import ADVANTAGES, LOSSES, Registry
+from harness.collapse import DETECTORS
+from harness.config import Config, Named
+from harness.errors import UserError
+from harness.rollouts import ENGINES
+
+
+def check(config: Config) -> None:
+    """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values."""
+    objective = build_objective(config)
+    one = torch.zeros(1, 1)
+    objective.loss(one, one, one, one.bool())  # a loss raises on values out of range
+    anchored = LOSSES[config.loss.name].anchored
+    if config.proximal == "rollout" and not anchored:
+        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
+    build_advantage(config)
+    build_detectors(config)
+    build_engine(config)
+
+
+def build_objective(config: Config) -> Objective:
+    """loss x correction x proximal x reduction of a config."""
+    loss = bound(LOSSES, "loss", config.loss)
+    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm)
+
+
+def build_advantage(config: Config) -> functools.partial:
+    """The advantage estimator of a config."""
+    return bound(ADVANTAGES, "advantage", config.advantage)
+
+
+def build_engine(config: Config) -> type:
+    """The rollout engine of a config, a class."""
+    return ENGINES[config.rollout.engine.name]
+
+
+def build_detectors(config: Config) -> dict[str, functools.partial]:
+    """The collapse detectors of a config, each to be made with no argument."""
+    return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
+
+
+def bound(registry: Registry, key: str, named: Named) -> functools.partial:
+    """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
+    return bind(registry[named.name], key, named.params)
+
+
+def bind(plugin, key: str, params: dict) -> functools.partial:
+    """`plugin` with `params` as its keyword-only parameters; raises UserError on a name it does not take, or one it misses."""
+    accepted = {p.name: p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    for name in params:
+        if name not in accepted:
+            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}")
+    for name, parameter in accepted.items():
+        if name not in params and parameter.default is parameter.empty:
+            raise UserError(f"{key}.{name}: missing")
+    return functools.partial(plugin, **params)

@@ -1,0 +1,46 @@
+"""The W&B mirror, really written offline: the file holds the run's configuration and every step."""
+
+import subprocess
+import sys
+
+from harness.records import RunFolder
+from tests.harness.test_trainer import folder_of
+
+
+def run(config) -> RunFolder:
+    """In a process of its own, as W&B keeps state in the process that called it."""
+    code = (
+        "import sys; from harness.config import Config; from harness.trainer import train;"
+        "train(Config.model_validate_json(sys.argv[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, config.model_dump_json()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder_of(config)
+
+
+def records(folder: RunFolder) -> str:
+    (path,) = folder.path.glob("wandb/offline-run-*/run-*.wandb")
+    assert folder.path.name in path.name  # the id is the hash of the config
+    done = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_offline_without_a_key(tiny, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    folder = run(tiny("tracking=wandb", "steps=3"))
+    text = records(folder)
+    assert '"eval/reward"' in text or "eval/reward" in text
+    for row in folder.metrics()[:-1]:
+        assert repr(row["actor/grad_norm"]) in text
+    assert not list(folder.path.glob("wandb/**/requirements.txt.bak"))
+
+
+def test_no_secret_reaches_the_run_folder(tiny, monkeypatch):
+    """A key in the environment, with tracking kept offline: no file of the folder holds it."""
+    secret = "5ecre7" * 6 + "abcd"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    folder = run(tiny("tracking=wandb", "tracking.mode=offline", "steps=2", "seed=3"))
+    for path in folder.path.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path

@@ -1,0 +1,109 @@
+"""The local launcher through Hydra's own command line: real processes, a failing arm, a killed one, a second launch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.records import run_folders
+from tests.harness.conftest import TINY
+
+
+def launch(root: Path, *overrides: str, launcher="local", wait=True):
+    command = [sys.executable, "-m", "experiments.train", "-m", f"hydra/launcher={launcher}"]
+    process = subprocess.Popen(
+        [*command, *TINY, f"run.root={root}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if not wait:
+        return process
+    output, _ = process.communicate(timeout=200)
+    return process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A grid of two precisions and two seeds, one value of which makes two runs fail once they have started."""
+    root = tmp_path_factory.mktemp("swept")
+    grid = ["seed=0,1", "rollout/precision=fp32,fp8_tensor", "run.sweep=grid"]
+    return root, grid, launch(root, *grid)
+
+
+def test_a_grid_runs_side_by_side_and_all_end(swept):
+    root, _, (code, output) = swept
+    folders = run_folders(root / "grid")
+    assert code == 0, output
+    assert [folder.state for folder in folders] == ["done"] * 4
+    assert "16/16 steps" in output
+    configs = {(c["seed"], c["rollout"]["precision"]["name"]) for c in (f.read("config.json") for f in folders)}
+    assert configs == {(0, "fp32"), (1, "fp32"), (0, "fp8_tensor"), (1, "fp8_tensor")}
+
+
+def test_the_same_command_again_does_nothing(swept):
+    root, grid, _ = swept
+    before = {f.path: (f.path / "metrics.jsonl").stat().st_mtime_ns for f in run_folders(root / "grid")}
+    assert launch(root, *grid)[0] == 0
+    assert {f.path: (f.path / "metrics.jsonl").stat().st_mtime_ns for f in run_folders(root / "grid")} == before
+
+
+def test_hydras_own_launcher_gives_the_same_run(swept):
+    """Forked side by side or alone in one process: the same numbers, bit for bit."""
+    root, _, _ = swept
+    code, output = launch(root, "seed=0", "rollout/precision=fp8_tensor", "run.sweep=basic", launcher="basic")
+    assert code == 0, output
+    (alone,) = run_folders(root / "basic")
+    forked = next(f for f in run_folders(root / "grid") if f.path.name == alone.path.name)
+
+    def rewards(folder):
+        return [(row.get("eval/reward"), row.get("actor/grad_norm"), row.get("rollout_corr/k3_kl")) for row in folder.metrics()]
+
+    assert rewards(alone) == rewards(forked)
+
+
+def test_one_failing_arm_does_not_disturb_the_others(swept):
+    """eps_low = 2 passes the torch-free check and is refused by the loss itself, when its run begins."""
+    root, _, _ = swept
+    code, output = launch(root, "seed=5", "loss.eps_low=0.2,2", "run.sweep=failing")
+    assert code != 0
+    assert "loss.eps_low=2" in output and "exit code" in output
+    states = {f.read("config.json")["loss"]["eps_low"]: f.state for f in run_folders(root / "failing")}
+    assert states[0.2] == "done" and states.get(2, "failed") == "failed"
+
+
+def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
+    root, _, _ = swept
+    grid = ["seed=7", "run.sweep=killed", "steps=30", "checkpoint.every=3"]
+    process = launch(root, *grid, wait=False)
+    path = root / "killed"
+    while not (rows := list(path.glob("*/metrics.jsonl"))) or rows[0].read_text().count("\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.05)
+    workers = subprocess.run(["pgrep", "-P", str(_forkserver(process.pid))], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=100)
+    (folder,) = run_folders(path)
+    assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "failed"
+    assert launch(root, *grid)[0] == 0
+    assert folder.state == "done" and len(folder.metrics()) == 31
+
+
+def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept):
+    root, _, _ = swept
+    process = launch(root, "seed=8", "run.sweep=stopped", "steps=200", wait=False)
+    while not list((root / "stopped").glob("*/metrics.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    (folder,) = run_folders(root / "stopped")
+    assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
+    assert json.loads((folder.path / "status.json").read_text())["step"] < 200
+
+
+def _forkserver(parent: int) -> int:
+    children = subprocess.run(["pgrep", "-P", str(parent), "-f", "forkserver"], capture_output=True, text=True).stdout.split()
+    return int(children[0])
