@@ -1,4 +1,4 @@
-"""From token losses to the scalar that is differentiated, with global counts so that splitting a batch changes nothing."""
+"""From token losses to the scalar that is differentiated; counts are global, so splitting a batch changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODES = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum",
 
 
 class Counts(NamedTuple):
-    """What one optimizer step is averaged over, counted on the whole mini-batch, all ranks and micro-batches included."""
+    """What an optimizer step is averaged over, counted on the whole mini-batch, all ranks and micro-batches included."""
 
     tokens: Tensor
     sequences: Tensor
@@ -21,13 +21,15 @@ class Counts(NamedTuple):
         return cls(mask.sum(), mask.any(-1).sum())
 
 
-def reduce(values: Tensor, kept: Tensor, counted: Tensor, counts: Counts, mode: str, *, norm: int | None = None) -> Tensor:
+def reduce(
+    values: Tensor, kept: Tensor, counted: Tensor, counts: Counts, mode: str, *, norm: int | None = None
+) -> Tensor:
     """Σ over kept tokens divided as `mode` says; a scalar that adds up over any split of the batch.
 
-    token_mean: Σ/tokens. token_sum: Σ. seq_mean_token_mean: Σ_i (S_i/n_i)/sequences. seq_mean_token_sum: Σ_i S_i/sequences.
-    seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm), norm in tokens (Dr. GRPO, arXiv 2503.20783, with norm = max length).
-    S_i = Σ_t values[i, t] over `kept`; n_i = tokens of row i in `counted`. A zero count divides by 1, so a batch with
-    everything rejected gives 0 with gradient 0, not NaN.
+    token_mean: Σ/tokens. token_sum: Σ. seq_mean_token_mean: Σ_i (S_i/n_i)/sequences. seq_mean_token_sum: Σ_i
+    S_i/sequences. seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm), norm in tokens (Dr. GRPO, arXiv 2503.20783, with
+    norm = max length). S_i = Σ_t values[i, t] over `kept`; n_i = tokens of row i in `counted`. A zero count divides by 1,
+    so a batch with everything rejected gives 0 with gradient 0, not NaN.
     """
     rows = values.where(kept, 0.0).sum(-1)
     tokens, sequences = counts.tokens.clamp(min=1), counts.sequences.clamp(min=1)

@@ -1,0 +1,33 @@
+"""Diagnostics in two steps, so that a number does not depend on how the batch is split.
+
+A `*_rows` function reduces each response to a few fp64 numbers; rows of micro-batches and ranks are concatenated; a
+`finish_*` function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the global
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Rows = dict[str, Tensor]
+"""Name -> one number per response, [B], or one per bin, [B, bins]; fp64."""
+
+
+def merge(parts: Sequence[Rows]) -> Rows:
+    """The rows of several micro-batches or ranks as those of one batch."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def over(values: Tensor, present: Tensor) -> Tensor:
+    """Mean over the responses that have tokens; 0 when there is none."""
+    return torch.where(present, values, 0.0).sum() / present.sum().clamp(min=1)
+
+
+def extreme(values: Tensor, present: Tensor) -> Tensor:
+    """The largest value over the responses that have tokens; 0 when there is none."""
+    if not values.numel():
+        return values.new_zeros(())
+    return torch.where(present.any(), torch.where(present, values, -torch.inf).amax(), 0.0)
