@@ -28,7 +28,7 @@ def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None
 
 @torch.no_grad()
 def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
-    """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), with `logp_rollout` of π and μ too."""
+    """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and of π and μ."""
     step = max(1, CHUNK // max(1, log_ratio.shape[1]))
     starts = range(0, max(1, log_ratio.shape[0]), step)
     parts = []

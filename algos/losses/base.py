@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class TokenLoss(NamedTuple):
-    """loss [B, T], unreduced, 0 off the mask; clipped [B, T] bool where a bound of the loss was active, None without one."""
+    """loss [B, T], unreduced, 0 off the mask; clipped [B, T] bool where a bound of the loss was active, or None."""
 
     loss: Tensor
     clipped: Tensor | None = None
