@@ -24,7 +24,7 @@ def sapo(
     """
     check("tau_pos", tau_pos, tau_pos > 0, "a positive temperature")
     check("tau_neg", tau_neg, tau_neg > 0, "a positive temperature")
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(advantages.dtype)
+    tau = torch.where(advantages > 0, advantages.new_full((), tau_pos), tau_neg)
     return TokenLoss(-advantages * torch.sigmoid(tau * (bounded_exp(logp - logp_prox) - 1)) * 4 / tau)
 
 
