@@ -3,8 +3,8 @@
     def test_my_loss_conforms():
         check_loss(my_loss, {"temperature": 1.0})
 
-Each check raises AssertionError saying which rule is broken. The built-ins pass the same ones. A rule holds for every batch;
-the checks try it on small ragged ones with an empty response, in fp64 unless the rule is about dtypes.
+Each check raises AssertionError saying which rule is broken. The built-ins pass the same ones. A rule holds for every
+batch; the checks try it on small ragged ones with an empty response, in fp64 unless the rule is about dtypes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:
     """A loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
-    assert isinstance(getattr(loss, "anchored", None), bool), "a loss says whether it is `anchored`: use @loss(anchored=…)"
+    assert isinstance(getattr(loss, "anchored", None), bool), (
+        "a loss says whether it is `anchored`: use @loss(anchored=…)"
+    )
     keywords = [p for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert {p.name for p in keywords} == set(params), f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
+    assert {p.name for p in keywords} == set(params), (
+        f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
+    )
     assert all(p.default is p.empty for p in keywords), "parameters have no defaults: those live in a config"
     _loss_shapes(loss, params)
     _loss_masking(loss, params)
@@ -51,7 +55,7 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """A group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`; `inputs` for P = 3, G = 4."""
+    """A group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`; `inputs`: P = 3, G = 4."""
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     assert set(getattr(estimator, "needs", ())) == set(inputs), f"`needs` says {estimator.needs}, given {list(inputs)}"
     values = estimator(rewards, **inputs, **params)
@@ -67,7 +71,7 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A ragged batch (logp, logp_prox, advantages, mask): 4 responses, one empty, one with a hole, advantages by token."""
+    """A ragged batch (logp, logp_prox, advantages, mask): 4 responses, one empty, one with a hole; A by token."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, 6)
     logp = -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -95,8 +99,12 @@ def _loss_shapes(loss: Callable, params: dict[str, Any]) -> None:
         assert result.loss.dtype == expected, f"{dtype} inputs give {result.loss.dtype}, not {expected}"
         assert gradient.dtype == dtype, "the gradient has the dtype of logp"
         if result.clipped is not None:
-            assert result.clipped.dtype == torch.bool and result.clipped.shape == batch[0].shape, "clipped is [B, T] bool"
-        assert all(torch.equal(a, b) for a, b in zip(batch, before, strict=True)), "a loss leaves its inputs as they were"
+            assert result.clipped.dtype == torch.bool and result.clipped.shape == batch[0].shape, (
+                "clipped is [B, T] bool"
+            )
+        assert all(torch.equal(a, b) for a, b in zip(batch, before, strict=True)), (
+            "a loss leaves its inputs as they were"
+        )
 
 
 def _loss_masking(loss: Callable, params: dict[str, Any]) -> None:
@@ -122,12 +130,14 @@ def _loss_gradient(loss: Callable, params: dict[str, Any]) -> None:
     assert all(g is None or (g == 0).all() for g in others), "gradient flows through logp only"
     if not loss.anchored:
         alone = loss(logp, None, advantages, mask, **params).loss
-        assert torch.equal(alone, loss(logp, prox, advantages, mask, **params).loss), "anchored=False but logp_prox matters"
+        assert torch.equal(alone, loss(logp, prox, advantages, mask, **params).loss), (
+            "anchored=False but logp_prox matters"
+        )
 
 
 def _loss_invariance(loss: Callable, params: dict[str, Any]) -> None:
     batch = example(torch.float64)
-    logp, prox, advantages, mask = batch
+    _, prox, advantages, mask = batch
     select = getattr(loss, "select", None)
     selected = None if select is None else select(prox, advantages, mask, **params)
     whole, gradient = run(loss, batch, params)

@@ -47,8 +47,13 @@ class Objective(NamedTuple):
         """
         ratio = log_ratio(logp.detach(), logp_rollout, mask)
         return correct(
-            ratio, mask, self.correction, advantages=advantages, logp_rollout=logp_rollout, segments=segments,
-            batch=batch
+            ratio,
+            mask,
+            self.correction,
+            advantages=advantages,
+            logp_rollout=logp_rollout,
+            segments=segments,
+            batch=batch,
         )
 
     def weight_sum(
@@ -91,7 +96,7 @@ class Objective(NamedTuple):
         value = reduce(weighted, corrected.kept, corrected.counted, counts, self.reduction, norm=self.norm)
         metrics = {}
         if token.clipped is not None:
-            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum() / counts.tokens.clamp(min=1)
+            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum().double() / counts.tokens.clamp(min=1)
         return value, metrics
 
     def _anchor(self, logp_old: Tensor, logp_rollout: Tensor) -> Tensor:

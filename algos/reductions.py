@@ -32,14 +32,17 @@ def reduce(
     seq_mean_token_sum: Σ_i S_i/sequences
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
 
-    where S_i = Σ_t `values`[i, t] over `kept`, n_i = tokens of row i in `counted`, tokens and sequences = `counts`, `norm` in
-    tokens (Dr. GRPO, arXiv 2503.20783, with the maximal length). A zero count divides by 1, so a batch with everything
-    rejected gives 0 with gradient 0, not NaN. Raises ValueError on an unknown mode, or norm missing, unused or not positive.
+    where S_i = Σ_t `values`[i, t] over `kept`, n_i = tokens of row i in `counted`, tokens and sequences = `counts`,
+    `norm` in tokens (Dr. GRPO, arXiv 2503.20783, with the maximal length). A zero count divides by 1, so a batch with
+    everything rejected gives 0 with gradient 0, not NaN. Raises ValueError on an unknown mode, or norm missing, unused
+    or not positive.
     """
     if mode not in MODES:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(MODES)}")
     if (norm is None) == (mode == "seq_mean_token_sum_norm") or (norm is not None and norm <= 0):
-        raise ValueError(f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none")
+        raise ValueError(
+            f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none"
+        )
     rows = values.where(kept, 0.0).sum(-1)
     tokens, sequences = counts.tokens.clamp(min=1), counts.sequences.clamp(min=1)
     if mode == "token_mean":

@@ -27,7 +27,7 @@ class Registry:
 
     def register(self, name: str, plugin: Any) -> None:
         """Add `plugin` under `name`. Raises RegistryError if the name is taken."""
-        self._claim(name, lambda: plugin)
+        self._targets = _claimed(self.kind, self._targets, name, lambda: plugin)
 
     def names(self) -> list[str]:
         """All known names, sorted."""
@@ -50,16 +50,19 @@ class Registry:
                 raise RegistryError(f"{self.kind}={name}: the plug-in failed to load ({error})") from error
         return self._loaded[name]
 
-    def _claim(self, name: str, load: Callable[[], Any]) -> None:
-        if name in self._targets:
-            raise RegistryError(f"{self.kind}={name}: the name is taken; a plug-in must use another")
-        self._targets[name] = load
-
     def _discover(self) -> None:
+        """Take in the installed plug-ins: all of them, or none while one of them takes a name that is not free."""
         if not self._discovered:
+            targets = self._targets
             for point in entry_points(group=f"faultline.{self.kind}"):
-                self._claim(point.name, point.load)
-            self._discovered = True
+                targets = _claimed(self.kind, targets, point.name, point.load)
+            self._targets, self._discovered = targets, True
+
+
+def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], Any]) -> dict[str, Any]:
+    if name in targets:
+        raise RegistryError(f"{kind}={name}: the name is taken; a plug-in must use another")
+    return targets | {name: load}
 
 
 def _import(path: str) -> Any:

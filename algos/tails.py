@@ -27,12 +27,13 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     if most < SMALLEST_TAIL:
         return w.new_full((), torch.nan)
     scaled = (w - w[0]).exp()  # relative to the largest: k does not depend on the scale
-    tail = scaled[:most] - scaled[size.clamp(max=w.numel() - 1)]
+    # gather, because indexing with a scalar tensor would wait for the device
+    tail = scaled[:most] - scaled.gather(0, size.clamp(max=w.numel() - 1)[None])
     inside = torch.arange(most, device=w.device) < size
     tail = torch.where(inside, tail, 0.0)
     # Zhang and Stephens: a grid of θ around the reciprocal of the largest excess, averaged by its profile likelihood.
     grid = 30 + int(math.sqrt(most))
-    quartile = tail[(size - (size / 4 + 0.5).floor().long()).clamp(0, most - 1)]
+    quartile = tail.gather(0, (size - (size / 4 + 0.5).floor().long()).clamp(0, most - 1)[None])
     steps = torch.arange(1, grid + 1, device=w.device, dtype=torch.float64)
     theta = 1 / tail[0] + (1 - (grid / (steps - 0.5)).sqrt()) / (3 * quartile)
     k = _shape(theta, tail, size)
@@ -40,7 +41,7 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     mean_theta = (theta * torch.softmax(likelihood, 0)).sum()
     k_hat = _shape(mean_theta[None], tail, size)[0]
     shrunk = (size * k_hat + 5) / (size + 10)
-    return torch.where((size >= SMALLEST_TAIL) & (quartile > 0), shrunk, torch.nan)
+    return torch.where((size >= SMALLEST_TAIL) & (quartile[0] > 0), shrunk, torch.nan)
 
 
 def _shape(theta: Tensor, tail: Tensor, size: Tensor) -> Tensor:

@@ -99,8 +99,11 @@ def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tens
     """The candidates with the smallest keys, ⌊share·tokens⌋ of them or all; equal keys are selected together."""
     worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
     ranked = torch.where(candidates, keys, worst).flatten().sort().values
-    count = (share * mask.sum().double()).floor().long().clamp(min=1, max=max(ranked.numel(), 1))
-    return candidates & (keys <= ranked[count - 1]) if ranked.numel() else candidates
+    if not ranked.numel():
+        return candidates
+    count = (share * mask.sum().double()).floor().long().clamp(min=1, max=ranked.numel())
+    # gather, because indexing with a scalar tensor would wait for the device
+    return candidates & (keys <= ranked.gather(0, count[None] - 1))
 
 
 def _hash(first: Tensor, second: Tensor) -> Tensor:

@@ -114,7 +114,5 @@ def vespo(
         check(key, value, 0 <= value < torch.inf, "≥ 0 and finite")
     log_w = at_level((logp - logp_prox).detach(), mask, "sequence").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     w = log_w.exp()
-    phi = torch.where(
-        advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w)
-    ).exp()
+    phi = torch.where(advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w)).exp()
     return TokenLoss(-phi * advantages * logp)

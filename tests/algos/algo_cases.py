@@ -38,7 +38,7 @@ def f64(rows) -> torch.Tensor:
 
 
 def shared_batch():
-    """The batch on which the reference values of the PyPI packages were taken: (old, rollout, logp, advantages, mask)."""
+    """The batch of the reference values of the PyPI packages: (old, rollout, logp, advantages, mask)."""
     old = f64([[-1, -1.5, -0.5], [-2, -2, -2]])
     rollout = f64([[-1.5, -1, -1.5], [-1, -2.5, -2]])
     logp = f64([[-0.9, -1.7, -0.5], [-2.3, -1.6, -2]])

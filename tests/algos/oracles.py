@@ -1,4 +1,4 @@
-"""Slow oracles: one token at a time, in Python floats, straight from the equations; and ragged batches for hypothesis."""
+"""Slow oracles: one token at a time, in Python floats, straight from the equations; and ragged batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(draw, rows=5, columns=6, spread=2.5):
     base = -3 + tensor(numbers).double()
     logp, advantages = base + tensor(numbers).double(), tensor(numbers).double()
     garbage = draw(st.sampled_from([0.0, math.nan, math.inf, -math.inf]))
-    return tuple(torch.where(mask, x, garbage) for x in (logp, base, advantages)) + (mask,)
+    return (*(torch.where(mask, x, garbage) for x in (logp, base, advantages)), mask)
 
 
 def tokens(mask: torch.Tensor) -> list[list[int]]:

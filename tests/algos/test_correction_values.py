@@ -55,7 +55,9 @@ def test_skyrl_token_and_sequence_truncation():
     sequence = Correction(weight=Weight("sequence", upper=5.0))
     assert of_row([0.5, -0.5, 1], sequence).weights[0, 0].item() == pytest.approx(math.e)
     # without the second token e^1.5 = 4.4817, and e^3 = 20.1 is capped at 5
-    assert of_row([0.5, -0.5, 1], sequence, [1, 0, 1]).weights[0].tolist() == pytest.approx([math.exp(1.5), 0, math.exp(1.5)])
+    assert of_row([0.5, -0.5, 1], sequence, [1, 0, 1]).weights[0].tolist() == pytest.approx(
+        [math.exp(1.5), 0, math.exp(1.5)]
+    )
     assert of_row([1, 1, 1], sequence).weights[0, 0].item() == 5
 
 
@@ -150,7 +152,10 @@ def test_filters_commute_and_weights_ignore_them():
     first = on_shared_batch(Correction(weight=weight, reject={"a": a, "b": b}))
     second = on_shared_batch(Correction(weight=weight, reject={"b": b, "a": a}))
     assert torch.equal(first.kept, second.kept)
-    assert first.kept.tolist() == [[True, True, False], [False, True, False]]  # ρ = 2.72 and .37 leave, products e and e^−.5 stay
+    assert first.kept.tolist() == [
+        [True, True, False],
+        [False, True, False],
+    ]  # ρ = 2.72 and .37 leave, products e and e^−.5 stay
     assert torch.equal(first.weights, on_shared_batch(Correction(weight=weight)).weights)
     assert torch.equal(first.counted, shared_batch()[-1])
     kept = on_shared_batch(Correction(weight=weight, reject={"a": a}, denominator="kept"))
@@ -158,7 +163,7 @@ def test_filters_commute_and_weights_ignore_them():
 
 
 def test_m2po_by_hand():
-    """l² = [.01, .04, .09, .36], τ = .05: means of the smallest 1, 2, 3, 4 are .01, .025, .0467, .125, so .36 leaves."""
+    """l² = [.01, .04, .09, .36], τ = .05: means of the smallest 1, 2, 3, 4 are .01, .025, .0467, .125, so .36 goes."""
     logs, mask = f64([[0.1, -0.2], [0.3, -0.6]]), torch.ones(2, 2, dtype=torch.bool)
     assert m2po(logs, mask, tau=0.05).tolist() == [[True, True], [True, False]]
     assert m2po(logs, mask, tau=0.0467).tolist() == [[True, True], [True, False]]

@@ -1,4 +1,5 @@
-"""Statements about expectations, as finite sums in fp64: the batch is every response, weighted by its probability under μ.
+"""Statements about expectations, as finite sums in fp64: the batch is every response, weighted by its probability under
+μ.
 
 The weight enters through the advantages, A = μ(y)·R(y): every loss is of degree one in A ≥ 0 and A ≤ 0 alike.
 """
@@ -27,7 +28,9 @@ from algos.spec import Correction, Reject, Weight
 SPACE = toy(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)
 R = rewards(SPACE)
-UNTRUNCATED = {level: Correction(ratio="current", weight=Weight(level, upper=math.inf)) for level in ("token", "sequence")}
+UNTRUNCATED = {
+    level: Correction(ratio="current", weight=Weight(level, upper=math.inf)) for level in ("token", "sequence")
+}
 
 
 def close(actual, expected, tolerance=1e-12):
@@ -116,7 +119,7 @@ def test_truncation_masking_and_rejection_have_the_stated_means_and_gradients(ca
 
 
 def test_the_denominator_decides_between_a_mean_and_a_conditional_mean():
-    """μ uniform, so that the responses listed once are the population: original gives E[1{keep}·f], kept E[f | keep]."""
+    """μ uniform, so that the responses listed once are the population: original: E[1{keep}·f], kept: E[f | keep]."""
     uniform = torch.zeros_like(MU)
     theta = PI.clone().requires_grad_()
     logp, logp_mu = SPACE.logp(theta), SPACE.logp(uniform)

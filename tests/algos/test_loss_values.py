@@ -1,7 +1,8 @@
 """Losses against hand arithmetic and against the values that verl 0.9.1, SkyRL 0.3.0 and TRL 1.16.0 give on one batch.
 
-The batch of `shared_batch`: r = π_θ/π_old is e^[.1, −.2, 0 | −.3, .4] = [1.105171, .818731, 1 | .740818, 1.491825], A = +1 in
-the first row and −1 in the second; ρ = π_old/μ is e^[.5, −.5, 1 | −1, .5] = [1.648721, .606531, 2.718282 | .367879, 1.648721].
+The batch of `shared_batch`: r = π_θ/π_old is e^[.1, −.2, 0 | −.3, .4] = [1.105171, .818731, 1 | .740818, 1.491825], A =
++1 in the first row and −1 in the second; ρ = π_old/μ is e^[.5, −.5, 1 | −1, .5] = [1.648721, .606531, 2.718282 |
+.367879, 1.648721].
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ def scalar(name, params, reduction="token_mean", *, correction=None, proximal="o
         # s = e^((.1 − .2 + 0)/3) = .967216 and e^((−.3 + .4)/2) = 1.051271: (−3·.967216 + 2·1.051271)/5
         ("gspo", {"eps_low": 0.2, "eps_high": 0.2}, "token_mean", None, -0.159821),
         ("gspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", None, 0.042028),  # (−.967216 + 1.051271)/2
-        ("luspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", None, -0.399553),  # (−3·.967216 + 2·1.051271)/2
+        (
+            "luspo",
+            {"eps_low": 0.2, "eps_high": 0.2},
+            "seq_mean_token_mean",
+            None,
+            -0.399553,
+        ),  # (−3·.967216 + 2·1.051271)/2
         # 4σ(.105171) = 2.105075, 4σ(−.181269) = 1.819227, 2; 4/1.05·σ(1.05·−.259182) = 1.646967, …(.491825) = 2.386646
         ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, "token_mean", None, -0.378238),
         ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, "seq_mean_token_mean", None, 0.020894),
@@ -132,7 +139,9 @@ def test_skyrl_dppo_tv():
 
     Its loss is −r = −e^.1 = −1.105171.
     """
-    out = dppo(row([-0.3, -2, -0.9]), row([-1, -1, -1]), row([1, -1, 1]), MASK3, divergence="tv", delta_low=0.2, delta_high=0.2)
+    out = dppo(
+        row([-0.3, -2, -0.9]), row([-1, -1, -1]), row([1, -1, 1]), MASK3, divergence="tv", delta_low=0.2, delta_high=0.2
+    )
     assert out.clipped.tolist() == [[True, True, False]]
     torch.testing.assert_close(out.loss, row([0, 0, -math.exp(0.1)]))
 
@@ -183,7 +192,10 @@ def test_slime_cispo_bounds():
 
 
 def test_sapo_by_hand():
-    """τ = 1, 2; A = [1, −1, .5]; r − 1 = e^[−.5, .2, −.1] − 1 = [−.393469, .221403, −.095163]; L = −A·(4/τ)/(1 + e^(−τ(r − 1)))."""
+    """τ = 1, 2; A = [1, −1, .5]; r − 1 = e^[−.5, .2, −.1] − 1 = [−.393469, .221403, −.095163].
+
+    L = −A·(4/τ)/(1 + e^(−τ(r − 1))).
+    """
     expected = [-4 / (1 + math.exp(0.393469)), 2 / (1 + math.exp(-0.442806)), -2 / (1 + math.exp(0.095163))]
     out = sapo(row([-1.5, -0.8, -1.1]), row([-1] * 3), row([1, -1, 0.5]), MASK3, tau_pos=1.0, tau_neg=2.0)
     torch.testing.assert_close(out.loss, row(expected), atol=2e-6, rtol=0)
@@ -239,7 +251,7 @@ def test_kl_cov_by_hand():
 
 
 def test_clip_cov_by_hand():
-    """In the band (.5, 1) lie the first and third; a share of 1/4 takes one of them, of 1/2 both; the others stay PPO."""
+    """In the band (.5, 1) lie the first and third; a share of 1/4 takes one, of 1/2 both; the others are PPO."""
     prox, advantages, mask = COV
     params = {"eps_low": 0.2, "eps_high": 0.2, "lower": 0.5, "upper": 1.0}
     both = clip_cov(prox + 0.1, prox, advantages, mask, share=0.5, **params)

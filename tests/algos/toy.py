@@ -1,4 +1,4 @@
-"""An enumerable policy: every response of T tokens over V symbols is listed, so an expectation is a finite sum in fp64."""
+"""An enumerable policy: every response of T tokens over V symbols is listed, so an expectation is a finite sum."""
 
 from __future__ import annotations
 
