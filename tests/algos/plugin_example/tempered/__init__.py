@@ -1,4 +1,4 @@
-"""A plug-in package for Faultline: what its author writes is the equation; masking and dtypes come with the decorator."""
+"""A plug-in package for Faultline: its author writes the equation; masking and dtypes come with the decorator."""
 
 from __future__ import annotations
 
