@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from algos.ratios import LOG_RATIO_BOUND
-from algos.rows import Rows, extreme, merge, over
+from algos.rows import Rows, chunked, extreme, over
 from algos.tails import pareto_k
 
 SHARES_ABOVE = (1.1, 2.0, 10.0)
 """Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
-
-CHUNK = 1 << 18
-"""Elements worked on at once: fp64 copies of one chunk stay in cache, so the pass needs no second copy of the batch."""
 
 
 def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> dict[str, Tensor]:
@@ -29,20 +26,13 @@ def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None
 @torch.no_grad()
 def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and of π and μ."""
-    step = max(1, CHUNK // max(1, log_ratio.shape[1]))
-    starts = range(0, max(1, log_ratio.shape[0]), step)
-    parts = []
-    for start in starts:
-        chunk = slice(start, start + step)
-        rollout = None if logp_rollout is None else logp_rollout[chunk]
-        parts.append(_mismatch_chunk(log_ratio[chunk].double(), mask[chunk], rollout))
-    return merge(parts)
+    return chunked(_mismatch_chunk, log_ratio, mask, logp_rollout)
 
 
 def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Rows:
-    n = mask.sum(-1).double()
+    l, n = l.double(), mask.sum(-1).double()
     excess = torch.expm1(l)  # ρ − 1, exact where ρ ≈ 1; 0 off the mask
-    size = l.abs()
+    rho, size = excess + 1, l.abs()
     peak = _peak(l, mask)
     scaled = torch.where(mask, (l - peak[:, None]).exp(), 0.0)
     rows = {
@@ -51,7 +41,7 @@ def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Row
         "k3": (excess - l).sum(-1),
         "excess": excess.sum(-1),
         "excess_sq": excess.square().sum(-1),
-        "mult_error": torch.where(mask, size.exp(), 0.0).sum(-1),
+        "mult_error": torch.where(mask, torch.maximum(rho, 1 / rho), 0.0).sum(-1),
         "log_sum": peak + scaled.sum(-1).log(),
         "log_sum_sq": 2 * peak + scaled.square().sum(-1).log(),
         "l_max": torch.where(mask, l, -torch.inf).amax(-1) if l.shape[1] else n - torch.inf,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algos.corrections import Corrected, bounded_weights, raw_weights, statistic
-from algos.rows import Rows, extreme, over
+from algos.rows import Rows, chunked, extreme, over
 from algos.spec import Correction, Reject
 
 
@@ -18,13 +18,17 @@ def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
     """Per-response sums of what a correction did."""
-    weights, kept = torch.where(mask, corrected.weights.double(), 0.0), corrected.kept & mask
+    return chunked(_applied_chunk, *corrected[:2], mask)
+
+
+def _applied_chunk(weights: Tensor, kept: Tensor, mask: Tensor) -> Rows:
+    weights = torch.where(mask, weights.double(), 0.0)
     return {
         "n": mask.sum(-1).double(),
         "weight": weights.sum(-1),
         "weight_sq": weights.square().sum(-1),
         "zero": ((weights == 0) & mask).sum(-1).double(),
-        "kept": kept.sum(-1).double(),
+        "kept": (kept & mask).sum(-1).double(),
     }
 
 
@@ -52,12 +56,13 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 @torch.no_grad()
 def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of the weight before (raw) and after (applied) its bounds, not normalised."""
-    raw = raw_weights(log_ratio, mask, spec.weight, segments)
-    bounds = thresholds(spec)
-    return {
-        **_spread("raw", raw, mask, *bounds),
-        **_spread("applied", bounded_weights(raw, spec.weight), mask, *bounds),
-    }
+
+    def chunk(l: Tensor, m: Tensor, s: Tensor | None) -> Rows:
+        raw = raw_weights(l, m, spec.weight, s)
+        used = bounded_weights(raw, spec.weight)
+        return _spread("raw", raw, m, *thresholds(spec)) | _spread("applied", used, m, *thresholds(spec))
+
+    return chunked(chunk, log_ratio, mask, segments)
 
 
 @torch.no_grad()
@@ -96,11 +101,14 @@ def filter_rows(
     segments: Tensor | None = None,
 ) -> Rows:
     """Per-response sums and extremes of the statistic of each filter under `reject`; plug-ins have none."""
-    rows: Rows = {}
-    for name, filter_ in _filters(spec).items():
-        values = statistic(log_ratio, mask, filter_, logp_rollout, segments)
-        rows |= _spread(name, values, mask, *_bounds(filter_))
-    return rows
+
+    def chunk(l: Tensor, m: Tensor, rollout: Tensor | None, s: Tensor | None) -> Rows:
+        rows: Rows = {}
+        for name, filter_ in _filters(spec).items():
+            rows |= _spread(name, statistic(l, m, filter_, rollout, s), m, *_bounds(filter_))
+        return rows
+
+    return chunked(chunk, log_ratio, mask, logp_rollout, segments)
 
 
 @torch.no_grad()

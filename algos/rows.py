@@ -7,7 +7,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,9 +16,21 @@ Rows = dict[str, Tensor]
 """Name -> one number per response, [B], or one per bin, [B, bins]; fp64."""
 
 
+CHUNK = 1 << 18
+"""Elements worked on at once: 2 MiB per fp64 tensor, while a GPU still has enough to do."""
+
+
 def merge(parts: Sequence[Rows]) -> Rows:
     """The rows of several micro-batches or ranks as those of one batch."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
+    """`function` on a few responses at a time: its fp64 copies stay in cache, and the batch is never copied whole."""
+    rows, columns = tensors[0].shape
+    step = max(1, CHUNK // max(1, columns))
+    parts = [slice(start, start + step) for start in range(0, max(1, rows), step)]
+    return merge([function(*(None if t is None else t[part] for t in tensors)) for part in parts])
 
 
 def over(values: Tensor, present: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ A correction multiplies the result; `reductions.reduce` makes it a scalar.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -81,6 +80,6 @@ def check_ratio_range(lower: float, upper: float) -> None:
 
 
 def check(key: str, value: float, accepted: bool, meaning: str) -> None:
-    """Raise ValueError naming `loss.<key>`, the value and what is accepted; a NaN is never accepted."""
-    if math.isnan(value) or not accepted:
+    """Raise ValueError naming `loss.<key>`, the value and what is accepted; comparisons make a NaN not accepted."""
+    if not accepted:
         raise ValueError(f"loss.{key}={value}: must be {meaning}")

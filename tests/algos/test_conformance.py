@@ -7,7 +7,7 @@ import torch
 from algo_cases import LOSS_PARAMS, UNBOUNDED, f64
 
 from algos.advantages import advantage, dr_grpo
-from algos.conformance import check_advantage, check_filter, check_loss
+from algos.conformance import check_advantage, check_filter, check_loss, example
 from algos.losses import TokenLoss, loss
 from algos.ratios import bounded_exp
 from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES
@@ -70,6 +70,18 @@ def has_a_default(logp, logp_prox, advantages, mask, *, upper=2.0):
 @loss(anchored=False)
 def denies_its_anchor(logp, logp_prox, advantages, mask):
     return TokenLoss(-advantages * logp * logp_prox.exp())
+
+
+@loss(anchored=True)
+def clips_everything(logp, logp_prox, advantages, mask):
+    return TokenLoss(-advantages * bounded_exp(logp - logp_prox), torch.ones_like(mask))
+
+
+def test_the_decorator_masks_and_promotes():
+    check_loss(clips_everything, {})
+    logp, prox, advantages, mask = example(torch.float64)
+    mixed = clips_everything(logp.float(), prox, advantages, mask).loss
+    assert torch.equal(mixed, clips_everything(logp.float().double(), prox, advantages, mask).loss)
 
 
 @pytest.mark.parametrize(
