@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algos.corrections import Corrected, bounded_weights, raw_weights, statistic
-from algos.rows import Rows, chunked, extreme, over
+from algos.rows import Rows, chunked, count, extreme, over, total
 from algos.spec import Correction, Reject
 
 
@@ -22,13 +22,14 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
 
 
 def _applied_chunk(weights: Tensor, kept: Tensor, mask: Tensor) -> Rows:
-    weights = torch.where(mask, weights.double(), 0.0)
+    weights = torch.where(mask, weights, 0.0)
+    n = count(mask)
     return {
-        "n": mask.sum(-1).double(),
-        "weight": weights.sum(-1),
-        "weight_sq": weights.square().sum(-1),
-        "zero": ((weights == 0) & mask).sum(-1).double(),
-        "kept": (kept & mask).sum(-1).double(),
+        "n": n,
+        "weight": total(weights),
+        "weight_sq": total(weights.double().square()),
+        "zero": n - count(weights),
+        "kept": count(kept & mask),
     }
 
 
@@ -142,15 +143,21 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
 
 
 def _spread(name: str, values: Tensor, mask: Tensor, lower: float, upper: float) -> Rows:
-    values = values.double().expand_as(mask)
+    """Sums and extremes over tokens; a value shared by a whole response, [B, 1], is counted instead of repeated."""
+    n = count(mask)
+    shared = values.shape[1] == 1
+    here = mask.any(-1, keepdim=True) if shared else mask
+    times = n if shared else 1.0
+    inside = torch.where(here, values, 0.0)
+    wide = torch.nn.functional.pad(values, (0, 1)), torch.nn.functional.pad(here, (0, 1))  # for rows without columns
     rows = {
-        "n": mask.sum(-1).double(),
-        "sum": torch.where(mask, values, 0.0).sum(-1),
-        "sq": torch.where(mask, values.square(), 0.0).sum(-1),
-        "max": torch.where(mask, values, -torch.inf).amax(-1),
-        "min": torch.where(mask, values, torch.inf).amin(-1),
-        "high": ((values > upper) & mask).sum(-1).double(),
-        "low": ((values < lower) & mask).sum(-1).double(),
+        "n": n,
+        "sum": times * total(inside),
+        "sq": times * total(inside.double().square()),
+        "max": torch.where(wide[1], wide[0], -torch.inf).amax(-1).double(),
+        "min": torch.where(wide[1], wide[0], torch.inf).amin(-1).double(),
+        "high": times * count((values > upper) & here),
+        "low": times * count((values < lower) & here),
     }
     return {f"{name}/{key}": value for key, value in rows.items()}
 

@@ -18,8 +18,7 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
     """
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
-    zero = torch.zeros((), dtype=dtype, device=logp.device)
-    return torch.where(mask, logp.to(dtype), zero) - torch.where(mask, logp_base.to(dtype), zero)
+    return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
@@ -57,7 +56,7 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
 
 def bounded_exp(log_values: Tensor) -> Tensor:
     """exp with its argument clamped to ±LOG_RATIO_BOUND; the gradient is 0 where it was clamped."""
-    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
 
 
 def _segment_sum(values: Tensor, mask: Tensor, segments: Tensor | None) -> Tensor:

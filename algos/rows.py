@@ -16,8 +16,8 @@ Rows = dict[str, Tensor]
 """Name -> one number per response, [B], or one per bin, [B, bins]; fp64."""
 
 
-CHUNK = 1 << 18
-"""Elements worked on at once: 2 MiB per fp64 tensor, while a GPU still has enough to do."""
+CHUNK = 1 << 16
+"""Elements that a CPU works on at once: the intermediate tensors of one chunk then stay in its cache."""
 
 
 def merge(parts: Sequence[Rows]) -> Rows:
@@ -26,9 +26,9 @@ def merge(parts: Sequence[Rows]) -> Rows:
 
 
 def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
-    """`function` on a few responses at a time: its fp64 copies stay in cache, and the batch is never copied whole."""
+    """`function` on a few responses at a time: its tensors stay in cache, and the batch is never copied whole."""
     rows, columns = tensors[0].shape
-    step = max(1, CHUNK // max(1, columns))
+    step = max(1, CHUNK // max(1, columns)) if tensors[0].device.type == "cpu" else max(1, rows)
     parts = [slice(start, start + step) for start in range(0, max(1, rows), step)]
     return merge([function(*(None if t is None else t[part] for t in tensors)) for part in parts])
 
@@ -36,6 +36,16 @@ def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
 def over(values: Tensor, present: Tensor) -> Tensor:
     """Mean over the responses that have tokens; 0 when there is none."""
     return torch.where(present, values, 0.0).sum() / present.sum().clamp(min=1)
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum of each row in fp64, whatever the dtype of the values."""
+    return values.sum(-1, dtype=torch.float64)
+
+
+def count(flags: Tensor) -> Tensor:
+    """How many of each row are True, in fp64."""
+    return flags.count_nonzero(-1).double()
 
 
 def extreme(values: Tensor, present: Tensor) -> Tensor:

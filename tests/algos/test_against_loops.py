@@ -12,6 +12,7 @@ from algo_cases import LOSS_PARAMS
 from hypothesis import assume, given, settings
 
 from algos.corrections import correct, weight_sum
+from algos.details import details
 from algos.diagnostics import mismatch
 from algos.kl import k1, k2, k3
 from algos.m2po import m2po
@@ -169,7 +170,9 @@ def test_diagnostics(batch):
     assume(mask.any())
     prox = torch.where(mask, prox, 0.0)
     l = log_ratio(logp, prox, mask)
-    out = {name.split("/")[1]: value.item() for name, value in mismatch(l, mask, prox).items()}
+    out = {
+        name.split("/")[1]: value.item() for name, value in (mismatch(l, mask, prox) | details(l, mask, prox)).items()
+    }
     rows = [[l[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
     mus = [[prox[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
     flat, mu = [x for row in rows for x in row], [x for row in mus for x in row]
@@ -204,8 +207,8 @@ def test_diagnostics(batch):
         "chi2_token_normalized": 1 / ess(rho) - 1,
         "chi2_sequence_normalized": 1 / ess(products) - 1,
         "ratio_mean": mean(rho),
-        "ratio_max": max(rho),
-        "ratio_min": min(rho),
+        "ratio_max": max([1.0, *rho]),
+        "ratio_min": min([1.0, *rho]),
         "ratio_std": math.sqrt(max(0.0, mean([(r - 1) ** 2 for r in rho]) - mean([r - 1 for r in rho]) ** 2)),
         "mult_prob_error": mean([math.exp(abs(x)) for x in flat]),
         "log_ratio_max_abs": max(map(abs, flat)),

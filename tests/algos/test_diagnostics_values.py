@@ -9,6 +9,7 @@ import torch
 from algo_cases import LOSS_PARAMS, f64, shared_batch
 
 from algos.corrections import correct
+from algos.details import details
 from algos.diagnostics import mismatch
 from algos.effects import applied, filter_rows, finish_filters, finish_weights, weight_rows
 from algos.m2po import m2po
@@ -104,6 +105,7 @@ def test_padding_and_empty_rows_count_nowhere():
     wide = [torch.nn.functional.pad(x, (2, 3, 0, 4), value=0) for x in (l, mask, rollout)]
     for a, b in (
         (mismatch(l, mask, rollout), mismatch(*wide)),
+        (details(l, mask, rollout), details(*wide)),
         (finish_weights(weight_rows(l, mask, spec), spec), finish_weights(weight_rows(*wide[:2], spec), spec)),
         (applied(correct(l, mask, spec), mask), applied(correct(*wide[:2], spec), wide[1])),
     ):
@@ -112,7 +114,8 @@ def test_padding_and_empty_rows_count_nowhere():
 
 def test_no_mismatch():
     mask = torch.ones(50, 4, dtype=torch.bool)
-    out = mismatch(torch.zeros(50, 4), mask, torch.full((50, 4), -1.0))
+    zeros, rollout = torch.zeros(50, 4), torch.full((50, 4), -1.0)
+    out = mismatch(zeros, mask, rollout) | details(zeros, mask, rollout)
     ones = {"ess_token", "ess_sequence", "ratio_mean", "ratio_max", "ratio_min", "mult_prob_error", "ppl_ratio"}
     for name, value in out.items():
         short = name.split("/")[1]
@@ -125,7 +128,10 @@ def test_no_mismatch():
 def test_an_empty_batch_is_finite():
     for shape in ((3, 4), (0, 4), (3, 0)):
         mask = torch.zeros(shape, dtype=torch.bool)
-        out = mismatch(torch.zeros(shape), mask, torch.zeros(shape))
+        zeros = torch.zeros(shape)
+        spec = Correction(weight=Weight("token", upper=2.0))
+        out = mismatch(zeros, mask, zeros) | details(zeros, mask, zeros)
+        out |= finish_weights(weight_rows(zeros, mask, spec), spec)
         del out["mismatch/pareto_k"]
         assert all(value.isfinite() for value in out.values()), shape
 
@@ -178,5 +184,10 @@ def test_nothing_reads_a_value_back():
     assert m2po(l, mask, tau=0.1).device.type == "meta"
     for name, params in LOSS_PARAMS.items():
         assert LOSSES[name](l, rollout, rollout, mask, **params).loss.device.type == "meta"
-    for metrics in (mismatch(l, mask, rollout), applied(out, mask), finish_weights(weight_rows(l, mask, spec), spec)):
+    for metrics in (
+        mismatch(l, mask, rollout),
+        details(l, mask, rollout),
+        applied(out, mask),
+        finish_weights(weight_rows(l, mask, spec), spec),
+    ):
         assert all(value.shape == () and value.device.type == "meta" for value in metrics.values())

@@ -15,7 +15,7 @@ import torch
 from algo_cases import f64, shared_batch
 
 from algos.corrections import correct
-from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, sapo, topr, vespo
+from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
@@ -153,6 +153,23 @@ def test_dppo_kl_by_hand():
         assert dppo(*args, divergence="kl", delta_low=delta, delta_high=delta).clipped.tolist() == [dropped]
 
 
+def test_dppo_bounds_each_side_by_its_own_delta():
+    """q = .5, p = .7 and .3, A = 1 and −1: both .2 away; δ_low bounds the fall, δ_high the rise."""
+    logp, prox = torch.log(row([0.7, 0.3])), torch.log(row([0.5, 0.5]))
+    args = logp, prox, row([1, -1]), torch.ones(1, 2).bool()
+    assert dppo(*args, divergence="tv", delta_low=0.1, delta_high=0.3).clipped.tolist() == [[False, True]]
+    assert dppo(*args, divergence="tv", delta_low=0.3, delta_high=0.1).clipped.tolist() == [[True, False]]
+
+
+def test_bounds_of_ratio_losses_are_inclusive():
+    """r = 1 with lower = upper = 1 is in range: nothing is clipped and the loss is −A·log π."""
+    logp = row([-1, -2, -3])
+    for loss in (rollout_is, cispo):
+        out = loss(logp, logp, row([1, -1, 2]), MASK3, lower=1.0, upper=1.0)
+        assert not out.clipped.any()
+        torch.testing.assert_close(out.loss, row([1, -2, 6]))
+
+
 NEMO = row([-1.69315, -1, -0.59453]), row([-1, -1, -1]), row([1, -1, 2]), MASK3
 """r = [.5, 1, 1.5], A = [1, −1, 2]; μ = e^[−.5, −1.5, −.8], so π_old/μ = [.6065, 1.6487, .8187]."""
 
@@ -257,8 +274,9 @@ def test_clip_cov_by_hand():
     both = clip_cov(prox + 0.1, prox, advantages, mask, share=0.5, **params)
     r = math.exp(0.1)
     torch.testing.assert_close(both.loss, row([0, 0, 0, -2 * r]))
-    one = clip_cov(prox + 0.1, prox, advantages, mask, share=0.25, **params)
-    assert one.clipped.sum() == 1 and one.clipped[0, [0, 2]].any()
+    for share in (0.25, 0.49, 0.01):  # ⌊4·share⌋, but at least one
+        one = clip_cov(prox + 0.1, prox, advantages, mask, share=share, **params)
+        assert one.clipped.sum() == 1 and one.clipped[0, [0, 2]].any()
 
 
 def test_verl_icepop_integration():

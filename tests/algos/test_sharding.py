@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algos.corrections import correct, weight_sum
+from algos.details import details, details_rows, finish_details
 from algos.diagnostics import finish_mismatch, mismatch, mismatch_rows
 from algos.effects import (
     applied,
@@ -98,6 +99,7 @@ def test_diagnostics(batch, cuts, data):
     corrected = correct(l, mask, SPEC)
     whole = {
         **mismatch(l, mask, rollout),
+        **details(l, mask, rollout),
         **applied(corrected, mask),
         **finish_weights(weight_rows(l, mask, SPEC), SPEC),
         **finish_filters(filter_rows(l, mask, SPEC), SPEC),
@@ -109,6 +111,7 @@ def test_diagnostics(batch, cuts, data):
     sums = functools.reduce(lambda a, b: a.merge(b), [weight_sum(a, m, SPEC) for a, m, _ in take])
     split = {
         **finish_mismatch(merge([mismatch_rows(*t) for t in take])),
+        **finish_details(merge([details_rows(*t) for t in take])),
         **finish_applied(merge([applied_rows(correct(a, m, SPEC, batch=sums), m) for a, m, _ in take])),
         **finish_weights(merge([weight_rows(a, m, SPEC) for a, m, _ in take]), SPEC),
         **finish_filters(merge([filter_rows(a, m, SPEC) for a, m, _ in take]), SPEC),

@@ -11,9 +11,7 @@ from algos.ratios import bounded_exp
 
 
 @loss(anchored=True)
-def tempered_pg(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, temperature: float
-) -> TokenLoss:
+def tempered_pg(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, temperature: float) -> TokenLoss:
     """L = −sg(r^temperature)·A·log π_θ, r = π_θ/π_prox: between pure policy gradient (0) and the token weight (1)."""
     return TokenLoss(-bounded_exp(temperature * (logp - logp_prox).detach()) * advantages * logp)
 
