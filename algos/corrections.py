@@ -151,7 +151,7 @@ def _keep(
         raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
     keep = within(statistic(log_ratio, mask, filter_, logp_rollout, segments), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
-        keep = (keep | ~mask).all(-1, keepdim=True)
+        keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
     if filter_.when == "negative_advantage":
         keep = keep | (advantages >= 0)
     return keep

@@ -38,8 +38,8 @@ def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Row
         "l": total(l),
         "excess": total(excess),
         "excess_sq": total(excess.square()),
-        "l_max": largest.double(),
-        "l_min": lowest.double(),
+        "l_max": largest.double().clamp(min=0),  # padding holds 0, and must not change the number
+        "l_min": lowest.double().clamp(max=0),
         "beyond": count(l.abs() > LOG_RATIO_BOUND),
     }
     if logp_rollout is not None:

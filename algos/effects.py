@@ -27,7 +27,7 @@ def _applied_chunk(weights: Tensor, kept: Tensor, mask: Tensor) -> Rows:
     return {
         "n": n,
         "weight": total(weights),
-        "weight_sq": total(weights.double().square()),
+        "weight_sq": total(weights.square()),
         "zero": n - count(weights),
         "kept": count(kept & mask),
     }
@@ -61,7 +61,8 @@ def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Ten
     def chunk(l: Tensor, m: Tensor, s: Tensor | None) -> Rows:
         raw = raw_weights(l, m, spec.weight, s)
         used = bounded_weights(raw, spec.weight)
-        return _spread("raw", raw, m, *thresholds(spec)) | _spread("applied", used, m, *thresholds(spec))
+        bounds = thresholds(spec)
+        return _spread("raw", raw, m, *bounds, 1.0) | _spread("applied", used, m, *bounds, 1.0)
 
     return chunked(chunk, log_ratio, mask, segments)
 
@@ -76,19 +77,17 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     raw value; oob_ratio, with action=mask only: share of tokens whose weight became 0. verl takes max and min of
     sequence weights before the bounds; here raw is raw and applied is applied.
     """
-    raw, used = _finish("raw", rows, *thresholds(spec)), _finish("applied", rows, *thresholds(spec))
-    n = rows["applied/n"]
-    w = rows["applied/sum"] / n.clamp(min=1)
+    raw, used = _finish("raw", rows, *thresholds(spec), 1.0), _finish("applied", rows, *thresholds(spec), 1.0)
     out = {f"correction/raw_{name}": raw[name] for name in ("mean", "std", "eff_sample_size", "max", "min")}
     out |= {f"rollout_corr/rollout_is_{name}": used[name] for name in ("mean", "std", "eff_sample_size", "max", "min")}
-    names = ("seq_mean", "seq_std", "seq_max", "seq_min")
+    names = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
     out |= {f"rollout_corr/rollout_is_{name}": used[name] for name in names}
-    out["rollout_corr/rollout_is_seq_max_deviation"] = extreme((w - 1).abs(), n > 0)
     for side in ("high", "low"):
         out[f"rollout_corr/rollout_is_ratio_fraction_{side}"] = raw[f"fraction_{side}"]
         out[f"rollout_corr/rollout_is_seq_fraction_{side}"] = raw[f"seq_fraction_{side}"]
     if spec.weight.action == "mask":
-        out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + raw["fraction_low"]
+        low = raw["fraction_low"] if spec.weight.lower is not None else 0.0
+        out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + low
     return out
 
 
@@ -106,7 +105,8 @@ def filter_rows(
     def chunk(l: Tensor, m: Tensor, rollout: Tensor | None, s: Tensor | None) -> Rows:
         rows: Rows = {}
         for name, filter_ in _filters(spec).items():
-            rows |= _spread(name, statistic(l, m, filter_, rollout, s), m, *_bounds(filter_))
+            values = statistic(l, m, filter_, rollout, s)
+            rows |= _spread(name, values, m, *_bounds(filter_), _centre(filter_))
         return rows
 
     return chunked(chunk, log_ratio, mask, logp_rollout, segments)
@@ -117,12 +117,12 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_rs_<name>_* of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
     mean, std, max, min and fraction_high/low (share beyond the bounds, before `when` excuses any) over tokens;
-    seq_{mean,std,max,min,fraction_high,fraction_low} over the responses' means.
+    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means.
     """
     return {
         f"rollout_corr/rollout_rs_{name}_{statistic_}": value
         for name, filter_ in _filters(spec).items()
-        for statistic_, value in _finish(name, rows, *_bounds(filter_)).items()
+        for statistic_, value in _finish(name, rows, *_bounds(filter_), _centre(filter_)).items()
         if statistic_ != "eff_sample_size"
     }
 
@@ -142,37 +142,46 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
     return lower, float("inf") if filter_.upper is None else filter_.upper
 
 
-def _spread(name: str, values: Tensor, mask: Tensor, lower: float, upper: float) -> Rows:
-    """Sums and extremes over tokens; a value shared by a whole response, [B, 1], is counted instead of repeated."""
+def _centre(filter_: Reject) -> float:
+    """The statistic's value for equal policies."""
+    return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
+
+
+def _spread(name: str, values: Tensor, mask: Tensor, lower: float, upper: float, centre: float) -> Rows:
+    """Sums and extremes over tokens; a value that a whole response shares, [B, 1], is counted instead of repeated.
+
+    Sums are of values − centre, their value for equal policies, so that small spreads survive the batch's own
+    precision.
+    """
     n = count(mask)
     shared = values.shape[1] == 1
     here = mask.any(-1, keepdim=True) if shared else mask
     times = n if shared else 1.0
-    inside = torch.where(here, values, 0.0)
-    wide = torch.nn.functional.pad(values, (0, 1)), torch.nn.functional.pad(here, (0, 1))  # for rows without columns
+    off = torch.where(here, values - centre, 0.0)
     rows = {
         "n": n,
-        "sum": times * total(inside),
-        "sq": times * total(inside.double().square()),
-        "max": torch.where(wide[1], wide[0], -torch.inf).amax(-1).double(),
-        "min": torch.where(wide[1], wide[0], torch.inf).amin(-1).double(),
+        "off": times * total(off),
+        "off_sq": times * total(off.square()),
+        "max": torch.where(here, values, -torch.inf).amax(-1).double() if values.shape[1] else n,
+        "min": torch.where(here, values, torch.inf).amin(-1).double() if values.shape[1] else n,
         "high": times * count((values > upper) & here),
         "low": times * count((values < lower) & here),
     }
     return {f"{name}/{key}": value for key, value in rows.items()}
 
 
-def _finish(name: str, rows: Rows, lower: float, upper: float) -> dict[str, Tensor]:
+def _finish(name: str, rows: Rows, lower: float, upper: float, centre: float) -> dict[str, Tensor]:
     own = {key.removeprefix(f"{name}/"): value for key, value in rows.items() if key.startswith(f"{name}/")}
     n, present, tokens = own["n"], own["n"] > 0, own["n"].sum().clamp(min=1)
-    mean, square = own["sum"].sum() / tokens, own["sq"].sum() / tokens
-    row = own["sum"] / n.clamp(min=1)
+    mean = centre + own["off"].sum() / tokens
+    variance = (own["off_sq"].sum() / tokens - (mean - centre).square()).clamp(min=0)
+    row = centre + own["off"] / n.clamp(min=1)
     row_mean = over(row, present)
     spread = torch.where(present, (row - row_mean).square(), 0.0).sum() / (present.sum() - 1).clamp(min=1)
     return {
         "mean": mean,
-        "std": (square - mean.square()).clamp(min=0).sqrt(),
-        "eff_sample_size": _share(mean.square(), square),
+        "std": variance.sqrt(),
+        "eff_sample_size": _share(mean.square(), mean.square() + variance),
         "max": extreme(own["max"], present),
         "min": -extreme(-own["min"], present),
         "fraction_high": own["high"].sum() / tokens,
@@ -181,6 +190,7 @@ def _finish(name: str, rows: Rows, lower: float, upper: float) -> dict[str, Tens
         "seq_std": spread.sqrt(),
         "seq_max": extreme(row, present),
         "seq_min": -extreme(-row, present),
+        "seq_max_deviation": extreme((row - centre).abs(), present),
         "seq_fraction_high": over((row > upper).double(), present),
         "seq_fraction_low": over((row < lower).double(), present),
     }

@@ -11,6 +11,7 @@ from algo_cases import f64, shared_batch
 from algos.corrections import correct, weight_sum
 from algos.m2po import m2po
 from algos.ratios import log_ratio
+from algos.reductions import Counts, reduce
 from algos.spec import Correction, Plugin, Reject, Weight
 
 
@@ -82,6 +83,44 @@ def test_skyrl_token_and_sequence_truncation():
 )
 def test_filters_on_one_response(logs, filter_, kept):
     assert of_row(logs, Correction(reject={"f": filter_})).kept.tolist() == [[kept] * 3]
+
+
+def test_nemo_and_areal_bounds():
+    # w = [.1, 1, 3]: capped at 2, then also raised to .5
+    logs = [math.log(0.1), 0, math.log(3)]
+    assert of_row(logs, Correction(weight=Weight("token", upper=2.0))).weights[0].tolist() == pytest.approx([0.1, 1, 2])
+    both = Correction(weight=Weight("token", "clip", 0.5, 2.0))
+    assert of_row(logs, both).weights[0].tolist() == pytest.approx([0.5, 1, 2])
+    # the geometric ratio of [0, 4, 0] is e^(4/3) = 3.79, capped at 3; of [0, .5, 1] it is e^.5
+    geometric = Correction(weight=Weight("geometric", upper=3.0))
+    assert of_row([0, 4, 0], geometric).weights[0].tolist() == [3.0] * 3
+    assert of_row([0, 0.5, 1], geometric).weights[0].tolist() == pytest.approx([math.exp(0.5)] * 3)
+    # π/μ = e^.0005 = 1.0005 in every token is inside [.999, 1.002]
+    assert of_row([5e-4] * 3, Correction(reject={"g": Reject("geometric", lower=0.999, upper=1.002)})).kept.all()
+
+
+def test_verl_mask_mode():
+    """Rows at e^−1 = .368 and e^.5 = 1.649: a token filter [.5, 2] drops the first row, half of the tokens."""
+    logs = f64([[-1.0] * 5, [0.5] * 5])
+    spec = Correction(weight=Weight("token", upper=2.0), reject={"t": Reject("token", lower=0.5, upper=2.0)})
+    out = correct(logs, torch.ones(2, 5).bool(), spec)
+    assert out.kept.tolist() == [[False] * 5, [True] * 5]
+    torch.testing.assert_close(out.weights, logs.exp())
+
+
+def test_verl_reductions():
+    """Kept values 1, 2 | 4, 6: 13 in all, over 4 tokens; rows 3 and 10 over 2 responses, means 1.5 and 5."""
+    values, mask = f64([[1, 2, 30], [4, 50, 6]]), torch.tensor([[1, 1, 0], [1, 0, 1]]).bool()
+    expected = {"token_mean": 3.25, "token_sum": 13, "seq_mean_token_sum": 6.5, "seq_mean_token_mean": 3.25}
+    for mode, value in expected.items():
+        assert reduce(values, mask, mask, Counts.of(mask), mode).item() == value
+    norm = reduce(values, mask, mask, Counts.of(mask), "seq_mean_token_sum_norm", norm=10)
+    assert norm.item() == 0.65
+    # one token of the first row rejected: its row's mean still divides by 2
+    kept = torch.tensor([[1, 0, 0], [1, 0, 1]]).bool()
+    assert reduce(values, kept, mask, Counts.of(mask), "seq_mean_token_mean").item() == 2.75  # (1/2 + 10/2)/2
+    assert reduce(values, kept, kept, Counts.of(kept), "seq_mean_token_mean").item() == 3.0  # (1/1 + 10/2)/2
+    assert reduce(values, kept, kept, Counts.of(kept), "token_mean").item() == pytest.approx(11 / 3)
 
 
 def test_a_masked_token_cannot_reject():

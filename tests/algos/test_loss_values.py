@@ -274,6 +274,8 @@ def test_clip_cov_by_hand():
     both = clip_cov(prox + 0.1, prox, advantages, mask, share=0.5, **params)
     r = math.exp(0.1)
     torch.testing.assert_close(both.loss, row([0, 0, 0, -2 * r]))
+    low = clip_cov(prox, prox, advantages, mask, share=1.0, **params | {"lower": -1.0, "upper": 0.5})
+    assert low.clipped.tolist() == [[False, True, False, False]]
     for share in (0.25, 0.49, 0.01):  # ⌊4·share⌋, but at least one
         one = clip_cov(prox + 0.1, prox, advantages, mask, share=share, **params)
         assert one.clipped.sum() == 1 and one.clipped[0, [0, 2]].any()
