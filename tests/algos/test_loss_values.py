@@ -247,6 +247,13 @@ def test_topr_and_vespo_by_hand():
     torch.testing.assert_close(vespo(logp, prox, down, MASK3, **kernel).loss, 8 * math.exp(-2) * logp)
 
 
+def test_verl_dro():
+    """−(log π·A − .025·d²): 1.6 + .025·.04 = 1.601 and −1.35 + .025·.04 = −1.349; the third token is masked."""
+    mask = torch.tensor([[True, True, False]])
+    batch = row([-0.8, -0.9, -0.1]), row([-1, -0.7, -0.2]), row([2, -1.5, 9]), mask
+    torch.testing.assert_close(LOSSES["dro"](*batch, beta=0.05).loss, row([1.601, -1.349, 0]))
+
+
 def test_luspo_is_gspo_without_the_length_mean():
     value, gradient = scalar("luspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean")
     other, other_gradient = scalar("gspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_sum")
