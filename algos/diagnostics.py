@@ -1,35 +1,106 @@
-"""How far the rollout engine is from the trainer, on one batch. Every statistic is of the raw ratio, before any bound."""
+"""How far the rollout engine is from the trainer, before any correction.
+
+Nothing here is clamped, so a heavy tail shows; nothing waits for the device; empty responses count nowhere.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from algos.ratios import LOG_RATIO_BOUND
+from algos.rows import Rows, chunked, count, extreme, over, total
+from algos.tails import pareto_k
+
+
+def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> dict[str, Tensor]:
+    """Mismatch statistics of a whole batch as fp64 scalars: `finish_mismatch` of `mismatch_rows`."""
+    return finish_mismatch(mismatch_rows(log_ratio, mask, logp_rollout))
 
 
 @torch.no_grad()
-def mismatch(log_ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Mismatch statistics of l = log π − log μ ([B, T], nats, 0 off `mask`), as fp64 scalars.
+def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
+    """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and the sum of log μ."""
+    return chunked(_mismatch_chunk, log_ratio, mask, logp_rollout)
 
-    k1 = E[−l] and k3 = E[ρ − 1 − l] both estimate KL(μ‖π) in nats per token, k3 ≥ 0 pointwise (Schulman,
-    joschu.net/blog/kl-approx.html). ess = (Σw)²/(n·Σw²) in (0, 1] with w = ρ per token (ess_token), w = exp Σ_t l per
-    response (ess_sequence), computed relative to the largest weight: nothing is clamped, so a heavy tail shows.
-    """
-    l, present = log_ratio.double(), mask.any(-1)
-    n = mask.sum().clamp(min=1)
-    return {
-        "rollout_corr/kl": -l.sum() / n,
-        "rollout_corr/k3_kl": torch.where(mask, torch.expm1(l) - l, 0.0).sum() / n,
-        "mismatch/ess_token": _ess(l[mask]),
-        "mismatch/ess_sequence": _ess(l.sum(-1)[present]),
-        "mismatch/log_ratio_max_abs": l.abs().amax() if l.numel() else l.new_zeros(()),
-        "mismatch/beyond_bound": (l.abs() > LOG_RATIO_BOUND).sum() / n,
+
+def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Rows:
+    # Half the log of the largest number: ρ² stays finite, 44 nats in fp32 and 354 in fp64.
+    most = math.log(torch.finfo(l.dtype).max) / 2
+    excess = torch.expm1(l.clamp(-most, most))  # ρ − 1, exact where ρ ≈ 1; 0 off the mask
+    lowest, largest = torch.aminmax(
+        torch.nn.functional.pad(l, (0, 1)), dim=-1
+    )  # of l and 0, so that padding adds nothing
+    rows = {
+        "n": count(mask),
+        "l": total(l),
+        "excess": total(excess),
+        "excess_sq": total(excess.square()),
+        "l_max": largest.double().clamp(min=0),  # padding holds 0, and must not change the number
+        "l_min": lowest.double().clamp(max=0),
+        "beyond": count(l.abs() > LOG_RATIO_BOUND),
     }
+    if logp_rollout is not None:
+        rows["rollout"] = total(torch.where(mask, logp_rollout, 0.0))
+    return rows
 
 
-def _ess(log_weights: Tensor) -> Tensor:
-    if log_weights.numel() == 0:
-        return log_weights.new_ones(())
-    w = (log_weights - log_weights.amax()).exp()  # the scale cancels; equal weights give 1 to the bit
-    return w.sum().square() / (w.square().sum() * w.numel())
+@torch.no_grad()
+def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
+    """Mismatch statistics from the rows of the whole batch, fp64 scalars.
+
+    With E over tokens, E_i over responses, l̄_i the mean of l in a response, S_i its sum, ρ = e^l, ρ_i = e^S_i:
+    kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0 estimate KL(μ‖π) in nats per token; chi2_token = E[ρ²] − 1 and
+    chi2_seq = E_i[ρ_i²] − 1, plug-in, of either sign; chi2_*_normalized = E[ρ²]/E[ρ]² − 1 = 1/ess − 1 ≥ 0,
+    self-normalised; ess_* = (Σρ)²/(n·Σρ²) in [1/n, 1]; ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and
+    ratio_min = min(1, min ρ); pareto_k of ρ_i; ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄]; with the rollout's
+    log-probabilities also both perplexities, E_i e^−mean(log π) and E_i e^−mean(log μ).
+    The names under rollout_corr/ are verl's, of verl's formulas without their clamps, their 1e-8 and their empty rows.
+    """
+    n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
+    present = n > 0
+    mean_l = rows["l"] / n.clamp(min=1)
+    sequence = torch.where(present, rows["l"], -torch.inf)
+    sequence_ess = _ess(sequence, present)
+    excess, excess_sq = rows["excess"].sum() / tokens, rows["excess_sq"].sum() / tokens
+    variance = (excess_sq - excess.square()).clamp(min=0)
+    token_chi2 = variance / (1 + excess).square()
+    out = {
+        "rollout_corr/kl": -rows["l"].sum() / tokens,
+        "rollout_corr/k3_kl": (excess - rows["l"].sum() / tokens).clamp(min=0),
+        "rollout_corr/chi2_token": excess_sq + 2 * excess,
+        "rollout_corr/chi2_seq": over(torch.expm1(2 * rows["l"]), present),
+        "rollout_corr/ppl_ratio": over((-mean_l).exp(), present),
+        "rollout_corr/log_ppl_diff": over(-mean_l, present),
+        "rollout_corr/log_ppl_abs_diff": over(mean_l.abs(), present),
+        "rollout_corr/log_ppl_diff_max": extreme(-mean_l, present),
+        "rollout_corr/log_ppl_diff_min": -extreme(mean_l, present),
+        "mismatch/ess_token": 1 / (1 + token_chi2),
+        "mismatch/ess_sequence": sequence_ess,
+        "mismatch/chi2_token_normalized": token_chi2,
+        "mismatch/chi2_sequence_normalized": 1 / sequence_ess - 1,
+        "mismatch/ratio_mean": 1 + excess,
+        "mismatch/ratio_std": variance.sqrt(),
+        "mismatch/ratio_max": extreme(rows["l_max"], present).exp(),
+        "mismatch/ratio_min": (-extreme(-rows["l_min"], present)).exp(),
+        "mismatch/log_ratio_max_abs": extreme(torch.maximum(rows["l_max"], -rows["l_min"]), present),
+        "mismatch/beyond_bound": rows["beyond"].sum() / tokens,
+        "mismatch/pareto_k": pareto_k(sequence),
+    }
+    if "rollout" in rows:
+        rollout = -rows["rollout"] / n.clamp(min=1)
+        out |= {
+            "rollout_corr/training_ppl": over((rollout - mean_l).exp(), present),
+            "rollout_corr/training_log_ppl": over(rollout - mean_l, present),
+            "rollout_corr/rollout_ppl": over(rollout.exp(), present),
+            "rollout_corr/rollout_log_ppl": over(rollout, present),
+        }
+    return out
+
+
+def _ess(log_weights: Tensor, present: Tensor) -> Tensor:
+    """(Σw)²/(n·Σw²) of weights relative to the largest: nothing overflows, and equal weights give 1 to the bit; 1 for none."""
+    w = torch.where(present, (log_weights - log_weights.amax()).exp(), 0.0)
+    return torch.where(present.any(), w.sum().square() / (w.square().sum() * present.sum()), 1.0)

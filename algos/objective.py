@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from algos.corrections import Corrected, correct
+from algos.corrections import Corrected, WeightSum, correct, weight_sum
+from algos.effects import applied
 from algos.losses import TokenLoss
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
 from algos.spec import Correction
 
+__all__ = ["Objective", "applied"]
+
 
 class Objective(NamedTuple):
     """The scalar that a training step differentiates: reduce(w · loss(π_θ, π_prox, A)) over the kept tokens.
 
-    loss: a function of `losses.py` with its parameters bound. proximal: `old` anchors it on π_old, `rollout` on μ.
+    loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors it on π_old,
+    `rollout` on μ.
     """
 
     loss: Callable[..., TokenLoss]
@@ -27,10 +30,47 @@ class Objective(NamedTuple):
     reduction: str
     norm: int | None = None
 
-    def corrected(self, logp: Tensor, logp_rollout: Tensor, mask: Tensor, advantages: Tensor) -> Corrected:
-        """The correction of ρ = exp(logp − logp_rollout); `logp` is π_old or π_θ as `correction.ratio` says."""
+    def corrected(
+        self,
+        logp: Tensor,
+        logp_rollout: Tensor,
+        mask: Tensor,
+        advantages: Tensor,
+        *,
+        segments: Tensor | None = None,
+        batch: WeightSum | None = None,
+    ) -> Corrected:
+        """The correction of ρ = exp(logp − logp_rollout); `logp` is π_old or π_θ as `correction.ratio` says.
+
+        segments and batch as in `corrections.correct`: pass the merged `weight_sum` when these are not all rows of the
+        batch.
+        """
         ratio = log_ratio(logp.detach(), logp_rollout, mask)
-        return correct(ratio, mask, self.correction, advantages=advantages, logp_rollout=logp_rollout)
+        return correct(
+            ratio,
+            mask,
+            self.correction,
+            advantages=advantages,
+            logp_rollout=logp_rollout,
+            segments=segments,
+            batch=batch,
+        )
+
+    def weight_sum(
+        self, logp: Tensor, logp_rollout: Tensor, mask: Tensor, segments: Tensor | None = None
+    ) -> WeightSum | None:
+        """What `corrected` must know of the other parts of the global batch; None unless normalize=batch."""
+        if self.correction.normalize == "none":
+            return None
+        return weight_sum(log_ratio(logp.detach(), logp_rollout, mask), mask, self.correction, segments)
+
+    def select(self, logp_old: Tensor, logp_rollout: Tensor, advantages: Tensor, mask: Tensor) -> Tensor | None:
+        """The tokens a loss such as clip_cov treats differently, [B, T] bool, from the whole mini-batch; else None."""
+        function = getattr(self.loss, "func", self.loss)
+        if getattr(function, "select", None) is None:
+            return None
+        params = getattr(self.loss, "keywords", {})
+        return function.select(self._anchor(logp_old, logp_rollout), advantages, mask, **params)
 
     def __call__(
         self,
@@ -41,26 +81,23 @@ class Objective(NamedTuple):
         mask: Tensor,
         corrected: Corrected,
         counts: Counts,
+        selected: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch (all tensors [B, T]) and its metrics.
 
-        `counts` are those of `corrected.counted` over the whole mini-batch, so values add up over its parts.
+        `counts` are those of `corrected.counted` over the whole mini-batch, so values and metrics add up over its
+        parts. `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them.
         """
-        anchor = logp_rollout if self.proximal == "rollout" else logp_old
-        token = self.loss(logp, anchor, advantages, mask)
-        value = reduce(token.loss * corrected.weights, corrected.kept, corrected.counted, counts, self.reduction, norm=self.norm)
+        extra = () if selected is None else (selected,)
+        if not extra and getattr(getattr(self.loss, "func", self.loss), "select", None) is not None:
+            raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
+        token = self.loss(logp, self._anchor(logp_old, logp_rollout), advantages, mask, *extra)
+        weighted = token.loss * corrected.weights
+        value = reduce(weighted, corrected.kept, corrected.counted, counts, self.reduction, norm=self.norm)
         metrics = {}
         if token.clipped is not None:
-            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum() / corrected.kept.sum().clamp(min=1)
+            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum().double() / counts.tokens.clamp(min=1)
         return value, metrics
 
-
-def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """What a correction did, beside the raw statistics of `diagnostics.mismatch`: mean weight and kept shares."""
-    tokens, present = mask.sum().clamp(min=1), mask.any(-1)
-    return {
-        "correction/weight_mean": torch.where(mask, corrected.weights, 0.0).sum() / tokens,
-        "correction/kept_tokens": corrected.kept.sum() / tokens,
-        "correction/kept_sequences": corrected.kept.any(-1).sum() / present.sum().clamp(min=1),
-        "correction/weight_zero": ((corrected.weights == 0) & mask).sum() / tokens,
-    }
+    def _anchor(self, logp_old: Tensor, logp_rollout: Tensor) -> Tensor:
+        return logp_rollout if self.proximal == "rollout" else logp_old

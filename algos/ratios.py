@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 LOG_RATIO_BOUND = 20.0
-"""|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The clamped share is a metric."""
+"""|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
+
+LEVELS = ("token", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
 
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
@@ -16,29 +18,50 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
     """
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
-    zero = torch.zeros((), dtype=dtype, device=logp.device)
-    return torch.where(mask, logp.to(dtype), zero) - torch.where(mask, logp_base.to(dtype), zero)
+    return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
 
 
-def at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Per-token values (0 off the mask) at a level: token [B, T] as they are; [B, 1] of sequence Σ_t, geometric mean_t, worst_token max_t.
+def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
+    """Per-token values (0 off the mask) at a level.
 
-    A response without tokens gives 0.
+    token: as they are, [B, T]. sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
+    segment, segment_geometric: Σ and mean over the tokens of the response with the same id in `segments`, [B, T].
+    `segments`: [B, T] integers 0 ≤ id < T, a turn's number within its response; read on the mask only.
+    A response without tokens gives 0. Raises ValueError on an unknown level or missing segments.
     """
     if level == "token":
         return values
+    if level == "sequence":
+        return values.sum(-1, keepdim=True)
+    if level == "geometric":
+        return values.sum(-1, keepdim=True) / sizes(mask, level)
+    if level in ("segment", "segment_geometric"):
+        total = _segment_sum(values, mask, segments)
+        return total if level == "segment" else total / sizes(mask, level, segments)
     if level == "worst_token":
         lowest = torch.finfo(values.dtype).min
         worst = torch.where(mask, values, lowest).amax(-1, keepdim=True)
         return torch.where(mask.any(-1, keepdim=True), worst, 0.0)
-    total = values.sum(-1, keepdim=True)
-    if level == "sequence":
-        return total
-    if level == "geometric":
-        return total / mask.sum(-1, keepdim=True).clamp(min=1)
-    raise ValueError(f"level={level}: accepted are token, sequence, geometric, worst_token")
+    raise ValueError(f"level={level}: accepted are {', '.join(LEVELS)}")
+
+
+def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
+    """How many tokens share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
+    if level == "token":
+        return mask.new_ones((1, 1), dtype=torch.long)
+    if level in ("segment", "segment_geometric"):
+        return _segment_sum(mask.long(), mask, segments).clamp(min=1)
+    return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:
     """exp with its argument clamped to ±LOG_RATIO_BOUND; the gradient is 0 where it was clamped."""
-    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
+
+
+def _segment_sum(values: Tensor, mask: Tensor, segments: Tensor | None) -> Tensor:
+    if segments is None:
+        raise ValueError("level=segment needs segments, the number of the turn of each token")
+    assert segments.shape == mask.shape and not segments.is_floating_point(), (segments.shape, segments.dtype)
+    ids = torch.where(mask, segments.long(), 0)
+    return torch.zeros_like(values).scatter_add(-1, ids, torch.where(mask, values, 0)).gather(-1, ids)

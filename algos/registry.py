@@ -13,7 +13,8 @@ class RegistryError(ValueError):
 
 
 class Registry:
-    """The plug-ins of one kind: built-ins from one explicit table, others from the entry-point group `faultline.<kind>`.
+    """The plug-ins of one kind: built-ins from one explicit table, others from the entry-point group
+    `faultline.<kind>`.
 
     A name of the form `package.module:attribute` is loaded from there without being registered first.
     """
@@ -26,7 +27,7 @@ class Registry:
 
     def register(self, name: str, plugin: Any) -> None:
         """Add `plugin` under `name`. Raises RegistryError if the name is taken."""
-        self._claim(name, lambda: plugin)
+        self._targets = _claimed(self.kind, self._targets, name, lambda: plugin)
 
     def names(self) -> list[str]:
         """All known names, sorted."""
@@ -49,16 +50,19 @@ class Registry:
                 raise RegistryError(f"{self.kind}={name}: the plug-in failed to load ({error})") from error
         return self._loaded[name]
 
-    def _claim(self, name: str, load: Callable[[], Any]) -> None:
-        if name in self._targets:
-            raise RegistryError(f"{self.kind}={name}: the name is taken; a plug-in must use another")
-        self._targets[name] = load
-
     def _discover(self) -> None:
+        """Take in the installed plug-ins: all of them, or none while one of them takes a name that is not free."""
         if not self._discovered:
+            targets = self._targets
             for point in entry_points(group=f"faultline.{self.kind}"):
-                self._claim(point.name, point.load)
-            self._discovered = True
+                targets = _claimed(self.kind, targets, point.name, point.load)
+            self._targets, self._discovered = targets, True
+
+
+def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], Any]) -> dict[str, Any]:
+    if name in targets:
+        raise RegistryError(f"{kind}={name}: the name is taken; a plug-in must use another")
+    return targets | {name: load}
 
 
 def _import(path: str) -> Any:
@@ -66,5 +70,31 @@ def _import(path: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-LOSSES = Registry("losses", {"ppo": "algos.losses:ppo", "pg": "algos.losses:pg"})
-ADVANTAGES = Registry("advantages", {"grpo": "algos.advantages:grpo", "dr_grpo": "algos.advantages:dr_grpo"})
+def _from(module: str, *names: str) -> dict[str, str]:
+    return {name: f"{module}:{name}" for name in names}
+
+
+LOSSES = Registry(
+    "losses",
+    {
+        **_from("algos.losses", "ppo", "gspo", "luspo", "gmpo", "sapo", "dro", "dppo", "clip_cov", "kl_cov"),
+        **_from("algos.losses", "pg", "cross_entropy", "cispo", "rollout_is", "topr", "vespo"),
+        "gpg": "algos.losses:pg",  # GPG's loss is REINFORCE; its advantages are its own
+    },
+)
+"""Functions `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
+
+ADVANTAGES = Registry(
+    "advantages",
+    {
+        **_from("algos.advantages", "grpo", "dr_grpo", "rloo", "maxrl", "remax", "opo", "reinforce_pp"),
+        **_from("algos.advantages", "reinforce_pp_baseline", "gae"),
+    },
+)
+"""Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
+
+CORRECTIONS = Registry("corrections", {"m2po": "algos.m2po:m2po"})
+"""Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that are no setting of `spec.Reject`."""
+
+KL = Registry("kl", _from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"))
+"""Functions `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""

@@ -6,11 +6,22 @@ loss and a smaller response mask. Everything published is a setting of `Correcti
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
-Level = Literal["token", "sequence", "geometric"]
-"""Where ρ is taken: each token; the product over the response; exp of the mean log ratio over the response."""
+Level = Literal["token", "sequence", "geometric", "segment", "segment_geometric"]
+"""Where ρ is taken: each token; the product over the response; exp of the mean log ratio over the response; both of
+these over each segment (turn) of the response."""
+
+Action = Literal["truncate", "clip", "mask"]
+Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error"]
+RejectLevel = Literal["token", "sequence", "geometric", "segment", "segment_geometric", "worst_token"]
+When = Literal["all", "negative_advantage"]
+Ratio = Literal["old", "current"]
+Proximal = Literal["old", "rollout"]
+Normalize = Literal["none", "batch"]
+Denominator = Literal["original", "kept"]
 
 
 REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
@@ -22,20 +33,23 @@ class Weight:
     """w = truncate: min(ρ, upper) | clip: clamp(ρ, lower, upper) | mask: ρ·1{lower ≤ ρ ≤ upper}, ρ taken at `level`.
 
     `level=None` means no weight (w = 1). Bounds are absolute ratios, inclusive. A token masked by `mask` gets weight 0
-    and stays in the denominator. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of 1.
+    and stays in the denominator. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of
+    1.
     """
 
     level: Level | None = None
-    action: Literal["truncate", "clip", "mask"] = "truncate"
+    action: Action = "truncate"
     lower: float | None = None
     upper: float | None = None
 
     def __post_init__(self) -> None:
+        _check_choice("action", self.action, Action)
         if self.level is None:
             for key in ("lower", "upper"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key}={getattr(self, key)} has no effect while level is null; set level too")
             return
+        _check_choice("level", self.level, Level)
         _check_bounds(self.lower, self.upper)
         if self.action == "truncate" and self.lower is not None:
             raise ValueError(f"lower={self.lower} has no effect with action=truncate; use action=clip or mask")
@@ -49,48 +63,74 @@ class Weight:
 class Reject:
     """Keep where lower ≤ statistic ≤ upper; what is rejected leaves the response mask.
 
-    statistic: `ratio` is ρ itself at `level`; `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ per token (nats), summed at level
-    sequence, averaged at geometric, the largest at worst_token; `prob_diff` = π − μ per token, likewise.
-    level worst_token keeps a response only if all its tokens pass (a veto). `when=negative_advantage` lets the filter act
-    on responses with A < 0 only. Bounds are inclusive; those of `ratio` are absolute ratios around 1.
+    statistic: `ratio` is ρ itself at `level` (and so the k1 filters of the frameworks, whose bounds are ratios);
+    `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ per token (nats), summed at levels sequence and segment, averaged at
+    geometric and segment_geometric, the largest at worst_token; `prob_diff` = π − μ and `mult_error` = max(ρ, 1/ρ) per
+    token, likewise. level worst_token keeps a response only if all its tokens pass (a veto). `when=negative_advantage`
+    lets the filter act on tokens with A < 0 only: with level=geometric and lower = e^−δ it is DeepSeek-V3.2's
+    off-policy sequence mask (arXiv 2512.02556). Bounds are inclusive; those of `ratio` are absolute ratios around 1.
+    Raises ValueError when a bound is missing, has no effect or lies on the wrong side of the statistic's value for two
+    equal policies.
     """
 
-    level: Literal["token", "sequence", "geometric", "worst_token"]
-    statistic: Literal["ratio", "k2", "k3", "prob_diff"] = "ratio"
+    level: RejectLevel
+    statistic: Statistic = "ratio"
     lower: float | None = None
     upper: float | None = None
-    when: Literal["all", "negative_advantage"] = "all"
+    when: When = "all"
 
     def __post_init__(self) -> None:
+        _check_choice("level", self.level, RejectLevel)
+        _check_choice("statistic", self.statistic, Statistic)
+        _check_choice("when", self.when, When)
+        _check_numbers(self.lower, self.upper)
         if self.lower is None and self.upper is None:
             raise ValueError("lower and upper are both missing: the filter would keep everything")
         if self.statistic == "ratio":
             _check_bounds(self.lower, self.upper)
         elif self.statistic in ("k2", "k3"):
             if self.lower is not None:
-                raise ValueError(f"lower={self.lower} has no effect: {self.statistic} ≥ 0 is small when π = μ; use upper")
+                raise ValueError(f"lower={self.lower} has no effect: {self.statistic} is 0 when π = μ; use upper")
             if self.upper < 0:
                 raise ValueError(f"upper={self.upper} rejects everything: {self.statistic} ≥ 0; give a positive bound")
+        elif self.statistic == "mult_error":
+            if self.lower is not None:
+                raise ValueError(f"lower={self.lower} has no effect: mult_error ≥ 1 is small when π = μ; use upper")
+            if self.level in ("sequence", "segment"):
+                raise ValueError(f"level={self.level} sums mult_error, so no bound fits all lengths; use a mean")
+            if self.upper < 1:
+                raise ValueError(f"upper={self.upper} rejects everything: mult_error ≥ 1; give a bound above 1")
         elif (self.lower or 0) > 0 or (self.upper or 0) < 0:
             raise ValueError(f"[{self.lower}, {self.upper}] must contain 0, the value of {self.statistic} when π = μ")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A filter of the registry `corrections`, for what no `Reject` says: `function` by name, `params` its keywords."""
+
+    function: str
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Correction:
     """One point of the algebra (DESIGN: three policies, one algebra).
 
-    ratio: what stands over μ, `old` (π_old) or `current` (π_θ, detached). normalize=batch divides the weights by their mean at
-    their own level over the whole batch. denominator: what the reduction divides by after a rejection, the `original`
-    response tokens or the `kept` ones. Weight and filters are computed on the original mask, so filters commute.
+    ratio: what stands over μ, `old` (π_old) or `current` (π_θ, detached). normalize=batch divides the weights by their
+    mean at their own level over the whole global batch. denominator: what the reduction divides by after a rejection,
+    the `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask, so filters
+    commute. Raises ValueError on a key that has no effect.
     """
 
-    ratio: Literal["old", "current"] = "old"
+    ratio: Ratio = "old"
     weight: Weight = field(default_factory=Weight)
-    reject: dict[str, Reject] = field(default_factory=dict)
-    normalize: Literal["none", "batch"] = "none"
-    denominator: Literal["original", "kept"] = "original"
+    reject: dict[str, Reject | Plugin] = field(default_factory=dict)
+    normalize: Normalize = "none"
+    denominator: Denominator = "original"
 
     def __post_init__(self) -> None:
+        for key, accepted in {"ratio": Ratio, "normalize": Normalize, "denominator": Denominator}.items():
+            _check_choice(key, getattr(self, key), accepted)
         if self.normalize == "batch" and self.weight.level is None:
             raise ValueError("normalize=batch has no effect while weight.level is null")
         if self.denominator == "kept" and not self.reject:
@@ -102,7 +142,32 @@ class Correction:
         return self.weight.level is not None or bool(self.reject)
 
 
+def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
+    """Raise ValueError when the mismatch ratio would enter twice: in the loss's own ratio π_θ/μ and in a weight.
+
+    `anchored` is the loss's attribute of that name; `proximal` is what it is anchored on, old or rollout.
+    """
+    _check_choice("proximal", proximal, Proximal)
+    if proximal == "rollout" and anchored and correction.weight.level is not None:
+        raise ValueError(
+            f"proximal=rollout with weight.level={correction.weight.level} counts the mismatch twice: the loss's ratio "
+            "is already π_θ/μ; use proximal=old, or weight.level=null, or a loss that reads no anchor (pg)"
+        )
+
+
+def _check_choice(key: str, value: Any, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{key}={value}: accepted are {', '.join(get_args(choices))}")
+
+
+def _check_numbers(lower: float | None, upper: float | None) -> None:
+    for key, value in {"lower": lower, "upper": upper}.items():
+        if value is not None and (isinstance(value, bool) or math.isnan(value)):
+            raise ValueError(f"{key}={value} is not a number")
+
+
 def _check_bounds(lower: float | None, upper: float | None) -> None:
+    _check_numbers(lower, upper)
     if upper is not None and upper < 1:
         raise ValueError(f"upper={upper} is below 1, the ratio of two equal policies; upper must be ≥ 1")
     if lower is not None and not 0 <= lower <= 1:

@@ -1,0 +1,50 @@
+"""Estimators of KL(π_θ‖π_ref) from tokens, as values and as losses: `(logp, logp_ref, mask, logp_prox) -> [B, T]`.
+
+x = log π_ref − log π_θ (`logp_ref` − `logp`, nats), 0 off the mask; logp carries gradient, the rest is detached.
+`logp_prox` (π_old or μ) is read by k3_unbiased only. Whether a gradient is the KL's is a matter of the estimator, not
+of its value: with tokens from π_θ, E[∇k2] = ∇KL(π_θ‖π_ref), while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ) (the reverse
+one). Source: Schulman, joschu.net/blog/kl-approx.html.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
+
+
+def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """k1 = −x: unbiased in value, of either sign. Gradient ∇log π_θ, of mean 0 under π_θ: for a reward, not a loss."""
+    return log_ratio(logp, logp_ref.detach(), mask)
+
+
+def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """k2 = x²/2 ≥ 0: biased in value, its gradient −x·∇log π_θ is the KL's when tokens come from π_θ."""
+    return k1(logp, logp_ref, mask).square() / 2
+
+
+def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """k3 = eˣ − 1 − x ≥ 0: unbiased in value. Gradient (1 − eˣ)·∇log π_θ; 1·∇log π_θ where |x| > 20, the bound of eˣ.
+
+    Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
+    """
+    x = -k1(logp, logp_ref, mask)
+    return torch.expm1(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - x
+
+
+def k3_k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """The value of k3 with the gradient of k2 (verl's `low_var_kl+`): sg(k3) + k2 − sg(k2)."""
+    gradient = k2(logp, logp_ref, mask)
+    return k3(logp, logp_ref, mask).detach() + gradient - gradient.detach()
+
+
+def k3_unbiased(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """r·k3, r = π_θ/π_prox with its gradient: value and gradient are the KL's when each token comes from π_prox.
+
+    Gradient: r·(k3 + 1 − eˣ)·∇log π_θ = −r·x·∇log π_θ. Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1.
+    Limit: r = 1 has the value of k3 and the gradient of k2. Raises ValueError without `logp_prox`.
+    """
+    if logp_prox is None:
+        raise ValueError("kl=k3_unbiased needs logp_prox, the policy the tokens are taken to come from")
+    return bounded_exp(log_ratio(logp, logp_prox.detach(), mask)) * k3(logp, logp_ref, mask)

@@ -1,0 +1,85 @@
+"""What every loss shares: its signature, the masking of its inputs, and the checks of its parameters.
+
+Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`. `logp` [B, T] is the only tensor that carries
+gradient; `logp_prox` is the anchor (π_old or μ, nats), None where the loss does not read it; advantages [B, T]; mask
+bool, True on response tokens. `params` are keyword-only without defaults: they are the keys of the loss's config.
+A correction multiplies the result; `reductions.reduce` makes it a scalar.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenLoss(NamedTuple):
+    """loss [B, T], unreduced, 0 off the mask; clipped [B, T] bool where a bound of the loss was active, or None."""
+
+    loss: Tensor
+    clipped: Tensor | None = None
+
+
+def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
+    """Make a loss of a function that is written as its equation.
+
+    The function then receives tensors of one dtype (the widest of the log-probabilities, at least fp32) that are 0 off
+    the mask, whatever padding held (NaN included), and only `logp` with gradient; what it returns is masked again.
+    `anchored`: whether it reads `logp_prox`; a run whose loss does not may skip that forward pass.
+    `select`: `(logp_prox, advantages, mask, **params) -> [B, T] bool` for losses that treat some tokens of the whole
+    mini-batch differently; the loss then takes it as its fifth argument, None meaning "select among these tokens".
+    Raises ValueError when `logp_prox` is missing, AssertionError on shapes.
+    """
+
+    def mark(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def masked(logp, logp_prox, advantages, mask, *selected, **params) -> TokenLoss:
+            logp, logp_prox, advantages = prepare(logp, logp_prox if anchored else None, advantages, mask)
+            if anchored and logp_prox is None:
+                raise ValueError(f"loss={function.__name__} is anchored: it needs logp_prox, π_old or μ")
+            if select is not None and (not selected or selected[0] is None):
+                selected = (select(logp_prox, advantages, mask, **params),)
+            value, clipped = function(logp, logp_prox, advantages, mask, *selected, **params)
+            return TokenLoss(torch.where(mask, value, 0.0), None if clipped is None else clipped & mask)
+
+        masked.anchored = anchored
+        masked.select = select
+        return masked
+
+    return mark
+
+
+def prepare(
+    logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The three tensors in one dtype and 0 off the mask; by `where`, because NaN·0 is NaN in value and gradient."""
+    assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
+    assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)
+    dtype = torch.promote_types(logp.dtype, torch.float32)
+    if logp_prox is not None:
+        assert logp_prox.shape == logp.shape, (logp_prox.shape, logp.shape)
+        dtype = torch.promote_types(dtype, logp_prox.dtype)
+    zero = torch.zeros((), dtype=dtype, device=logp.device)
+    prox = None if logp_prox is None else torch.where(mask, logp_prox.detach().to(dtype), zero)
+    return torch.where(mask, logp.to(dtype), zero), prox, torch.where(mask, advantages.detach().to(dtype), zero)
+
+
+def check_clip_range(eps_low: float, eps_high: float) -> None:
+    """Offsets from ratio 1; eps_high may be infinite, eps_low = 1 means no lower clip."""
+    check("eps_low", eps_low, 0 <= eps_low <= 1, "an offset from ratio 1 in [0, 1]")
+    check("eps_high", eps_high, eps_high >= 0, "an offset from ratio 1, ≥ 0")
+
+
+def check_ratio_range(lower: float, upper: float) -> None:
+    """Absolute ratios that contain 1, the ratio of two equal policies."""
+    check("lower", lower, 0 <= lower <= 1, "an absolute ratio in [0, 1], 1 being the ratio of two equal policies")
+    check("upper", upper, upper >= 1, "an absolute ratio ≥ 1, the ratio of two equal policies")
+
+
+def check(key: str, value: float, accepted: bool, meaning: str) -> None:
+    """Raise ValueError naming `loss.<key>`, the value and what is accepted; comparisons make a NaN not accepted."""
+    if not accepted:
+        raise ValueError(f"loss.{key}={value}: must be {meaning}")

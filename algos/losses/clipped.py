@@ -1,0 +1,49 @@
+"""Losses that clip the ratio of two policies token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.losses.base import TokenLoss, check, check_clip_range, loss
+from algos.ratios import bounded_exp
+
+
+@loss(anchored=True)
+def ppo(
+    logp: Tensor,
+    logp_prox: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    eps_low: float,
+    eps_high: float,
+    dual_clip: float | None,
+) -> TokenLoss:
+    """Proximal policy optimisation with separate clip ranges and an optional dual clip.
+
+    L = max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), and with a dual clip c, where A < 0: L = min(L, −A·c)
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, ε = `eps_low`, `eps_high` (offsets from ratio 1),
+    c = `dual_clip` > 1 (absolute ratio) or None. Source: arXiv 1707.06347 eq. 7; asymmetric range: DAPO, arXiv
+    2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5. Gradient: −A·r·∇log π_θ where not clipped, else 0.
+    Limits: at r = 1, or for ε_low = 1, ε_high → ∞ without dual clip, the gradient of −A·r.
+    Raises ValueError on ε < 0, ε_low > 1 or c ≤ 1.
+    """
+    check_clip_range(eps_low, eps_high)
+    if dual_clip is not None:
+        check("dual_clip", dual_clip, dual_clip > 1, "an absolute ratio above 1, or null")
+    value, clipped = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
+    if dual_clip is not None:
+        cap = -advantages * dual_clip
+        capped = (advantages < 0) & (value > cap)
+        value, clipped = torch.where(capped, cap, value), clipped | capped
+    return TokenLoss(value, clipped)
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
+    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)) and where the second is the larger."""
+    free = -advantages * ratio
+    at_range = -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)
+    clipped = at_range > free
+    return torch.where(clipped, at_range, free), clipped

@@ -1,0 +1,113 @@
+"""Losses that restrain the few tokens whose log-probability and advantage covary most, where entropy is lost.
+
+The selection is a property of the mini-batch: its means, its count and its ranking run over all of its tokens. So it is
+made once, by `select` at the anchor (π_prox, known before the first gradient step), on the whole mini-batch, and each
+micro-batch is given its rows of the result; the papers select at π_θ inside the loss, which makes the update depend on
+the micro-batch size. At θ = θ_prox the two agree. Nothing is drawn from a generator, so ranks and restarts agree too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.losses.base import TokenLoss, check, check_clip_range, loss
+from algos.losses.clipped import clipped_surrogate
+from algos.ratios import bounded_exp
+
+
+def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """cov_t = (log π_t − mean log π)·(A_t − mean A), the means over all tokens of `mask`; [B, T] fp64, 0 off the mask.
+
+    Source: arXiv 2505.22617 section 4.
+    """
+    tokens = mask.sum().clamp(min=1)
+    logp, advantages = torch.where(mask, logp.double(), 0.0), torch.where(mask, advantages.double(), 0.0)
+    return torch.where(mask, (logp - logp.sum() / tokens) * (advantages - advantages.sum() / tokens), 0.0)
+
+
+@torch.no_grad()
+def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
+    """⌊share·tokens⌋ tokens (at least one) with lower < cov < upper, drawn by a hash of their own two numbers."""
+    check("share", share, 0 < share <= 1, "a share of the tokens in (0, 1]")
+    check("lower", lower, lower < upper, f"a covariance below loss.upper={upper}")
+    cov = covariance(logp_prox, advantages, mask)
+    return _first(_hash(logp_prox, advantages), mask & (cov > lower) & (cov < upper), mask, share)
+
+
+@torch.no_grad()
+def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, **_):
+    """The ⌊share·tokens⌋ tokens (at least one) of largest covariance."""
+    check("share", share, 0 < share <= 1, "a share of the tokens in (0, 1]")
+    return _first(-covariance(logp_prox, advantages, mask), mask, mask, share)
+
+
+@loss(anchored=True, select=select_band)
+def clip_cov(
+    logp: Tensor,
+    logp_prox: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    selected: Tensor | None = None,
+    *,
+    eps_low: float,
+    eps_high: float,
+    share: float,
+    lower: float,
+    upper: float,
+) -> TokenLoss:
+    """Clip-Cov: PPO without the gradient of a few tokens of high covariance.
+
+    L = 0 on selected tokens, elsewhere L_ppo (no dual clip)
+
+    where the selection is `share` of all tokens among those with `lower` < cov < `upper` (nats·advantage), made by
+    `select_band` on the whole mini-batch and passed as `selected` [B, T]; the rest as in `ppo`.
+    Source: arXiv 2505.22617 section 4, Clip-Cov. Gradient: that of `ppo`, 0 on selected tokens.
+    Limits: an empty band is `ppo`. Raises ValueError on ε < 0, ε_low > 1, share outside (0, 1], lower ≥ upper.
+    """
+    check_clip_range(eps_low, eps_high)
+    value, clipped = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
+    return TokenLoss(torch.where(selected, 0.0, value), clipped | selected)
+
+
+@loss(anchored=True, select=select_top)
+def kl_cov(
+    logp: Tensor,
+    logp_prox: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    selected: Tensor | None = None,
+    *,
+    share: float,
+    coef: float,
+) -> TokenLoss:
+    """KL-Cov: importance-sampled policy gradient with a penalty on the few tokens of highest covariance.
+
+    L = −A·r + coef·|log r|·1{selected}
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, the selection is the `share` of all tokens with the
+    largest covariance, made by `select_top` on the whole mini-batch and passed as `selected` [B, T]; `coef` ≥ 0 per
+    nat. Source: arXiv 2505.22617 section 4, KL-Cov. Gradient: (−A·r + coef·sign(log r)·1{selected})·∇log π_θ.
+    Limits: coef = 0 the gradient of −A·r. Raises ValueError on share outside (0, 1] or coef < 0.
+    """
+    check("coef", coef, coef >= 0, "a coefficient ≥ 0")
+    log_r = logp - logp_prox
+    return TokenLoss(-advantages * bounded_exp(log_r) + torch.where(selected, coef * log_r.abs(), 0.0))
+
+
+def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tensor:
+    """The candidates with the smallest keys, ⌊share·tokens⌋ of them or all; equal keys are selected together."""
+    worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
+    ranked = torch.where(candidates, keys, worst).flatten().sort().values
+    if not ranked.numel():
+        return candidates
+    count = (share * mask.sum().double()).floor().long().clamp(min=1, max=ranked.numel())
+    # gather, because indexing with a scalar tensor would wait for the device
+    return candidates & (keys <= ranked.gather(0, count[None] - 1))
+
+
+def _hash(first: Tensor, second: Tensor) -> Tensor:
+    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that the draw depends on no order."""
+    bits = first.float().view(torch.int32).long() * 0x9E3779B1 + second.float().view(torch.int32).long() * 0x85EBCA6B
+    bits = (bits ^ (bits >> 15)) & 0xFFFFFFFF
+    return ((bits * 0x2C1B3C6D) ^ (bits >> 12)) & 0x7FFFFFFF

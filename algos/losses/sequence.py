@@ -1,0 +1,77 @@
+"""Losses whose ratio is the length-normalised one of the response; straight-through, so advantages may differ by token.
+
+The value of the ratio is the response's, its gradient is the token's: with equal advantages in a row and a mean over
+the row's tokens this is the gradient through the mean (GSPO's remark on GSPO-token), and a token weight acts on its own
+token.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from algos.losses.base import TokenLoss, check_clip_range, check_ratio_range, loss
+from algos.losses.clipped import clipped_surrogate
+from algos.ratios import at_level, bounded_exp
+
+
+@loss(anchored=True)
+def gspo(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: float, eps_high: float
+) -> TokenLoss:
+    """Group sequence policy optimisation, in its token form.
+
+    L = max(−A·s, −A·clip(s, 1−ε_low, 1+ε_high)),  s_t = sg(exp(mean_τ log r_τ))·π_θ(t)/sg(π_θ(t))
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the mean is over the response's tokens (`mask`), A = `advantages` [B,
+    T], ε = `eps_low`, `eps_high` (offsets from ratio 1), sg stops the gradient. Source: arXiv 2507.18071 eq. 5 to 7,
+    token form eq. 13 and 14. Gradient: −A·s·∇log π_θ where not clipped. The paper reduces by seq_mean_token_mean.
+    Limits: at θ = θ_prox the gradient of `ppo`; for A constant in a row, the gradient through the mean ratio.
+    Raises ValueError on ε < 0 or ε_low > 1.
+    """
+    check_clip_range(eps_low, eps_high)
+    ratio = _straight_through(at_level((logp - logp_prox).detach(), mask, "geometric"), logp)
+    return TokenLoss(*clipped_surrogate(ratio, advantages, eps_low, eps_high))
+
+
+@loss(anchored=True)
+def luspo(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: float, eps_high: float
+) -> TokenLoss:
+    """Length-unbiased sequence policy optimisation: `gspo` times the length of the response.
+
+    L = n·L_gspo
+
+    where n = tokens of the response in `mask`; the rest as in `gspo`. Source: arXiv 2602.05261. Gradient: n times that
+    of `gspo`. Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum; use that mean, or
+    the length counts twice. Raises ValueError on ε < 0 or ε_low > 1.
+    """
+    value, clipped = gspo(logp, logp_prox, advantages, mask, eps_low=eps_low, eps_high=eps_high)
+    return TokenLoss(mask.sum(-1, keepdim=True) * value, clipped)
+
+
+@loss(anchored=True)
+def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float) -> TokenLoss:
+    """Geometric-mean policy optimisation: the ratio is the geometric mean of one-sidedly clipped token ratios.
+
+    L = −A·g,  g = exp(mean_τ log c_τ),  c = min(r, upper) where A ≥ 0, max(r, lower) where A < 0
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, `lower`, `upper` absolute ratios (the paper's
+    e^{±0.4}). Source: arXiv 2507.20673 section 3. Gradient: −A·g·∇log π_θ on tokens that are not clipped, straight
+    through as in `gspo`. The paper reduces by seq_mean_token_mean.
+    Limits: at θ = θ_prox the gradient of `ppo`; lower = 0, upper = ∞ is `gspo` without clipping.
+    Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
+    """
+    check_ratio_range(lower, upper)
+    log_r, up = logp - logp_prox, advantages >= 0
+    log_lower, log_upper = math.log(lower) if lower > 0 else -math.inf, math.log(upper)
+    log_c = torch.where(up, log_r.clamp(max=log_upper), log_r.clamp(min=log_lower))
+    clipped = torch.where(up, log_r > log_upper, log_r < log_lower)
+    return TokenLoss(-advantages * _straight_through(at_level(log_c.detach(), mask, "geometric"), log_c), clipped)
+
+
+def _straight_through(log_value: Tensor, log_gradient: Tensor) -> Tensor:
+    """exp(log_value), with the gradient of exp(log_gradient) scaled to that value."""
+    return bounded_exp(log_value) * (log_gradient - log_gradient.detach()).exp()

@@ -1,0 +1,118 @@
+"""Losses −w·A·log π_θ with a detached weight w: the ratio carries no gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.losses.base import TokenLoss, check, check_ratio_range, loss
+from algos.ratios import LOG_RATIO_BOUND, at_level, bounded_exp
+
+
+@loss(anchored=False)
+def pg(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """Pure policy gradient (REINFORCE); GPG's loss is the same function.
+
+    L = −A·log π_θ
+
+    where A = `advantages`, log π_θ = `logp`; `logp_prox` is not read. Source: Williams 1992, doi 10.1007/BF00992696;
+    GPG, arXiv 2504.02546. Gradient: −A·∇log π_θ, the gradient of `ppo` at π_θ = π_prox.
+    """
+    return TokenLoss(-advantages * logp)
+
+
+@loss(anchored=False)
+def cross_entropy(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """Cross entropy of the sampled tokens: supervised training on the responses.
+
+    L = −log π_θ
+
+    where log π_θ = `logp`; neither `logp_prox` nor `advantages` is read. Gradient: −∇log π_θ, that of `pg` with A = 1.
+    """
+    return TokenLoss(-logp)
+
+
+@loss(anchored=True)
+def cispo(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float
+) -> TokenLoss:
+    """Clipped importance-sampling policy optimisation: the weight is clipped, no token loses its gradient.
+
+    L = −sg(clip(r, lower, upper))·A·log π_θ
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, `lower`, `upper` absolute ratios (lower = 0: upper
+    bound only), sg stops the gradient. Source: MiniMax-M1, arXiv 2506.13585 eq. 4 and 5. Gradient: −clip(r)·A·∇log π_θ.
+    Limits: at r = 1 the gradient of `ppo` and `pg`; lower = 0, upper → ∞ the gradient of −A·r; lower = upper = 1 is
+    `pg`. Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
+    """
+    check_ratio_range(lower, upper)
+    ratio = bounded_exp((logp - logp_prox).detach())
+    return TokenLoss(-ratio.clamp(lower, upper) * advantages * logp, (ratio < lower) | (ratio > upper))
+
+
+@loss(anchored=True)
+def rollout_is(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float
+) -> TokenLoss:
+    """Importance-sampled policy gradient that drops tokens whose ratio is out of range.
+
+    L = −sg(r·1{lower ≤ r ≤ upper})·A·log π_θ
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`; anchored on μ with proximal=rollout), A = `advantages`, `lower`, `upper`
+    absolute ratios, inclusive. Source: SkyRL's loss of that name (its bounds are exclusive offsets from 1); the weight
+    is IcePop's, arXiv 2510.18855. Gradient: −r·A·∇log π_θ in range, 0 outside.
+    Limits: at r = 1 the gradient of `ppo`; lower = 0, upper → ∞ the gradient of −A·r.
+    Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
+    """
+    check_ratio_range(lower, upper)
+    ratio = bounded_exp((logp - logp_prox).detach())
+    outside = (ratio < lower) | (ratio > upper)
+    return TokenLoss(-torch.where(outside, 0.0, ratio) * advantages * logp, outside)
+
+
+@loss(anchored=True)
+def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: float) -> TokenLoss:
+    """Tapered off-policy REINFORCE: negative responses are tapered by their truncated sequence ratio, positive ones are
+    not.
+
+    L = −w·A·log π_θ,  w = 1 where A ≥ 0,  sg(min(Π_τ r_τ, upper)) where A < 0
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the product is over the response's tokens (`mask`), A = `advantages`,
+    `upper` > 0 an absolute ratio, 1 in the paper. Source: arXiv 2503.14286 section 3, with a⁺ = b⁺ = 1, a⁻ = 0, b⁻ =
+    upper. Gradient: −w·A·∇log π_θ. Limits: at r = 1 and upper ≥ 1 the gradient of `pg`; A ≥ 0 is `pg`.
+    Raises ValueError on upper ≤ 0.
+    """
+    check("upper", upper, upper > 0, "a positive absolute ratio, 1 in the paper")
+    product = bounded_exp(at_level((logp - logp_prox).detach(), mask, "sequence"))
+    negative = advantages < 0
+    weight = torch.where(negative, product.clamp(max=upper), 1.0)
+    return TokenLoss(-weight * advantages * logp, negative & (product > upper))
+
+
+@loss(anchored=True)
+def vespo(
+    logp: Tensor,
+    logp_prox: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    k_pos: float,
+    lambda_pos: float,
+    k_neg: float,
+    lambda_neg: float,
+) -> TokenLoss:
+    """Variational sequence-level soft policy optimisation: the sequence ratio is reshaped by a gamma-shaped kernel.
+
+    L = −sg(φ(w))·A·log π_θ,  φ(w) = w^k·exp(λ·(1 − w)),  (k, λ) = (k_pos, λ_pos) where A ≥ 0, else (k_neg, λ_neg)
+
+    where w = Π_τ π_θ/π_prox over the response's tokens (`logp`, `logp_prox`, `mask`), A = `advantages`; k, λ ≥ 0.
+    φ peaks at w = k/λ. Source: arXiv 2602.10693. Gradient: −φ(w)·A·∇log π_θ.
+    Limits: w = 1 gives φ = 1, the gradient of `pg`; k = λ = 0 is `pg`; k = 1, λ = 0 is the untruncated sequence weight.
+    Raises ValueError on a negative k or λ.
+    """
+    for key, value in {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}.items():
+        check(key, value, 0 <= value < torch.inf, "≥ 0 and finite")
+    log_w = at_level((logp - logp_prox).detach(), mask, "sequence").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    w = log_w.exp()
+    phi = torch.where(advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w)).exp()
+    return TokenLoss(-phi * advantages * logp)

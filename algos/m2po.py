@@ -1,0 +1,31 @@
+"""M2PO's second-moment mask: a filter whose bound depends on the batch, hence a plug-in and not a setting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def m2po(log_ratio: Tensor, mask: Tensor, *, tau: float) -> Tensor:
+    """Drop the tokens with the largest (log ρ)² until the mean of those that stay is at most τ; [B, T] bool.
+
+    keep = {t: l_t² ≤ c},  c = max{c: mean(l² | l² ≤ c) ≤ τ}
+
+    where l = `log_ratio` [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper; the mean is over the tokens of
+    `mask` in the batch given, so give it the whole batch: a part of it ranks differently. Source: arXiv 2510.01161
+    section 3. Limits: τ → ∞ keeps everything; l = 0 keeps everything; tokens of equal l² stay or go together.
+    Raises ValueError on τ ≤ 0.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau={tau}: the largest mean of (log ρ)², a positive number (0.04 is the paper's)")
+    moments = torch.where(mask, log_ratio.double().square(), torch.inf)
+    ranked = moments.flatten().sort().values
+    present = ranked.isfinite()
+    means = ranked.where(present, 0.0).cumsum(0) / torch.arange(1, ranked.numel() + 1, device=ranked.device)
+    # A run of equal moments is judged by its last member, whose mean includes all of them.
+    fits = present & (means <= tau)
+    last_of_run = torch.ones_like(fits)
+    last_of_run[:-1] = ranked[1:] > ranked[:-1]
+    cutoff = torch.where(fits & last_of_run, ranked, -1.0).amax() if ranked.numel() else moments.new_zeros(())
+    return mask & (moments <= cutoff)

@@ -1,0 +1,55 @@
+"""Diagnostics in two steps, so that a number does not depend on how the batch is split.
+
+A `*_rows` function reduces each response to a few fp64 numbers; rows of micro-batches and ranks are concatenated; a
+`finish_*` function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the global
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Rows = dict[str, Tensor]
+"""Name -> one number per response, [B], or one per bin, [B, bins]; fp64."""
+
+
+CHUNK = 1 << 16
+"""Elements that a CPU works on at once: the intermediate tensors of one chunk then stay in its cache."""
+
+
+def merge(parts: Sequence[Rows]) -> Rows:
+    """The rows of several micro-batches or ranks as those of one batch."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
+    """`function` on a few responses at a time: its tensors stay in cache, and the batch is never copied whole."""
+    rows, columns = tensors[0].shape
+    step = max(1, CHUNK // max(1, columns)) if tensors[0].device.type == "cpu" else max(1, rows)
+    parts = [slice(start, start + step) for start in range(0, max(1, rows), step)]
+    return merge([function(*(None if t is None else t[part] for t in tensors)) for part in parts])
+
+
+def over(values: Tensor, present: Tensor) -> Tensor:
+    """Mean over the responses that have tokens; 0 when there is none."""
+    return torch.where(present, values, 0.0).sum() / present.sum().clamp(min=1)
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum of each row in fp64, whatever the dtype of the values."""
+    return values.sum(-1, dtype=torch.float64)
+
+
+def count(flags: Tensor) -> Tensor:
+    """How many of each row are True, in fp64."""
+    return flags.count_nonzero(-1).double()
+
+
+def extreme(values: Tensor, present: Tensor) -> Tensor:
+    """The largest value over the responses that have tokens; 0 when there is none."""
+    if not values.numel():
+        return values.new_zeros(())
+    return torch.where(present.any(), torch.where(present, values, -torch.inf).amax(), 0.0)

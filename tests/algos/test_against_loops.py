@@ -1,0 +1,244 @@
+"""Every vectorised function equals a per-token loop in Python floats, on ragged batches with garbage in the padding."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import oracles
+import pytest
+import torch
+from algo_cases import LOSS_PARAMS
+from hypothesis import assume, given, settings
+
+from algos.corrections import correct, weight_sum
+from algos.details import details
+from algos.diagnostics import mismatch
+from algos.kl import k1, k2, k3
+from algos.m2po import m2po
+from algos.profiles import by_length, by_position, position_rows
+from algos.ratios import log_ratio
+from algos.reductions import MODES, Counts, reduce
+from algos.registry import LOSSES
+from algos.spec import Correction, Reject, Weight
+
+CASES = [(name, params) for name, params in LOSS_PARAMS.items() if not name.endswith("_cov")] + [
+    ("ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}),
+    ("dppo", {"divergence": "kl", "delta_low": 0.05, "delta_high": 0.1}),
+]
+few = settings(max_examples=25, deadline=None)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "params"), CASES, ids=str)
+@few
+@given(batch=oracles.batches())
+def test_losses(name, params, batch):
+    logp, prox, advantages, mask = batch
+    logp = torch.where(mask, logp.clamp(max=-1e-3), logp)  # a probability below 1
+    prox = torch.where(mask, prox.clamp(max=-1e-3), prox)
+    leaf = logp.clone().requires_grad_()
+    out = LOSSES[name](leaf, prox, advantages, mask, **params)
+    gradient = torch.autograd.grad(out.loss.sum(), leaf)[0]
+    value, slope = torch.zeros_like(logp), torch.zeros_like(logp)
+    for i, row in enumerate(oracles.tokens(mask)):
+        lp, a = [logp[i, t].item() for t in row], [advantages[i, t].item() for t in row]
+        d = [x - prox[i, t].item() for x, t in zip(lp, row, strict=True)]
+        for j, t in enumerate(row):
+            value[i, t], slope[i, t] = oracles.token_loss(name, d, lp, a, j, params)
+    close(out.loss, value)
+    close(gradient, slope)
+
+
+levels = st.sampled_from(["token", "sequence", "geometric", "segment", "segment_geometric"])
+lowers, uppers = st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]), st.sampled_from([None, 1.0, 1.1, 2.0, math.inf])
+
+
+@st.composite
+def weights(draw):
+    action, lower, upper = draw(st.sampled_from(["truncate", "clip", "mask"])), draw(lowers), draw(uppers)
+    if action == "truncate":
+        return Weight(draw(levels), action, None, upper or 2.0)
+    assume(lower is not None or upper is not None)
+    return Weight(draw(levels), action, lower, upper)
+
+
+@st.composite
+def filters(draw):
+    level = draw(st.one_of(levels, st.just("worst_token")))
+    statistic = draw(st.sampled_from(["ratio", "k2", "k3", "prob_diff", "mult_error"]))
+    when = draw(st.sampled_from(["all", "negative_advantage"]))
+    if statistic == "ratio":
+        lower, upper = draw(lowers), draw(uppers)
+        assume(lower is not None or upper is not None)
+        return Reject(level, statistic, lower, upper, when)
+    if statistic == "prob_diff":
+        return Reject(level, statistic, -0.05, 0.1, when)
+    assume(statistic != "mult_error" or level not in ("sequence", "segment"))
+    return Reject(level, statistic, None, draw(st.sampled_from([0.02, 0.3])) + (statistic == "mult_error"), when)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=oracles.batches(), weight=weights(), data=st.data(), normalize=st.sampled_from(["none", "batch"]))
+def test_corrections(batch, weight, data, normalize):
+    logp, prox, advantages, mask = batch
+    reject = {str(i): f for i, f in enumerate(data.draw(st.lists(filters(), max_size=2)))}
+    turns = torch.tensor(
+        data.draw(st.lists(st.integers(0, mask.shape[1] - 1), min_size=mask.numel(), max_size=mask.numel()))
+    )
+    turns = turns.reshape(mask.shape)
+    l = log_ratio(logp, prox, mask)
+    out = correct(
+        l,
+        mask,
+        Correction(weight=weight, reject=reject, normalize=normalize),
+        advantages=advantages,
+        logp_rollout=prox,
+        segments=turns,
+    )
+    expected, kept, units = torch.zeros_like(l), mask.clone(), {}
+    for i, row in enumerate(oracles.tokens(mask)):
+        logs, mu, ids = l[i].tolist(), prox[i].tolist(), turns[i].tolist()
+        for t in row:
+            members = oracles.unit(weight.level, row, t, ids)
+            expected[i, t] = units[i, *members] = oracles.weight(oracles.ratio(logs, members, weight.level), weight)
+            for filter_ in reject.values():
+                own = oracles.unit(filter_.level, row, t, ids)
+                excused = filter_.when == "negative_advantage" and advantages[i, t] >= 0
+                kept[i, t] &= excused or oracles.passes(logs, mu, own, filter_)
+    if normalize == "batch" and sum(units.values()) > 0:
+        expected /= sum(units.values()) / len(units)
+    close(out.weights, expected)
+    assert torch.equal(out.kept, kept)
+    assert torch.equal(out.counted, mask)
+    total = weight_sum(l, mask, Correction(weight=weight), turns)
+    close(total.count, float(len(units)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@few
+@given(batch=oracles.batches(), data=st.data())
+def test_reductions(mode, batch, data):
+    values, _, _, counted = batch
+    extra = torch.tensor(data.draw(st.lists(st.booleans(), min_size=values.numel(), max_size=values.numel())))
+    kept = counted & extra.reshape(values.shape)
+    norm = 7 if mode == "seq_mean_token_sum_norm" else None
+    rows = oracles.tokens(counted)
+    n, sequences = max(1, sum(map(len, rows))), max(1, sum(bool(row) for row in rows))
+    sums = [sum(values[i, t].item() for t in row if kept[i, t]) for i, row in enumerate(rows)]
+    means = [s / max(1, len(row)) for s, row in zip(sums, rows, strict=True)]
+    expected = {
+        "token_mean": sum(sums) / n,
+        "token_sum": sum(sums),
+        "seq_mean_token_mean": sum(means) / sequences,
+        "seq_mean_token_sum": sum(sums) / sequences,
+        "seq_mean_token_sum_norm": sum(sums) / sequences / 7,
+    }
+    close(reduce(values, kept, counted, Counts.of(counted), mode, norm=norm), expected[mode])
+
+
+@few
+@given(batch=oracles.batches())
+def test_kl_estimators(batch):
+    logp, ref, _, mask = batch
+    for i, row in enumerate(oracles.tokens(mask)):
+        for t in row:
+            x = (ref - logp)[i, t].item()
+            close(k1(logp, ref, mask)[i, t], -x)
+            close(k2(logp, ref, mask)[i, t], x * x / 2)
+            close(k3(logp, ref, mask)[i, t], math.exp(x) - 1 - x)
+    assert (k3(logp, ref, mask)[~mask] == 0).all()
+
+
+@few
+@given(batch=oracles.batches(), tau=st.sampled_from([0.01, 0.5, 2.0]))
+def test_m2po(batch, tau):
+    logp, prox, _, mask = batch
+    l = log_ratio(logp, prox, mask)
+    moments = l.square()[mask].tolist()
+    fitting = [c for c in moments if (low := [m for m in moments if m <= c]) and sum(low) / len(low) <= tau]
+    assert torch.equal(m2po(l, mask, tau=tau), mask & (l.square() <= max(fitting, default=-1.0)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=oracles.batches(rows=7))
+def test_diagnostics(batch):
+    logp, prox, _, mask = batch
+    assume(mask.any())
+    prox = torch.where(mask, prox, 0.0)
+    l = log_ratio(logp, prox, mask)
+    out = {
+        name.split("/")[1]: value.item() for name, value in (mismatch(l, mask, prox) | details(l, mask, prox)).items()
+    }
+    rows = [[l[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
+    mus = [[prox[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
+    flat, mu = [x for row in rows for x in row], [x for row in mus for x in row]
+    rho, n = [math.exp(x) for x in flat], len(flat)
+    means, products = [sum(row) / len(row) for row in rows], [math.exp(sum(row)) for row in rows]
+    rollout = [-sum(row) / len(row) for row in mus]
+    p, q = [math.exp(x + y) for x, y in zip(flat, mu, strict=True)], [math.exp(y) for y in mu]
+    diff = [abs(x - y) for x, y in zip(p, q, strict=True)]
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    def ess(w):
+        return sum(w) ** 2 / (len(w) * sum(x * x for x in w))
+
+    expected = {
+        "kl": -mean(flat),
+        "k3_kl": mean([r - 1 - x for r, x in zip(rho, flat, strict=True)]),
+        "chi2_token": mean([r * r for r in rho]) - 1,
+        "chi2_seq": mean([r * r for r in products]) - 1,
+        "ppl_ratio": mean([math.exp(-m) for m in means]),
+        "log_ppl_diff": -mean(means),
+        "log_ppl_abs_diff": mean([abs(m) for m in means]),
+        "log_ppl_diff_max": max(-m for m in means),
+        "log_ppl_diff_min": min(-m for m in means),
+        "training_ppl": mean([math.exp(r - m) for r, m in zip(rollout, means, strict=True)]),
+        "training_log_ppl": mean([r - m for r, m in zip(rollout, means, strict=True)]),
+        "rollout_ppl": mean([math.exp(r) for r in rollout]),
+        "rollout_log_ppl": mean(rollout),
+        "ess_token": ess(rho),
+        "ess_sequence": ess(products),
+        "chi2_token_normalized": 1 / ess(rho) - 1,
+        "chi2_sequence_normalized": 1 / ess(products) - 1,
+        "ratio_mean": mean(rho),
+        "ratio_max": max([1.0, *rho]),
+        "ratio_min": min([1.0, *rho]),
+        "ratio_std": math.sqrt(max(0.0, mean([(r - 1) ** 2 for r in rho]) - mean([r - 1 for r in rho]) ** 2)),
+        "mult_prob_error": mean([math.exp(abs(x)) for x in flat]),
+        "log_ratio_max_abs": max(map(abs, flat)),
+        "beyond_bound": 0.0,
+        "share_above_1.1": sum(max(r, 1 / r) > 1.1 for r in rho) / n,
+        "share_above_2": sum(max(r, 1 / r) > 2 for r in rho) / n,
+        "share_above_10": sum(max(r, 1 / r) > 10 for r in rho) / n,
+        "prob_diff_mean": mean(diff),
+        "prob_diff_max": max(diff),
+        "prob_diff_std": math.sqrt(max(0.0, mean([x * x for x in diff]) - mean(diff) ** 2)),
+    }
+    assert out.keys() - expected.keys() == {"pareto_k", "prob_pearson"}
+    for name, value in expected.items():
+        assert out[name] == pytest.approx(value, rel=1e-9, abs=2e-8 if "std" in name else 1e-11), name
+
+
+@few
+@given(batch=oracles.batches(rows=6, columns=9))
+def test_profiles(batch):
+    logp, prox, _, mask = batch
+    l = log_ratio(logp, prox, mask)
+    rows = position_rows(l, mask)
+    counts, kl, lengths = [0] * 16, [0.0] * 16, [0] * 16
+    for i, row in enumerate(oracles.tokens(mask)):
+        for number, t in enumerate(row, start=1):
+            counts[math.ceil(math.log2(number))] += 1
+            kl[math.ceil(math.log2(number))] -= l[i, t].item()
+        if row:
+            lengths[math.ceil(math.log2(len(row)))] += 1
+    close(by_position(rows)["tokens"], [float(c) for c in counts])
+    close(by_position(rows)["kl"], [x / max(1, c) for x, c in zip(kl, counts, strict=True)])
+    close(by_length(rows)["responses"], [float(c) for c in lengths])
+    close((by_length(rows)["log_ratio_sum"] * by_length(rows)["responses"]).sum(), l.sum())

@@ -1,0 +1,193 @@
+"""Diagnostics against the values of the published packages and against distributions whose tail is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algo_cases import LOSS_PARAMS, f64, shared_batch
+
+from algos.corrections import correct
+from algos.details import details
+from algos.diagnostics import mismatch
+from algos.effects import applied, filter_rows, finish_filters, finish_weights, weight_rows
+from algos.m2po import m2po
+from algos.ratios import log_ratio
+from algos.registry import LOSSES
+from algos.spec import Correction, Reject, Weight
+from algos.tails import pareto_k
+
+
+def shared():
+    old, rollout, _, _, mask = shared_batch()
+    return log_ratio(old, rollout, mask), mask, rollout
+
+
+def test_off_policy_metrics_of_verl():
+    """l = [.5, −.5, 1 | −1, .5]: kl = −.5/5; k3, chi2 and perplexities as verl 0.9.1 gives them."""
+    out = mismatch(*shared())
+    expected = {
+        "training_ppl": 5.053669,  # (e^1 + e^2)/2
+        "rollout_ppl": 4.774136,  # (e^(4/3) + e^1.75)/2
+        "kl": -0.1,
+        "k3_kl": 0.298027,  # (6.990137 − 5 − .5)/5
+        "ppl_ratio": 1.000278,  # (e^(−1/3) + e^.25)/2
+        "chi2_token": 1.665767,  # (e + e^−1 + e^2 + e^−2 + e)/5 − 1
+        "chi2_seq": 2.878468,  # (e^2 + e^−1)/2 − 1
+    }
+    for name, value in expected.items():
+        assert out[f"rollout_corr/{name}"].item() == pytest.approx(value, abs=1e-6), name
+
+
+def test_weight_metrics_of_verl_beside_the_raw_ones():
+    """w = [1.648721, .606531, 2 | .367879, 1.648721]; the raw third is e. high/low: one of five above 2, below ½."""
+    spec = Correction(weight=Weight("token", upper=2.0))
+    l, mask, _ = shared()
+    out = finish_weights(weight_rows(l, mask, spec), spec)
+    expected = {
+        "rollout_corr/rollout_is_mean": 1.25437,
+        "rollout_corr/rollout_is_std": 0.643825,
+        "rollout_corr/rollout_is_eff_sample_size": 0.791489,
+        "rollout_corr/rollout_is_max": 2.0,
+        "rollout_corr/rollout_is_min": 0.367879,
+        "rollout_corr/rollout_is_ratio_fraction_high": 0.2,
+        "rollout_corr/rollout_is_ratio_fraction_low": 0.2,
+        "correction/raw_mean": 1.398027,  # 6.990137/5
+        "correction/raw_max": math.e,
+        # raw: 6.990137²/(5·13.328835), the second moment from chi2_token above
+        "correction/raw_eff_sample_size": 0.733177,
+    }
+    for name, value in expected.items():
+        assert out[name].item() == pytest.approx(value, abs=1e-6), name
+    assert "rollout_corr/rollout_is_oob_ratio" not in out
+
+
+def test_verl_icepop_metrics():
+    """Raw [.4, .8, 6] in [.5, 5] → [0, .8, 0]: out of bounds 2/3, std .377124 = .8·√(1/3·2/3), ESS 1/3."""
+    l = torch.log(f64([[0.4, 0.8, 6]]))
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    spec = Correction(weight=Weight("token", "mask", 0.5, 5.0))
+    out = finish_weights(weight_rows(l, mask, spec), spec)
+    assert out["rollout_corr/rollout_is_oob_ratio"].item() == pytest.approx(2 / 3)
+    assert out["rollout_corr/rollout_is_std"].item() == pytest.approx(0.3771236, abs=1e-6)
+    assert out["rollout_corr/rollout_is_eff_sample_size"].item() == pytest.approx(1 / 3)
+    assert applied(correct(l, mask, spec), mask)["correction/weight_zero"].item() == pytest.approx(2 / 3)
+
+
+def test_verl_seq_fraction_high_is_of_raw_weights():
+    """Raw rows [1, 6] and [.9, 1.1] have means 3.5 and 1: one of two above 2, though both applied means are below."""
+    l = torch.log(f64([[1, 6], [0.9, 1.1]]))
+    spec = Correction(weight=Weight("token", upper=2.0))
+    out = finish_weights(weight_rows(l, torch.ones(2, 2).bool(), spec), spec)
+    assert out["rollout_corr/rollout_is_seq_fraction_high"] == 0.5
+    assert out["rollout_corr/rollout_is_seq_max"].item() == pytest.approx(1.5)  # (1 + 2)/2
+
+
+def test_filter_metrics_and_masked_fractions():
+    """k2 = [.125, .125, .5 | .5, .125] with upper = .2 drops one token in each row: 2 of 5, and both responses."""
+    spec = Correction(reject={"k2": Reject("token", "k2", upper=0.2)})
+    l, mask, _ = shared()
+    out = finish_filters(filter_rows(l, mask, spec), spec)
+    assert out["rollout_corr/rollout_rs_k2_mean"].item() == pytest.approx(0.275)  # 1.375/5
+    assert out["rollout_corr/rollout_rs_k2_max"] == 0.5
+    assert out["rollout_corr/rollout_rs_k2_fraction_high"].item() == pytest.approx(0.4)
+    assert out["rollout_corr/rollout_rs_k2_seq_fraction_high"] == 1.0  # means .25 and .3125
+    done = applied(correct(l, mask, spec), mask)
+    assert done["rollout_corr/rollout_rs_masked_fraction"].item() == pytest.approx(0.4)
+    assert done["rollout_corr/rollout_rs_seq_masked_fraction"] == 1.0
+    assert done["correction/kept_sequences"] == 1.0
+
+
+def test_padding_and_empty_rows_count_nowhere():
+    l, mask, rollout = shared()
+    spec = Correction(weight=Weight("token", upper=2.0))
+    wide = [torch.nn.functional.pad(x, (2, 3, 0, 4), value=0) for x in (l, mask, rollout)]
+    for a, b in (
+        (mismatch(l, mask, rollout), mismatch(*wide)),
+        (details(l, mask, rollout), details(*wide)),
+        (finish_weights(weight_rows(l, mask, spec), spec), finish_weights(weight_rows(*wide[:2], spec), spec)),
+        (applied(correct(l, mask, spec), mask), applied(correct(*wide[:2], spec), wide[1])),
+    ):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_no_mismatch():
+    mask = torch.ones(50, 4, dtype=torch.bool)
+    zeros, rollout = torch.zeros(50, 4), torch.full((50, 4), -1.0)
+    out = mismatch(zeros, mask, rollout) | details(zeros, mask, rollout)
+    ones = {"ess_token", "ess_sequence", "ratio_mean", "ratio_max", "ratio_min", "mult_prob_error", "ppl_ratio"}
+    for name, value in out.items():
+        short = name.split("/")[1]
+        if short == "pareto_k":
+            assert value.isnan()  # equal weights have no tail
+        elif not short.startswith(("training", "rollout")):
+            assert value.item() == pytest.approx(1 if short in ones else 0, abs=1e-12), name
+
+
+def test_an_empty_batch_is_finite():
+    for shape in ((3, 4), (0, 4), (3, 0)):
+        mask = torch.zeros(shape, dtype=torch.bool)
+        zeros = torch.zeros(shape)
+        spec = Correction(weight=Weight("token", upper=2.0))
+        out = mismatch(zeros, mask, zeros) | details(zeros, mask, zeros)
+        out |= finish_weights(weight_rows(zeros, mask, spec), spec)
+        del out["mismatch/pareto_k"]
+        assert all(value.isfinite() for value in out.values()), shape
+
+
+def test_a_heavy_tail_shows_and_stays_finite_where_it_can():
+    """One response 800 nats away: its ratio overflows fp64, the effective sample size is 1/N all the same."""
+    l = torch.zeros(10, 8, dtype=torch.float64)
+    l[3] = 100.0
+    out = mismatch(l, torch.ones_like(l).bool())
+    assert out["mismatch/ess_sequence"].item() == pytest.approx(0.1)
+    assert out["mismatch/chi2_sequence_normalized"].item() == pytest.approx(9)
+    assert out["mismatch/beyond_bound"].item() == pytest.approx(0.1)
+
+
+def test_the_plug_in_chi2_may_be_negative_and_the_self_normalised_one_not():
+    """ρ = .9 and 1: mean ρ² − 1 = −.095, while mean ρ²/(mean ρ)² − 1 = .905/.9025 − 1."""
+    l = torch.log(f64([[0.9], [1.0]]))
+    out = mismatch(l, torch.ones_like(l).bool())
+    assert out["rollout_corr/chi2_token"].item() == pytest.approx(-0.095)
+    assert out["mismatch/chi2_token_normalized"].item() == pytest.approx(0.905 / 0.9025 - 1)
+
+
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.9, 1.5])
+def test_pareto_k_of_a_pareto(k):
+    """Quantiles of a generalised Pareto of shape k: its tail has the shape k at any threshold; shrunk towards 1/2."""
+    n = 4000
+    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    log_weights = torch.log1p((u ** (-k) - 1) / k)
+    size = math.ceil(3 * math.sqrt(n))
+    assert pareto_k(log_weights).item() == pytest.approx((size * k + 5) / (size + 10), abs=0.06)
+    torch.testing.assert_close(pareto_k(log_weights + 300), pareto_k(log_weights))  # the scale does not matter
+    absent = torch.cat([log_weights, torch.full((7,), -math.inf, dtype=torch.float64)])
+    torch.testing.assert_close(pareto_k(absent), pareto_k(log_weights))
+
+
+def test_pareto_k_of_a_light_tail_is_low_and_of_too_few_weights_is_nan():
+    uniform = torch.log(torch.linspace(0.5, 1, 2000, dtype=torch.float64))  # a bounded density: shape −1
+    assert pareto_k(uniform).item() < -0.5
+    assert pareto_k(torch.zeros(10)).isnan() and pareto_k(torch.randn(20)).isnan()
+
+
+def test_nothing_reads_a_value_back():
+    """On the meta device a `.item()` or a boolean index would raise: no host synchronisation hides in the pass."""
+    l, rollout = torch.zeros(64, 8, device="meta"), torch.zeros(64, 8, device="meta")
+    mask = torch.ones(64, 8, dtype=torch.bool, device="meta")
+    spec = Correction(
+        weight=Weight("sequence", upper=2.0), reject={"k3": Reject("geometric", "k3", upper=0.1)}, normalize="batch"
+    )
+    out = correct(l, mask, spec)
+    assert m2po(l, mask, tau=0.1).device.type == "meta"
+    for name, params in LOSS_PARAMS.items():
+        assert LOSSES[name](l, rollout, rollout, mask, **params).loss.device.type == "meta"
+    for metrics in (
+        mismatch(l, mask, rollout),
+        details(l, mask, rollout),
+        applied(out, mask),
+        finish_weights(weight_rows(l, mask, spec), spec),
+    ):
+        assert all(value.shape == () and value.device.type == "meta" for value in metrics.values())

@@ -1,0 +1,147 @@
+"""Splitting a batch over micro-batches or ranks changes neither the loss, nor its gradient, nor any diagnostic."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import oracles
+import pytest
+import torch
+from algo_cases import LOSS_PARAMS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algos.corrections import correct, weight_sum
+from algos.details import details, details_rows, finish_details
+from algos.diagnostics import finish_mismatch, mismatch, mismatch_rows
+from algos.effects import (
+    applied,
+    applied_rows,
+    filter_rows,
+    finish_applied,
+    finish_filters,
+    finish_weights,
+    weight_rows,
+)
+from algos.objective import Objective
+from algos.profiles import by_length, by_position, position_rows
+from algos.ratios import log_ratio
+from algos.reductions import MODES, Counts
+from algos.registry import LOSSES
+from algos.rows import merge
+from algos.spec import Correction, Reject, Weight
+
+SPEC = Correction(
+    weight=Weight("sequence", upper=1.5),
+    reject={"far": Reject("geometric", lower=0.5, upper=3.0), "token": Reject("token", "k3", upper=2.0)},
+    normalize="batch",
+    denominator="kept",
+)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def parts(rows, cuts):
+    edges = [0, *sorted(cut % (rows + 1) for cut in cuts), rows]
+    return [slice(a, b) for a, b in itertools.pairwise(edges) if b > a]
+
+
+@pytest.mark.parametrize("name", LOSSES.names())
+@settings(max_examples=12, deadline=None)
+@given(
+    batch=oracles.batches(rows=6),
+    cuts=st.lists(st.integers(0, 6), max_size=3),
+    mode=st.sampled_from(MODES),
+    data=st.data(),
+)
+def test_loss_and_gradient(name, batch, cuts, mode, data):
+    logp, rollout, advantages, mask = batch
+    old = torch.where(mask, rollout + 0.3 * advantages, 0.0)
+    objective = Objective(
+        functools.partial(LOSSES[name], **LOSS_PARAMS[name]), SPEC, "old", mode, 5 if mode.endswith("norm") else None
+    )
+    whole = objective.corrected(old, rollout, mask, advantages)
+    counts = Counts.of(whole.counted)
+    selected = objective.select(old, rollout, advantages, mask)
+    leaf = logp.clone().requires_grad_()
+    value, metrics = objective(leaf, old, rollout, advantages, mask, whole, counts, selected)
+    gradient = torch.autograd.grad(value, leaf)[0]
+
+    pieces = parts(len(mask), cuts)
+    order = data.draw(st.permutations(pieces))
+    batch_sum = functools.reduce(
+        lambda a, b: a.merge(b), [objective.weight_sum(old[p], rollout[p], mask[p]) for p in order]
+    )
+    total, shares, again = 0.0, 0.0, logp.clone().requires_grad_()
+    for p in order:
+        corrected = objective.corrected(old[p], rollout[p], mask[p], advantages[p], batch=batch_sum)
+        rows = None if selected is None else selected[p]
+        part, part_metrics = objective(again[p], old[p], rollout[p], advantages[p], mask[p], corrected, counts, rows)
+        part.backward()
+        total = total + part.detach()
+        shares = shares + part_metrics.get("actor/clip_share", torch.zeros(()))
+    close(total, value.detach())
+    close(again.grad, gradient)
+    if metrics:
+        close(shares, metrics["actor/clip_share"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=oracles.batches(rows=40, columns=5), cuts=st.lists(st.integers(0, 40), max_size=4), data=st.data())
+def test_diagnostics(batch, cuts, data):
+    logp, rollout, _, mask = batch
+    rollout = torch.where(mask, rollout, float("nan"))
+    l = log_ratio(logp, rollout, mask)
+    order = data.draw(st.permutations(parts(len(mask), cuts)))
+    corrected = correct(l, mask, SPEC)
+    whole = {
+        **mismatch(l, mask, rollout),
+        **details(l, mask, rollout),
+        **applied(corrected, mask),
+        **finish_weights(weight_rows(l, mask, SPEC), SPEC),
+        **finish_filters(filter_rows(l, mask, SPEC), SPEC),
+        **by_position(position_rows(l, mask)),
+        **by_length(position_rows(l, mask)),
+    }
+    take = [(l[p], mask[p], rollout[p]) for p in order]
+    positions = merge([position_rows(a, m) for a, m, _ in take])
+    sums = functools.reduce(lambda a, b: a.merge(b), [weight_sum(a, m, SPEC) for a, m, _ in take])
+    split = {
+        **finish_mismatch(merge([mismatch_rows(*t) for t in take])),
+        **finish_details(merge([details_rows(*t) for t in take])),
+        **finish_applied(merge([applied_rows(correct(a, m, SPEC, batch=sums), m) for a, m, _ in take])),
+        **finish_weights(merge([weight_rows(a, m, SPEC) for a, m, _ in take]), SPEC),
+        **finish_filters(merge([filter_rows(a, m, SPEC) for a, m, _ in take]), SPEC),
+        **by_position(positions),
+        **by_length(positions),
+    }
+    assert whole.keys() == split.keys()
+    for name in whole:
+        if "std" in name or "pearson" in name:  # a difference of sums: 1e-12 holds for the variance, not for its root
+            torch.testing.assert_close(split[name], whole[name], atol=1e-6, rtol=1e-6, equal_nan=True)
+        else:
+            close(split[name], whole[name])
+
+
+def test_a_mean_of_micro_batch_means_would_be_noticed():
+    """One response per part: the mean of the parts' weight means is not the batch mean when lengths differ."""
+    l, mask = torch.tensor([[1.0, 1, 1], [-1, 0, 0]]).double(), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    spec = Correction(weight=Weight("token", upper=9.0), normalize="batch")
+    whole = correct(l, mask, spec).weights
+    alone = torch.cat([correct(l[i : i + 1], mask[i : i + 1], spec).weights for i in range(2)])
+    assert not torch.allclose(whole, alone)
+
+
+def test_a_long_batch_is_worked_on_in_chunks_without_a_trace():
+    generator = torch.Generator().manual_seed(0)
+    l = 0.1 * torch.randn(300, 2000, generator=generator)
+    mask = torch.rand(300, 2000, generator=generator) < 0.9
+    l = torch.where(mask, l, 0.0)
+    halves = [mismatch_rows(l[p], mask[p]) for p in (slice(0, 137), slice(137, 300))]
+    whole = mismatch(l, mask)
+    for name, value in finish_mismatch(merge(halves)).items():
+        close(value, whole[name])
+    torch.testing.assert_close(whole["rollout_corr/kl"], -l.double().sum() / mask.sum())

@@ -1,0 +1,45 @@
+"""An enumerable policy: every response of T tokens over V symbols is listed, so an expectation is a finite sum."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Toy(NamedTuple):
+    """tokens: [N, T], all N = V^T responses. state: [N, T], the index of the prefix before each token."""
+
+    tokens: Tensor
+    state: Tensor
+
+    def logp(self, logits: Tensor) -> Tensor:
+        """log π per token, [N, T], of the tabular policy `logits` [states, V]."""
+        return logits.log_softmax(-1)[self.state, self.tokens]
+
+    @property
+    def mask(self) -> Tensor:
+        return torch.ones_like(self.tokens, dtype=torch.bool)
+
+
+def toy(vocabulary: int, length: int) -> Toy:
+    responses = list(itertools.product(range(vocabulary), repeat=length))
+    prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
+    number = {prefix: i for i, prefix in enumerate(prefixes)}
+    state = [[number[response[:t]] for t in range(length)] for response in responses]
+    return Toy(torch.tensor(responses), torch.tensor(state))
+
+
+def policies(space: Toy, *noise: float, seed: int = 0) -> list[Tensor]:
+    """Random logits, and for each number logits with that much noise added."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
+    first = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return [first] + [first + s * torch.randn(shape, generator=generator, dtype=torch.float64) for s in noise]
+
+
+def rewards(space: Toy, seed: int = 1) -> Tensor:
+    """A terminal reward for each response, of either sign, [N]."""
+    return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
