@@ -19,7 +19,8 @@ def check(config: Config) -> None:
     """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values."""
     objective = build_objective(config)
     one = torch.zeros(1, 1)
-    objective.loss(one, one, one, one.bool())  # a loss raises on values out of range
+    selected = objective.select(one, one, one, one.bool())
+    objective.loss(one, one, one, one.bool(), *(() if selected is None else (selected,)))  # raises on values out of range
     anchored = LOSSES[config.loss.name].anchored
     if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
@@ -35,8 +36,11 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """The advantage estimator of a config."""
-    return bound(ADVANTAGES, "advantage", config.advantage)
+    """The advantage estimator of a config. Raises UserError if it needs an input that a run does not have."""
+    needs = ADVANTAGES[config.advantage.name].needs
+    if missing := set(needs) - {"lengths"}:
+        raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
+    return bound(ADVANTAGES, "advantage", config.advantage, provided=(*needs, "kept"))
 
 
 def build_engine(config: Config) -> type:
@@ -49,14 +53,18 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
     return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
-def bound(registry: Registry, key: str, named: Named) -> functools.partial:
+def bound(registry: Registry, key: str, named: Named, provided: tuple[str, ...] = ()) -> functools.partial:
     """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
-    return bind(registry[named.name], key, named.params)
+    return bind(registry[named.name], key, named.params, provided)
 
 
-def bind(plugin, key: str, params: dict) -> functools.partial:
-    """`plugin` with `params` as its keyword-only parameters; raises UserError on a name it does not take, or one it misses."""
-    accepted = {p.name: p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY}
+def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
+    """`plugin` with `params` as its keyword-only parameters, but for those `provided` by the run later.
+
+    Raises UserError on a name that it does not take, or one that it misses.
+    """
+    keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    accepted = {p.name: p for p in keywords if p.name not in provided}
     for name in params:
         if name not in accepted:
             raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}")

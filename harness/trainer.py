@@ -90,8 +90,10 @@ class Trainer:
             rollout = self.engine.generate(prompts, uniforms)
         rewards = torch.from_numpy(self.task.reward(prompts.numpy(), rollout.tokens.cpu().numpy())).float()
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
-        advantages = self.advantage(groups).view(-1, 1).expand_as(rollout.logp)
         mask = rollout.logp.isfinite()
+        inputs = {"lengths": mask.sum(-1).view_as(groups)}
+        advantages = self.advantage(groups, **{name: inputs[name] for name in self.advantage.func.needs})
+        advantages = advantages.view(-1, 1).expand_as(rollout.logp)
         order = torch.randperm(len(prompts), generator=generator(c.seed, "minibatches", step)).chunk(c.actor.minibatches)
         with self.clock("score"):
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
@@ -102,8 +104,10 @@ class Trainer:
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
             "mismatch/dropped": (~mask).sum(),
             "rollout/version_lag": self.updates - rollout.version,
-            **mismatch(ratio, mask),
+            **mismatch(ratio, mask, rollout.logp),
         }
+        if metrics["mismatch/pareto_k"].isnan():
+            del metrics["mismatch/pareto_k"]  # no tail to fit: a metric that does not exist is absent
         with self.clock("train"):
             metrics |= self.update(batch, order)
         self.seconds["step"] = time.perf_counter() - began
@@ -124,7 +128,7 @@ class Trainer:
     def update(self, batch: Batch, order: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """One optimizer step per mini-batch."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
-        metrics, losses, clipped, norms, entropies = applied(whole, batch.mask), [], [], [], []
+        metrics, per_step = applied(whole, batch.mask), []
         for rows in order:
             mini = batch.rows(rows)
             forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
@@ -134,20 +138,18 @@ class Trainer:
                 corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
             else:
                 corrected = type(whole)(*(part[rows] for part in whole))
-            counts = Counts.of(corrected.counted)
+            inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
             loss, extra = self.objective(
-                logp, mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask, corrected, counts
+                logp, *inputs, corrected, Counts.of(corrected.counted), self.objective.select(*inputs)
             )
-            norms.append(torch.as_tensor(self.actor.step(loss)))
+            extra["actor/loss"] = loss.detach()
+            extra["actor/entropy"] = torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
+            extra["actor/grad_norm"] = torch.as_tensor(self.actor.step(loss))
             self.updates += 1
-            losses.append(loss.detach())
-            clipped += extra.values()
-            entropies.append(torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1))
-        metrics["actor/loss"] = torch.stack(losses).mean()
-        metrics["actor/grad_norm"] = torch.stack(norms).max()
-        metrics["actor/entropy"] = torch.stack(entropies).mean()
-        if clipped:
-            metrics["actor/clip_share"] = torch.stack(clipped).mean()
+            per_step.append(extra)
+        for name in per_step[0]:
+            values = torch.stack([extra[name].double() for extra in per_step])
+            metrics[name] = values.amax() if name == "actor/grad_norm" else values.mean()
         return metrics
 
     def evaluate(self) -> dict[str, float]:

@@ -18,9 +18,9 @@ from algos.kl import k1, k2, k3
 from algos.m2po import m2po
 from algos.profiles import by_length, by_position, position_rows
 from algos.ratios import log_ratio
-from algos.reductions import MODES, Counts, reduce
+from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
-from algos.spec import Correction, Reject, Weight
+from algos.spec import REDUCTIONS, Correction, Reject, Weight
 
 CASES = [(name, params) for name, params in LOSS_PARAMS.items() if not name.endswith("_cov")] + [
     ("ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}),
@@ -118,7 +118,7 @@ def test_corrections(batch, weight, data, normalize):
     close(total.count, float(len(units)))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", REDUCTIONS)
 @few
 @given(batch=oracles.batches(), data=st.data())
 def test_reductions(mode, batch, data):

@@ -27,10 +27,10 @@ from algos.effects import (
 from algos.objective import Objective
 from algos.profiles import by_length, by_position, position_rows
 from algos.ratios import log_ratio
-from algos.reductions import MODES, Counts
+from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.rows import merge
-from algos.spec import Correction, Reject, Weight
+from algos.spec import REDUCTIONS, Correction, Reject, Weight
 
 SPEC = Correction(
     weight=Weight("sequence", upper=1.5),
@@ -54,7 +54,7 @@ def parts(rows, cuts):
 @given(
     batch=oracles.batches(rows=6),
     cuts=st.lists(st.integers(0, 6), max_size=3),
-    mode=st.sampled_from(MODES),
+    mode=st.sampled_from(REDUCTIONS),
     data=st.data(),
 )
 def test_loss_and_gradient(name, batch, cuts, mode, data):
