@@ -66,11 +66,11 @@ class Objective(NamedTuple):
 
     def select(self, logp_old: Tensor, logp_rollout: Tensor, advantages: Tensor, mask: Tensor) -> Tensor | None:
         """The tokens a loss such as clip_cov treats differently, [B, T] bool, from the whole mini-batch; else None."""
-        function = getattr(self.loss, "func", self.loss)
-        if getattr(function, "select", None) is None:
+        select = getattr(self._function, "select", None)
+        if select is None:
             return None
         params = getattr(self.loss, "keywords", {})
-        return function.select(self._anchor(logp_old, logp_rollout), advantages, mask, **params)
+        return select(self._anchor(logp_old, logp_rollout), advantages, mask, **params)
 
     def __call__(
         self,
@@ -86,18 +86,28 @@ class Objective(NamedTuple):
         """The scalar loss of some rows of a mini-batch (all tensors [B, T]) and its metrics.
 
         `counts` are those of `corrected.counted` over the whole mini-batch, so values and metrics add up over its
-        parts. `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them.
+        parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), and actor/ppo_kl = E[log π_prox −
+        log π_θ] over kept tokens (if the loss is anchored), both over the counted tokens.
+        `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them.
         """
+        anchor = self._anchor(logp_old, logp_rollout)
         extra = () if selected is None else (selected,)
-        if not extra and getattr(getattr(self.loss, "func", self.loss), "select", None) is not None:
+        if not extra and getattr(self._function, "select", None) is not None:
             raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
-        token = self.loss(logp, self._anchor(logp_old, logp_rollout), advantages, mask, *extra)
+        token = self.loss(logp, anchor, advantages, mask, *extra)
         weighted = token.loss * corrected.weights
         value = reduce(weighted, corrected.kept, corrected.counted, counts, self.reduction, norm=self.norm)
-        metrics = {}
+        metrics, tokens = {}, counts.tokens.clamp(min=1)
         if token.clipped is not None:
-            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum().double() / counts.tokens.clamp(min=1)
+            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum().double() / tokens
+        if getattr(self._function, "anchored", True):
+            metrics["actor/ppo_kl"] = -log_ratio(logp.detach(), anchor, corrected.kept).double().sum() / tokens
         return value, metrics
+
+    @property
+    def _function(self) -> Callable[..., TokenLoss]:
+        """The loss without its parameters: it carries the attributes `anchored` and `select`."""
+        return getattr(self.loss, "func", self.loss)
 
     def _anchor(self, logp_old: Tensor, logp_rollout: Tensor) -> Tensor:
         return logp_rollout if self.proximal == "rollout" else logp_old

@@ -105,6 +105,22 @@ def test_bypass_modes_of_verl():
     assert scalar("pg", {}, correction=icepop)[0] == pytest.approx(-0.187263, abs=6e-7)
 
 
+def test_metrics_of_the_objective():
+    """PPO clips one token of five; E[log π_old − log π_θ] = −(.1 − .2 + 0 − .3 + .4)/5 = 0, without the fourth −.06."""
+    old, rollout, logp, advantages, mask = shared_batch()
+    for spec, share, kl in (
+        (Correction(), 0.2, 0.0),
+        (Correction(reject={"t": Reject("token", lower=0.5)}, denominator="original"), 0.0, -0.06),
+    ):
+        objective = Objective(functools.partial(ppo, **PPO), spec, "old", "token_mean")
+        corrected = objective.corrected(old, rollout, mask, advantages)
+        metrics = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))[1]
+        assert metrics["actor/clip_share"].item() == pytest.approx(share)
+        assert metrics["actor/ppo_kl"].item() == pytest.approx(kl, abs=1e-12)
+    bare = Objective(LOSSES["pg"], Correction(), "old", "token_mean")
+    assert bare(logp, None, rollout, advantages, mask, corrected, Counts.of(mask))[1] == {}
+
+
 @pytest.mark.parametrize("name", ["ppo", "pg"])
 def test_everything_rejected_is_a_zero_loss_not_nan(name):
     """verl's geometric presets give NaN on this batch: e^.3 and e^−.2 are both outside [.999, 1.001]."""

@@ -75,18 +75,18 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
     batch_sum = functools.reduce(
         lambda a, b: a.merge(b), [objective.weight_sum(old[p], rollout[p], mask[p]) for p in order]
     )
-    total, shares, again = 0.0, 0.0, logp.clone().requires_grad_()
+    total, sums, again = 0.0, {}, logp.clone().requires_grad_()
     for p in order:
         corrected = objective.corrected(old[p], rollout[p], mask[p], advantages[p], batch=batch_sum)
         rows = None if selected is None else selected[p]
         part, part_metrics = objective(again[p], old[p], rollout[p], advantages[p], mask[p], corrected, counts, rows)
         part.backward()
         total = total + part.detach()
-        shares = shares + part_metrics.get("actor/clip_share", torch.zeros(()))
+        sums = {key: sums.get(key, 0.0) + x for key, x in part_metrics.items()}
     close(total, value.detach())
     close(again.grad, gradient)
-    if metrics:
-        close(shares, metrics["actor/clip_share"])
+    for key, x in metrics.items():
+        close(sums[key], x)
 
 
 @settings(max_examples=40, deadline=None)
