@@ -68,7 +68,7 @@ def curves(sweep: Sweep) -> str:
         handles.append(plt.Line2D([], [], color="grey", linestyle=STYLES[i % len(STYLES)], label=f"seed {seed}"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     plt.close(figure)
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 

@@ -28,7 +28,8 @@ class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
     First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for m evaluations j in a row; the onset is the first of them.
-    M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j = √(R_j(1−R_j)/n).
+    M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j² = R(1−R)/n
+    at R_j or at M_j, whichever is larger: at R_j = 0 alone it would be 0, and any dip of a small evaluation an event.
     Guard: M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else the run never learned, which is another outcome. `warm` counts evaluations,
     `floor` is the reward of chance.
     """
@@ -56,7 +57,8 @@ class Drawdown:
     def _down(self, reward: float, n: float) -> bool:
         best, first = self.state["best"], self.state["rewards"][0]
         drop = best - reward
-        deep = drop >= max(self.delta * (best - self.floor), 3 * _standard_error(reward, n)) and drop > 0
+        noise = max(_standard_error(reward, n), _standard_error(best, n))
+        deep = drop >= max(self.delta * (best - self.floor), 3 * noise) and drop > 0
         margin = 3 * _standard_error(first, n)
         return deep and (best - first >= margin or reward <= first - margin)
 

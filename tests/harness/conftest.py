@@ -1,5 +1,6 @@
 """A config small enough for a test, composed by Hydra as a user's run is."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def tiny(root, request):
     """tiny("key=value", ...) -> a Config in a sweep of the test's own."""
 
     def make(*overrides: str) -> Config:
-        sweep = f"run.sweep={request.node.name.replace('[', '-').replace(']', '').replace('/', '-')}"
+        sweep = "run.sweep=" + re.sub(r"[^\w.-]+", "-", request.node.name)
         return parse(composed(*TINY, f"run.root={root}", sweep, *overrides))
 
     return make

@@ -60,6 +60,12 @@ def test_three_sigma_guards_small_samples():
     assert drawdown(curve, n=4) is None and drawdown(curve, n=400) is not None
 
 
+def test_zero_right_of_a_few_is_not_certainty():
+    """n = 20, from 0.25 to 0: σ at 0 is 0, but at 0.25 it is 0.097, and 0.25 < 3·0.097. With n = 200 the same fall counts."""
+    curve = [0.05, 0.25, 0.25, 0.25, 0.0, 0.0, 0.0]
+    assert drawdown(curve, n=20, floor=0.0) is None and drawdown(curve, n=200, floor=0.0)["onset"] == 20
+
+
 def test_drawdown_reports_once_and_survives_a_resume_at_any_point():
     curve = [*RISE, 0.0, 0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0]
     for cut in range(len(curve)):

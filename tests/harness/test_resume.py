@@ -52,25 +52,25 @@ def lines(folder: RunFolder) -> int:
 
 
 @pytest.fixture
-def undisturbed(tiny, start, root):
+def undisturbed(tiny, start):
     config = tiny(*OVERRIDES, "run.sweep=undisturbed")
-    finished(start(config))
+    finished(start(config))  # the first time; it is skipped when it is done
     return untimed(folder_of(config).metrics())
 
 
 def test_sigkill_at_any_point(tiny, start, undisturbed):
-    """After the first step, before and after checkpoints, while one is written, and near the end; each run killed twice."""
-    writing = [
-        lambda folder, n=n: lines(folder) >= n for n in (1, 2, 3, 5, 8)
-    ] + [lambda folder, n=n: (folder.path / "checkpoints" / f".writing-{n}").exists() for n in (2, 4, 8)]  # fmt: skip
-    for i, point in enumerate(writing):
+    """After the first step, between checkpoints, while one is written, near the end; and twice in a run."""
+    after = [lambda folder, n=n: lines(folder) >= n for n in (1, 3, 9)]
+    writing = [lambda folder, n=n: (folder.path / "checkpoints" / f".writing-{n}").exists() for n in (2, 6)]
+    for i, points in enumerate(([after[0], after[1]], [writing[0], after[2]], [writing[1]])):
         config = tiny(*OVERRIDES, f"run.sweep=killed-{i}")
         folder = folder_of(config)
-        for extra in (0, 1):
+        for point in points:
             process = start(config)
-            wait_for(lambda p=point, f=folder, e=extra: p(f) and lines(f) >= e, process)
+            wait_for(lambda p=point, f=folder: p(f), process)
             os.kill(process.pid, signal.SIGKILL)
             process.join()
+            assert process.exitcode == -signal.SIGKILL
         finished(start(config))
         assert folder.state == "done"
         assert untimed(folder.metrics()) == undisturbed, f"killed at point {i}"

