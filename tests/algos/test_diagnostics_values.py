@@ -162,6 +162,20 @@ def test_the_largest_ratio_includes_one_so_that_padding_adds_nothing():
         assert out["mismatch/ratio_max"] == 1 and out["mismatch/ratio_min"].item() == pytest.approx(math.exp(-0.5))
 
 
+def test_a_weight_shared_by_a_response_counts_for_each_of_its_tokens():
+    """Level sequence keeps one number per response, level segment with one segment one per token: the same statistics.
+
+    Weights e and e^−.5 (capped at 2) over 3 and 2 tokens, and an empty response: the mean is (3·2 + 2·.606531)/5.
+    """
+    l, mask, _ = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in shared())
+    ids = torch.zeros_like(mask, dtype=torch.long)
+    one, each = (Correction(weight=Weight(level, upper=2.0)) for level in ("sequence", "segment"))
+    shared_ = finish_weights(weight_rows(l, mask, one), one)
+    torch.testing.assert_close(shared_, finish_weights(weight_rows(l, mask, each, ids), each))
+    assert shared_["rollout_corr/rollout_is_mean"].item() == pytest.approx(1.442612, abs=1e-6)
+    assert shared_["rollout_corr/rollout_is_ratio_fraction_high"].item() == pytest.approx(0.6)
+
+
 def test_the_plug_in_chi2_may_be_negative_and_the_self_normalised_one_not():
     """ρ = .9 and 1: mean ρ² − 1 = −.095, while mean ρ²/(mean ρ)² − 1 = .905/.9025 − 1."""
     l = torch.log(f64([[0.9], [1.0]]))
