@@ -27,8 +27,8 @@ def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None =
 
 
 def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Rows:
-    # Half the log of the largest number: ρ² stays finite, 44 nats in fp32 and 354 in fp64.
-    most = math.log(torch.finfo(l.dtype).max) / 2
+    # Half the log of the largest number, less 1 for rounding: ρ² stays finite. 43 nats in fp32, 353 in fp64.
+    most = math.log(torch.finfo(l.dtype).max) / 2 - 1
     excess = torch.expm1(l.clamp(-most, most))  # ρ − 1, exact where ρ ≈ 1; 0 off the mask
     lowest, largest = torch.aminmax(
         torch.nn.functional.pad(l, (0, 1)), dim=-1

@@ -64,4 +64,4 @@ def _segment_sum(values: Tensor, mask: Tensor, segments: Tensor | None) -> Tenso
         raise ValueError("level=segment needs segments, the number of the turn of each token")
     assert segments.shape == mask.shape and not segments.is_floating_point(), (segments.shape, segments.dtype)
     ids = torch.where(mask, segments.long(), 0)
-    return torch.zeros_like(values).scatter_add(-1, ids, torch.where(mask, values, 0)).gather(-1, ids)
+    return torch.zeros_like(values).scatter_add(-1, ids, values).gather(-1, ids)

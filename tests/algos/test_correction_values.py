@@ -10,7 +10,7 @@ from algo_cases import f64, shared_batch
 
 from algos.corrections import correct, weight_sum
 from algos.m2po import m2po
-from algos.ratios import log_ratio
+from algos.ratios import LEVELS, at_level, log_ratio
 from algos.reductions import Counts, reduce
 from algos.spec import Correction, Plugin, Reject, Weight
 
@@ -182,6 +182,12 @@ def test_one_segment_is_the_response_and_one_per_token_is_the_token():
         torch.testing.assert_close(a, correct(l, mask, Correction(weight=Weight(level, upper=9.0))).weights)
     a = correct(l, mask, Correction(weight=Weight("segment_geometric", upper=9.0)), segments=one).weights
     torch.testing.assert_close(a, correct(l, mask, Correction(weight=Weight("geometric", upper=9.0))).weights)
+
+
+def test_a_response_without_tokens_is_zero_at_every_level():
+    empty, ids = torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.long)
+    for level in LEVELS:
+        assert (at_level(empty, torch.zeros(1, 3).bool(), level, ids) == 0).all(), level
 
 
 def test_filters_commute_and_weights_ignore_them():
