@@ -102,5 +102,6 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
 
 def _ess(log_weights: Tensor, present: Tensor) -> Tensor:
     """(Σw)²/(n·Σw²) of weights relative to the largest: nothing overflows, and equal weights give 1 to the bit; 1 for none."""
-    w = torch.where(present, (log_weights - log_weights.amax()).exp(), 0.0)
+    largest = torch.nn.functional.pad(log_weights, (0, 1), value=-torch.inf).amax()  # the padding for an empty batch
+    w = torch.where(present, (log_weights - largest).exp(), 0.0)
     return torch.where(present.any(), w.sum().square() / (w.square().sum() * present.sum()), 1.0)

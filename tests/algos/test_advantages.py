@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algo_cases import f64
 
 from algos.advantages import dr_grpo, gae, grpo, maxrl, opo, reinforce_pp, reinforce_pp_baseline, remax, rloo
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.registry import ADVANTAGES
+from tests.algos.algo_cases import f64
 
 
 def close(actual, expected, tolerance=1e-5):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import hypothesis.strategies as st
-import oracles
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS
 from hypothesis import assume, given, settings
 
 from algos.corrections import correct, weight_sum
@@ -21,6 +19,8 @@ from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
 from algos.spec import REDUCTIONS, Correction, Reject, Weight
+from tests.algos import oracles
+from tests.algos.algo_cases import LOSS_PARAMS
 
 CASES = [(name, params) for name, params in LOSS_PARAMS.items() if not name.endswith("_cov")] + [
     ("ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}),

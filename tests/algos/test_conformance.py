@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS, UNBOUNDED, f64
 
 from algos.advantages import advantage, dr_grpo
 from algos.conformance import check_advantage, check_filter, check_loss, example
 from algos.losses import TokenLoss, loss
 from algos.ratios import bounded_exp
 from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES
+from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED, f64
 
 
 @pytest.mark.parametrize("name", LOSSES.names())

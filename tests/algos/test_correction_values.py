@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from algo_cases import f64, shared_batch
 
 from algos.corrections import correct, weight_sum
 from algos.m2po import m2po
 from algos.ratios import LEVELS, at_level, log_ratio
 from algos.reductions import Counts, reduce
 from algos.spec import Correction, Plugin, Reject, Weight
+from tests.algos.algo_cases import f64, shared_batch
 
 
 def on_shared_batch(spec, **inputs):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS, f64, shared_batch
 
 from algos.corrections import correct
 from algos.details import details
@@ -17,6 +16,7 @@ from algos.ratios import log_ratio
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
 from algos.tails import pareto_k
+from tests.algos.algo_cases import LOSS_PARAMS, f64, shared_batch
 
 
 def shared():

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS, shared_batch
 
 from algos.advantages import gae
 from algos.conformance import example
@@ -19,6 +18,7 @@ from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
 from algos.spec import Correction, Plugin, Reject, Weight, check_combination
+from tests.algos.algo_cases import LOSS_PARAMS, shared_batch
 
 NAN = math.nan
 

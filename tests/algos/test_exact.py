@@ -11,8 +11,6 @@ import math
 
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS, UNBOUNDED
-from toy import policies, rewards, toy
 
 from algos.advantages import dr_grpo, rloo
 from algos.corrections import correct
@@ -24,6 +22,8 @@ from algos.ratios import at_level, log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
+from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED
+from tests.algos.toy import policies, rewards, toy
 
 SPACE = toy(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)

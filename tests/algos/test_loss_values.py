@@ -12,7 +12,6 @@ import math
 
 import pytest
 import torch
-from algo_cases import f64, shared_batch
 
 from algos.corrections import correct
 from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
@@ -20,6 +19,7 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
+from tests.algos.algo_cases import f64, shared_batch
 
 PPO = {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 3.0}
 TIS2 = Correction(weight=Weight("token", upper=2.0))

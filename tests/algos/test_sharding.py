@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 
-import oracles
 import pytest
 import torch
-from algo_cases import LOSS_PARAMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +29,8 @@ from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.rows import merge
 from algos.spec import REDUCTIONS, Correction, Reject, Weight
+from tests.algos import oracles
+from tests.algos.algo_cases import LOSS_PARAMS
 
 SPEC = Correction(
     weight=Weight("sequence", upper=1.5),
