@@ -150,8 +150,8 @@ def check_combination(correction: Correction, proximal: str, anchored: bool) -> 
     _check_choice("proximal", proximal, Proximal)
     if proximal == "rollout" and anchored and correction.weight.level is not None:
         raise ValueError(
-            f"proximal=rollout with weight.level={correction.weight.level} counts the mismatch twice: the loss's ratio "
-            "is already π_θ/μ; use proximal=old, or weight.level=null, or a loss that reads no anchor (pg)"
+            f"proximal=rollout with correction.weight.level={correction.weight.level} counts the mismatch twice: the loss's "
+            "ratio is already π_θ/μ; use proximal=old or correction.weight.level=null"
         )
 
 

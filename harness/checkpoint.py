@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.actor import Actor
-from harness.records import RunFolder
+from harness.records import RunFolder, writing
 
 
 def save(run: RunFolder, actor: Actor, state: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
     folder = run.path / "checkpoints"
-    with run.guard():
+    with writing(folder):
         temporary = folder / f".writing-{step}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)

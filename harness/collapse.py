@@ -66,24 +66,30 @@ class Drawdown:
 class Numerical:
     """D2: numerical failure.
 
-    A non-finite loss or gradient norm, or a step without one finite rollout log-probability; or a pre-clip gradient norm above
-    `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of the last `of` steps.
+    A non-finite loss, gradient norm or entropy (so non-finite log-probabilities of the trainer's); or a pre-clip gradient norm
+    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of the last `of`
+    steps; or more than half of the optimizer steps skipped over the last `window`.
     """
 
     def __init__(self, *, factor: float, window: int, hits: int, of: int):
         self.factor, self.window, self.hits, self.of = factor, window, hits, of
-        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "fired": False}
+        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
         s = self.state
         if s["fired"]:
             return None
-        bad = [name for name in ("actor/loss", "actor/grad_norm") if not math.isfinite(metrics.get(name, 0.0))]
+        watched = ("actor/loss", "actor/grad_norm", "actor/entropy")
+        bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
         if bad:
             s["fired"] = True
             return {"onset": step, "cause": f"{bad[0]} is not finite"}
+        s["skipped"] = [*s["skipped"], metrics.get("actor/skipped", 0.0)][-self.window :]
+        if len(s["skipped"]) == self.window and sum(s["skipped"]) > self.window / 2:
+            s["fired"] = True
+            return {"onset": step, "cause": "more than half of the optimizer steps skipped"}
         if "actor/grad_norm" not in metrics:
-            return None  # the last row holds an evaluation only
+            return None  # skipped steps, or the last row, which holds an evaluation only
         norm, full = metrics["actor/grad_norm"], len(s["norms"]) >= self.window
         exceeded = full and norm > self.factor * median(s["norms"])
         s["exceeded"] = [*s["exceeded"], step if exceeded else None][-self.of :]

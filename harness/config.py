@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from algos.spec import REDUCTIONS, Correction
+from algos.spec import REDUCTIONS, Correction, check_combination
 from harness.errors import UserError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -210,11 +210,7 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        if self.proximal == "rollout" and self.correction.weight.level is not None:
-            raise ValueError(
-                f"correction.weight.level={self.correction.weight.level} counts the mismatch twice: with proximal=rollout "
-                "the loss ratio is already π_θ/μ; set correction.weight.level=null or proximal=old"
-            )
+        check_combination(self.correction, self.proximal, anchored=True)  # a loss that reads no anchor refuses proximal itself
         rows = self.rollout.prompts * self.rollout.samples
         if rows % self.actor.minibatches:
             raise ValueError(

@@ -26,7 +26,7 @@ from harness.records import FINISHED, RunFolder
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator, seed_globals
 from harness.tasks.chain import Chain
-from harness.tracking import tracker
+from harness.tracking import Tracker
 from harness.warmstart import policy_config, warm_start
 
 
@@ -128,13 +128,13 @@ class Trainer:
     def update(self, batch: Batch, order: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """One optimizer step per mini-batch."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
-        metrics, per_step = applied(whole, batch.mask), []
+        metrics, per_step, norms = applied(whole, batch.mask), [], []
         for rows in order:
             mini = batch.rows(rows)
             forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
             start = forward.detach() if mini.forward_old is None else mini.forward_old
             logp = mini.logp_old + (forward - start)  # at π_old this is logp_old to the bit, with the forward's gradient
-            if self.config.correction.ratio == "current":
+            if self.config.correction.ratio == "current":  # normalised, if at all, over the mini-batch: π_θ moves between them
                 corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
             else:
                 corrected = type(whole)(*(part[rows] for part in whole))
@@ -144,12 +144,15 @@ class Trainer:
             )
             extra["actor/loss"] = loss.detach()
             extra["actor/entropy"] = torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
-            extra["actor/grad_norm"] = torch.as_tensor(self.actor.step(loss))
+            norms.append(self.actor.step(loss))
             self.updates += 1
             per_step.append(extra)
         for name in per_step[0]:
-            values = torch.stack([extra[name].double() for extra in per_step])
-            metrics[name] = values.amax() if name == "actor/grad_norm" else values.mean()
+            metrics[name] = torch.stack([extra[name].double() for extra in per_step]).mean()
+        taken = [norm for norm in norms if norm is not None]
+        metrics["actor/skipped"] = 1 - len(taken) / len(norms)
+        if taken:
+            metrics["actor/grad_norm"] = torch.tensor(taken, dtype=torch.float64).amax()  # NaN, if there is one
         return metrics
 
     def evaluate(self) -> dict[str, float]:
@@ -176,8 +179,8 @@ class Trainer:
         c, folder = self.config, self.folder
         step = self.resume()
         folder.status("running", step=step, steps=c.steps)
-        track, progress = tracker(c, folder.path), Progress(step, c.steps)
-        exit_code = 1
+        track, progress = Tracker(c, folder.path), Progress(step, c.steps)
+        exit_code, outcome = 1, {"state": "interrupted"}
         try:
             with stop_signals() as stopped:
                 while step < c.steps and not (c.collapse.stop and self.collapsed):
@@ -197,11 +200,11 @@ class Trainer:
                 self.record(step, self.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
-            track.summary({"state": state, **{f"collapse/{k}": e["onset"] for k, e in self.collapsed.items()}})
+            outcome = {"state": state, **{f"collapse/{name}": event["onset"] for name, event in self.collapsed.items()}}
             exit_code = 0
             return state
         finally:
-            track.finish(exit_code)
+            track.finish(exit_code, **outcome)
 
     def record(self, step: int, metrics: dict[str, float], track) -> None:
         """The row of a step, in the folder first, then in the mirror; and the events that it completes."""

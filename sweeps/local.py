@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, RunFolder
+from harness.records import FINISHED, RunFolder, writing
 from sweeps.progress import Display
 
 PRELOADED = ["harness.trainer", "transformers.models.qwen3.modeling_qwen3", "wandb"]
@@ -58,7 +58,8 @@ def folder_of(config: Config) -> RunFolder:
 
 def _start(context, config: Config) -> BaseProcess:
     folder = folder_of(config).path
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     process = context.Process(target=_run_one, args=(config.model_dump_json(), str(folder / "log.txt")), name=config.digest)
     process.start()
     return process

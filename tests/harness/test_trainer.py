@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from algos.registry import LOSSES
+from algos.registry import LOSSES, RegistryError
 from harness.errors import UserError
 from harness.records import METRICS, RunFolder
 from harness.trainer import Trainer, check, train
@@ -138,6 +138,10 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
+        (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
+        (["correction=token_truncate", "correction.weight.level=segment"], "level=segment needs segments"),
+        (["advantage.name=gae"], "advantage=gae: needs mask, values, which a run does not have"),
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
         (["loss.name=nosuch"], "losses=nosuch: unknown; known are .*ppo"),
         (["loss.eps_low=-0.1"], "loss.eps_low=-0.1"),
@@ -150,8 +154,16 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
     ],
 )
 def test_plug_ins_are_checked_before_anything_starts(tiny, overrides, message):
-    with pytest.raises((UserError, ValueError), match=message):
+    with pytest.raises(UserError, match=message):
         check(tiny(*overrides))
+
+
+def test_a_plug_in_that_fails_to_load_shows_its_own_traceback(tiny, tmp_path, monkeypatch):
+    (tmp_path / "broken_plugin.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RegistryError, match="broken_plugin:loss: the plug-in failed to load") as raised:
+        check(tiny("loss.name=broken_plugin:loss"))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_collapse_stop_ends_the_run(tiny):
