@@ -46,7 +46,7 @@ def _outcome(folder: RunFolder) -> dict[str, Any]:
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Names of arms: precision, loss, correction, and any other key in which the runs of the sweep differ."""
-    flat = {run: _flatten(config) for run, config in configs.items()}
+    flat = {run: flatten(config) for run, config in configs.items()}
     keys = sorted({key for values in flat.values() for key in values if not key.startswith(NAMED)})
     varying = [key for key in keys if len({json.dumps(values.get(key)) for values in flat.values()}) > 1]
     bounds = [f"correction.weight.{side}" for side in ("lower", "upper")]
@@ -62,8 +62,9 @@ def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, str]:
     return names
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
