@@ -94,9 +94,9 @@ def _print(table: pd.DataFrame, folder: Path) -> None:
 def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
     seeds = sweep.runs.groupby("arm").seed.nunique()
     fewest = int(seeds.min())
-    caution = (
-        f"{fewest} seeds an arm cannot carry an order: with full separation the exact two-sided permutation test gives at best "
-        f"p = {_smallest_p(fewest):.2g}. Read this as a description of these runs."
+    p = _smallest_p(fewest)
+    caution = f"With {fewest} seeds an arm and full separation the exact two-sided permutation test gives at best p = {p:.2g}" + (
+        ": too few to carry an order, so read this as a description of these runs." if p > 0.05 else "."
     )
     failed = sweep.runs[sweep.runs.state.isin(["failed", "preempted", "running", "queued"])]
     reasons = [f"{run.arm} seed {run.seed}: {run.state} at step {run.step}. {run.error}" for run in failed.itertuples()]

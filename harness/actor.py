@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import Actor as ActorConfig
+from harness.errors import UserError
 from harness.models import device
 
 # One process needs no launcher: a rank of its own, and gloo on the loopback interface. Read when deepspeed is imported.
@@ -94,7 +95,9 @@ class DeepSpeedActor:
         self.engine.save_checkpoint(str(folder), tag="actor")
 
     def load(self, folder: Path) -> None:
-        self.engine.load_checkpoint(str(folder), tag="actor")
+        path, _ = self.engine.load_checkpoint(str(folder), tag="actor")
+        if path is None:
+            raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
 
     def _gathered(self):
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)

@@ -26,15 +26,22 @@ def check(config: Config) -> None:
         objective = build_objective(config)
         _try_out(objective)
         build_advantage(config)
-        build_detectors(config)
+        for make in build_detectors(config).values():
+            make()
         build_engine(config)
     except RegistryError as error:
         if error.__cause__ is not None:
             raise
         raise UserError(str(error)) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if config.proximal == "rollout" and not LOSSES[config.loss.name].anchored:
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{error}") from None
+    anchored = LOSSES[config.loss.name].anchored
+    if config.correction.ratio == "current" and config.correction.weight.level and anchored:
+        raise UserError(
+            f"correction.ratio=current counts the update twice: the ratio of loss {config.loss.name} holds π_θ too; "
+            "use correction.ratio=old, or a loss that reads no anchor, as pg"
+        )
+    if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
 
 

@@ -1,7 +1,7 @@
 """The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
 
     <root>/<sweep>/<hash>/config.json       the resolved config
-                          provenance.json   versions, commit, dirty diff, host
+                          provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                           metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
                           events.jsonl      collapse, checkpoint, preemption, resume, ... with step and time
                           status.json       state, step, steps; replaced atomically
@@ -132,6 +132,11 @@ class RunFolder:
         assert state in STATES
         self.write("status.json", {"state": state, "time": time.time(), **more})
 
+    def progress(self) -> dict[str, int]:
+        """step and steps as last recorded."""
+        status = self.read("status.json")
+        return {key: status[key] for key in ("step", "steps") if key in status}
+
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Append one step. Raises KeyError on a metric that has no entry in METRICS."""
         for name in metrics:
@@ -150,15 +155,18 @@ class RunFolder:
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, name: str) -> Any:
-        """The JSON file `name`. Raises UserError if it is missing or unreadable."""
+    def read(self, name: str) -> dict[str, Any]:
+        """The JSON object in the file `name`. Raises UserError if it is missing or unreadable."""
         path = self.path / name
         try:
-            return json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: unreadable ({error}); move the folder away to start this run afresh") from None
+            raise UserError(f"{path}: unreadable ({error}); delete this file: the run resumes from its checkpoints") from None
+        if not isinstance(content, dict) or (name == "status.json" and content.get("state") not in STATES):
+            raise UserError(f"{path}: not what a run writes there; delete this file: the run resumes from its checkpoints")
+        return content
 
     @property
     def state(self) -> str:
@@ -183,7 +191,7 @@ class RunFolder:
                 row = json.loads(line)
             except ValueError:
                 continue  # cut short by a kill; the resume has written the step again
-            if isinstance(row, dict):
+            if isinstance(row, dict) and "step" in row:
                 yield row
 
 

@@ -7,6 +7,7 @@ prompts whose solve rate is in [keep_low, keep_high], so that a failure is the a
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -52,8 +53,11 @@ def warm_start(config: Config) -> WarmStart:
             _make(config, folder)
         try:
             prompts = json.loads((folder / "prompts.json").read_text())
-            state = load_file(folder / "model.safetensors")
-        except Exception as error:
+            content = (folder / "model.safetensors").read_bytes()
+            if hashlib.sha256(content).hexdigest() != prompts["sha256"]:
+                raise ValueError("model.safetensors differs from its checksum")
+            state = load(content)
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{folder}: unreadable warm start ({error}); delete that folder, it is made anew") from None
     return WarmStart(state, torch.tensor(prompts["train"]), torch.tensor(prompts["held_out"]), prompts["solve_rate"])
 
@@ -70,9 +74,12 @@ def _make(config: Config, folder: Path) -> None:
             f"warmstart: {len(kept)} of {len(prompts)} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "
             f"(mean rate {rates.mean():.2f}), too few to train and to evaluate; change warmstart.steps or task.slip"
         )
+    content = save({name: w.contiguous() for name, w in net.state_dict().items()})
     record = {"held_out": kept[:held_out].tolist(), "train": kept[held_out:].tolist(), "solve_rate": float(rates.mean())}
+    record["sha256"] = hashlib.sha256(content).hexdigest()
+    print(f"warm start solves {rates.mean():.2f}; {len(kept)} of {len(prompts)} prompts are kept", flush=True)
     with writing(folder):
-        (folder / "model.safetensors").write_bytes(save({name: w.contiguous() for name, w in net.state_dict().items()}))
+        (folder / "model.safetensors").write_bytes(content)
         temporary = folder / ".prompts.json"
         temporary.write_text(json.dumps(record))
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole

@@ -49,7 +49,8 @@ class LocalEngine:
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cast the trainer's weights. Raises KeyError when one is missing."""
-        given = {name.removeprefix("model."): w.detach().to(self.device, torch.float32) for name, w in weights}
+        # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
+        given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
         self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
         self.head = plain["lm_head.weight"].t().contiguous()
