@@ -246,11 +246,19 @@ def parse(composed: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(composed)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(problem) for problem in error.errors())) from None
+        problems = [_explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
+        raise UserError("\n".join(problems)) from None
+
+
+def _meant(place: tuple, composed: dict[str, Any]) -> bool:
+    """A filter is tried as a Reject and as a Plugin; only the errors of what it was meant to be are of use."""
+    if place[:2] != ("correction", "reject") or len(place) < 4:
+        return True
+    return place[3] == ("Plugin" if "function" in composed["correction"]["reject"][place[2]] else "Reject")
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin"))
     if problem["type"] == "missing":
         return f"{key}: missing"
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

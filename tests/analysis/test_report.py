@@ -57,8 +57,21 @@ def test_thresholds_of_one_kind_are_told_apart(sweep):
     for name, upper in (("f", 2), ("g", 5)):
         write(sweep, name, "correction=token_truncate", f"correction.weight.upper={upper}")
     arms = set(tables.arms(load(sweep)).arm)
-    name = "fp8_tensor ppo token-truncate correction.weight.lower=None correction.weight.upper="
-    assert {name + "2", name + "5"} <= arms
+    assert {f"fp8_tensor ppo token-truncate correction.weight.upper={upper}" for upper in ("2", "5")} <= arms
+    assert "fp32 ppo" in arms  # the other arms are not told of a bound that they do not have
+
+
+def test_a_parameter_of_a_loss_or_a_precision_makes_an_arm(sweep):
+    write(sweep, "h", "rollout/precision=fp32", "loss.eps_high=0.28")
+    write(sweep, "i", "rollout/precision=nvfp4", "rollout.kv_cache=fp8")
+    arms = set(tables.arms(load(sweep)).arm)
+    assert 'fp32 ppo loss.eps_high=0.28 rollout.kv_cache="compute"' in arms and 'nvfp4 ppo rollout.kv_cache="fp8"' in arms
+
+
+def test_two_runs_that_would_be_one_seed_of_one_arm_are_named(sweep):
+    write(sweep, "j", "rollout/precision=fp32", "seed=0")
+    with pytest.raises(UserError, match="a and j are both seed 0 of fp32 ppo"):
+        load(sweep)
 
 
 def test_a_missing_cell_stays_missing(sweep):

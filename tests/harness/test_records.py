@@ -83,8 +83,12 @@ def test_status_is_replaced_atomically(folder):
 
 def test_unreadable_files_are_named(folder, tmp_path):
     (folder.path / "status.json").write_text("{half")
-    with pytest.raises(UserError, match=r"status.json: unreadable .*move the folder away"):
+    with pytest.raises(UserError, match=r"status.json: unreadable .*delete this file: the run resumes"):
         _ = folder.state
+    for wrong in ("[]", "{}", '{"state": "sleeping"}'):
+        (folder.path / "status.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"status.json: not what a run writes there"):
+            _ = folder.state
     with pytest.raises(UserError, match=r"config.json: missing; is .* a run folder"):
         folder.read("config.json")
     with pytest.raises(UserError, match="no run folder in it"):

@@ -8,8 +8,10 @@ import torch
 
 from algos.registry import LOSSES, RegistryError
 from harness.errors import UserError
+from harness.plugins import check
 from harness.records import METRICS, RunFolder
-from harness.trainer import Trainer, check, train
+from harness.trainer import Trainer, train
+from harness.warmstart import warm_start
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
@@ -121,7 +123,8 @@ def test_more_evaluation_prompts_than_are_held_out(tiny):
 
 
 def test_several_choices_and_a_bf16_actor_go_through_the_loop(tiny):
-    config = tiny("task.choices=2", "task.length=2", "actor.dtype=bf16", "rollout/precision=bf16", "actor.minibatches=2", "steps=2")
+    numerics = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.minibatches=2"]
+    config = tiny("task.choices=2", "task.length=2", *numerics, "steps=2")
     assert train(config) == "done"
     rows = folder_of(config).metrics()
     assert rows[0]["rollout_corr/k3_kl"] == 0.0 and rows[0]["actor/grad_norm"] > 0
@@ -207,7 +210,7 @@ def test_a_plug_in_that_fails_to_load_shows_its_own_traceback(tiny, tmp_path, mo
 
 def test_collapse_stop_ends_the_run(tiny):
     """A learning rate that destroys the policy: the drawdown is recorded, and stop=true ends the run there."""
-    overrides = ["actor.lr=0.05", "steps=40", "evaluation.samples=40", "evaluation.prompts=10", "evaluation.every=1"]
+    overrides = ["actor.lr=0.05", "steps=40", "evaluation.samples=60", "evaluation.prompts=7", "evaluation.every=1"]
     assert train(tiny(*overrides, "collapse.stop=true")) == "collapsed"
     stopped = folder_of(tiny(*overrides, "collapse.stop=true"))
     assert [e["detector"] for e in stopped.events() if e["kind"] == "collapse"] == ["drawdown"]

@@ -17,7 +17,11 @@ from tests.harness.conftest import TINY
 def launch(root: Path, *overrides: str, launcher="local", wait=True):
     command = [sys.executable, "-m", "experiments.train", "-m", f"hydra/launcher={launcher}"]
     process = subprocess.Popen(
-        [*command, *TINY, f"run.root={root}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [*command, *TINY, f"run.root={root}", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     if not wait:
         return process
