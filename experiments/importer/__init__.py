@@ -23,14 +23,14 @@ def import_config(path: Path) -> str:
     Raises UserError when the file cannot be read, is of no known format, or holds a value that is not what its key takes.
     """
     flat = flatten(_read(path))
-    for name, module in FORMATS.items():
-        if module.recognises(flat):
-            break
-    else:
-        raise UserError(f"{path}: no key of a verl, SkyRL or TRL config; known are e.g. algorithm.rollout_correction, "
-                        "trainer.algorithm.off_policy_correction, vllm_importance_sampling_correction")  # fmt: skip
-    source, translation = Source(flat, module.shorten), Translation()
-    module.translate(source, translation)
+    name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
+    if name is None:
+        raise UserError(
+            f"{path}: no key of a verl, SkyRL or TRL config; known are algorithm.rollout_correction, "
+            "trainer.algorithm.off_policy_correction, vllm_importance_sampling_correction and their neighbours"
+        )
+    source, translation = Source(flat, FORMATS[name].shorten), Translation()
+    FORMATS[name].translate(source, translation)
     return translation.render(f"{name} config {path.name}", source.left())
 
 

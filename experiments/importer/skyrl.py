@@ -65,7 +65,7 @@ def _loss(source: Source, out: Translation) -> None:
     elif kind == "cispo":
         low, high = source.number("cispo.cispo_eps_clip_low"), source.number("cispo.cispo_eps_clip_high")
         if low is None or high is None:
-            out.notes.append("cispo bounds that are not set: SkyRL 0.3.0's defaults 0 and 5, that is ratios in [1, 6]; later 1 and 4")
+            out.notes.append("cispo bounds not set: SkyRL 0.3.0's are 0 and 5, ratios in [1, 6]; later ones 1 and 4")
         low, high = 0.0 if low is None else low, 5.0 if high is None else high
         out.loss("cispo", lower=1 - low, upper=1 + high)
         if source.take("cispo.cispo_anchor", "cispo_anchor", default="old") == "rollout":
@@ -91,7 +91,7 @@ def _weight(source: Source, out: Translation) -> None:
     kind, old = source.take("tis_ratio_type"), source.flag("use_tis")
     cap = source.number("tis_imp_ratio_cap")
     caps = {"token": source.number("token_tis_ratio_clip_high", default=2.0),
-            "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0)}  # fmt: skip
+            "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0)}
     if kind is None and old:
         if cap is None or cap <= 0:
             out.lost.append(f"use_tis=True: tis_imp_ratio_cap={cap} is no positive cap, at which SkyRL stopped")
@@ -102,8 +102,8 @@ def _weight(source: Source, out: Translation) -> None:
     elif kind is not None:
         out.lost.append(f"{source.key('tis_ratio_type')}={kind}: accepted are token, sequence")
     if out.weight.level and out.values["proximal"] == "rollout":
-        out.lost.append(f"the {out.weight.level} weight with loss {out.options['loss']}: both correct the mismatch, which then counts "
-                        "twice; SkyRL's cispo refuses it, its rollout_is and dppo do not")  # fmt: skip
+        both = f"the {out.weight.level} weight with loss {out.options['loss']}"
+        out.lost.append(f"{both}: the mismatch would count twice; SkyRL refuses it for cispo only")
         out.weight = type(out.weight)()
 
 
@@ -128,4 +128,4 @@ def _masks(source: Source, out: Translation) -> None:
     elif metric is not None:
         out.lost.append(f"{source.key('sequence_mask_metric')}={metric}: accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):
-        out.notes.append("SkyRL takes the sequence ratio over the tokens that its token mask left; here over all tokens of the response")
+        out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")

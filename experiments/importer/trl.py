@@ -9,7 +9,7 @@ from experiments.importer.translation import Source, Translation
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "luspo": "seq_mean_token_mean",
-              "dr_grpo": "seq_mean_token_sum_norm"}  # fmt: skip
+              "dr_grpo": "seq_mean_token_sum_norm"}
 """loss_type → reduction; dapo, bnpo, cispo and vespo take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "mean": "maxrl"}
@@ -58,19 +58,19 @@ def _loss(source: Source, out: Translation, kind: str) -> None:
     level = source.take("importance_sampling_level", default="token")
     if kind == "cispo" and upper < 1:
         out.loss("pg")
-        unset = "epsilon_high is not set, so TRL caps" if high is None else "TRL caps"
-        out.notes.append(f"cispo: {unset} every ratio at {upper}, absolute: a factor of {upper} on REINFORCE wherever the ratio exceeds it")
-        out.lost.append(f"that factor {upper}; with Adam it changes little. loss=cispo takes an absolute upper of 1 or more")
+        unset = "epsilon_high is not set, so " if high is None else ""
+        out.notes.append(f"cispo: {unset}TRL caps every ratio at {upper}, absolute: REINFORCE times {upper} where r exceeds it")
+        out.lost.append(f"that factor {upper}: loss=cispo takes an upper of 1 or more")
     elif kind == "cispo":
         out.loss("cispo", lower=0.0, upper=upper)
     elif kind == "sapo":
         out.loss("sapo", tau_pos=source.number("sapo_temperature_pos", default=1.0),
-                 tau_neg=source.number("sapo_temperature_neg", default=1.05))  # fmt: skip
+                 tau_neg=source.number("sapo_temperature_neg", default=1.05))
     elif kind == "vespo":
         shape = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
         out.loss("vespo", **{key: source.number(f"vespo_{key}", default=default) for key, default in shape.items()})
         if source.flag("use_vllm"):
-            out.notes.append("vespo: TRL multiplies the mismatch ratio into w before the kernel, this applies the correction to the loss")
+            out.notes.append("vespo: TRL multiplies the mismatch ratio into w, this multiplies the loss")
     elif kind == "luspo":
         out.loss("luspo", **clip)
     elif kind in LOSSES and level == "sequence":
@@ -90,22 +90,20 @@ def _correction(source: Source, out: Translation) -> None:
     upper = source.number("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
     lower = source.number("vllm_importance_sampling_clip_min")
     delta = source.number("off_policy_mask_threshold")
-    if not source.flag("use_vllm") and (out_of_use := [key for key in ("vllm_importance_sampling_mode", "off_policy_mask_threshold")
-                                                        if source.has(key)]):  # fmt: skip
-        out.notes.append(f"use_vllm is not true, so TRL applies no correction and {', '.join(out_of_use)} has no effect")
     if not source.flag("use_vllm"):
+        out.notes.append("use_vllm is not true, so TRL applies no correction, whatever its keys say")
         return
     if on and mode in MODES:
         level, action = mode.split("_")
         action = "clip" if action == "truncate" and lower is not None else action
         out.weigh(f"vllm_importance_sampling_mode={mode}", level, action, lower, upper)
         if not source.has("vllm_importance_sampling_mode"):
-            out.notes.append("vllm_importance_sampling_mode is not set: TRL's default is sequence_mask, though its docstring says otherwise")
+            out.notes.append("vllm_importance_sampling_mode is not set: sequence_mask is TRL's default")
     elif on:
         out.lost.append(f"vllm_importance_sampling_mode={mode}: accepted are {', '.join(MODES)}")
     if delta is not None:
-        out.filter(f"off_policy_mask_threshold={delta}", "off_policy", "geometric", "ratio", math.exp(-delta), None, "negative_advantage")
+        key = f"off_policy_mask_threshold={delta}"
+        out.filter(key, "off_policy", "geometric", "ratio", math.exp(-delta), None, "negative_advantage")
         out.ratio = "old" if out.weight.level else "current"
         if out.weight.level:
-            out.notes.append("off_policy_mask_threshold: TRL compares μ with π_θ, here with π_old as the weight does; they agree on the "
-                             "first mini-batch of a step")  # fmt: skip
+            out.notes.append(f"{key}: TRL compares μ with π_θ, this with π_old as the weight does; equal on the first mini-batch")

@@ -82,7 +82,7 @@ def _loss(source: Source, out: Translation, bypass: bool, kind: str) -> None:
         out.loss("ppo", **clip, dual_clip=cap)
     elif mode == "gspo":
         out.loss("gspo", **clip)
-        out.notes.append("gspo: verl 0.9.1 reduces by loss_agg_mode, later versions always by seq-mean-token-mean")
+        out.notes.append("gspo: verl 0.9.1 reduces by loss_agg_mode, later ones do not")
     elif mode == "sapo":
         out.loss("sapo", tau_pos=source.number("actor.tau_pos", default=1.0), tau_neg=source.number("actor.tau_neg", default=1.05))
     elif mode == "gpg":
@@ -159,7 +159,7 @@ def _rejection(source: Source, out: Translation) -> None:
             out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], "ratio", 1 / upper, 1 / lower)
             if not math.isclose(lower * upper, 1, rel_tol=1e-9):
                 span = f"[{1 / upper:.6g}, {1 / lower:.6g}]"
-                out.notes.append(f"rollout_rs={option} at {bound}: verl bounds k1 = -log ρ, so 1/ρ: it keeps ρ in {span}, as here")
+                out.notes.append(f"rollout_rs={option} at {bound}: verl bounds k1 = -log ρ: it keeps ρ in {span}, as here")
         else:
             out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], statistic, None, as_number(key, bound))
 
