@@ -82,9 +82,10 @@ def _loss(source: Source, out: Translation, bypass: bool, kind: str) -> None:
         out.loss("ppo", **clip, dual_clip=cap)
     elif mode == "gspo":
         out.loss("gspo", **clip)
-        out.notes.append("gspo: verl 0.9.1 reduces by loss_agg_mode, later ones do not")
+        out.notes.append("gspo: verl 0.9.1 reduces by loss_agg_mode, later ones by seq-mean-token-mean")
     elif mode == "sapo":
-        out.loss("sapo", tau_pos=source.number("actor.tau_pos", default=1.0), tau_neg=source.number("actor.tau_neg", default=1.05))
+        taus = {"tau_pos": 1.0, "tau_neg": 1.05}
+        out.loss("sapo", **{tau: source.number(f"actor.{tau}", default=default) for tau, default in taus.items()})
     elif mode == "gpg":
         out.loss("pg")
     elif mode == "cispo":
