@@ -170,14 +170,14 @@ ONE_RESPONSE = [
     ("token_truncate", [1, -1], [2, 1 / E]),
     ("icepop", [math.log(6), math.log(0.4), 1], [0, 0, E]),
     ("skyrl/geometric_mask", [0.02, 0.02], [0, 0]),  # e^.02 = 1.0202 > 1.01
-    ("skyrl/geometric_mask", [0.02, -0.02], [1, 1]),
+    ("skyrl/geometric_mask", [0.02, -0.005], [1, 1]),  # e^.0075, though the product is e^.015 > 1.01
     ("skyrl/product_mask", [0.5, 0.5], [0, 0]),  # e > 2
     ("skyrl/token_tis", [1, 0], [2, 1]),
     ("skyrl/sequence_tis", [1, 1], [5, 5]),  # e² = 7.39
     ("skyrl/token_mask", [1, 0.1], [0, 1]),
-    ("skyrl/recommended", [0.7, -0.695], [0, 0]),  # e^.7 = 2.01 leaves by the token mask, but e^-.695 = .4991 too
+    ("skyrl/recommended", [0.7, -0.695], [0, 0]),  # e^.7 = 2.0138 > 2 and e^-.695 = .4991 < .5
     ("skyrl/recommended", [0.69, -0.69], [math.exp(0.69), math.exp(-0.69)]),
-    ("skyrl/recommended", [10, -10], [0, 0]),  # an outlier, though the geometric mean is 1
+    ("skyrl/recommended", [5, *[-0.625] * 8], [0] * 9),  # e^5 = 148 > 100 is an outlier, though the geometric mean is 1
     ("trl/token_truncate", [2, 1], [3, E]),
     ("trl/token_mask", [2, 1], [0, E]),
     ("trl/sequence_truncate", [1, 1], [3, 3]),
@@ -201,7 +201,7 @@ ONE_RESPONSE = [
     ("off_policy_sequence_mask", [-0.4, -0.7], [0, 0]),  # A < 0, mean log(μ/π) = .55 > .5
     ("off_policy_sequence_mask", [-0.4, -0.5], [1, 1]),
     ("slime/opsm", [-1e-3, 0], [0, 0]),  # 5e-4 > 1e-4
-    ("slime/opsm", [-1e-4, 0], [1, 1]),
+    ("slime/opsm", [-1.5e-4, 0], [1, 1]),
 ]
 
 

@@ -371,7 +371,7 @@ def test_the_rest_of_a_trl_config_in_json(imported):
         ("bypass_mode: maybe\n", r"bypass_mode='maybe': must be true or false"),
         ("rollout_is: [token]\n", r"rollout_is=\['token'\]: must be a single value"),
         ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low='\${eps}': must be a number"),
-        ("algorithm.rollout_is: token\nrollout_correction.rollout_is: null\n", r"=None contradicts algorithm.rollout_is=token; remove"),
+        ("algorithm.rollout_is: token\nrollout_is: null\n", r"rollout_is=None contradicts algorithm.rollout_is=token"),
     ],
 )
 def test_bad_input_is_one_line(imported, text, message):
