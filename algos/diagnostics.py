@@ -85,7 +85,7 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
         "mismatch/ratio_std": variance.sqrt(),
         "mismatch/ratio_max": extreme(rows["l_max"], present).exp(),
         "mismatch/ratio_min": (-extreme(-rows["l_min"], present)).exp(),
-        "mismatch/log_ratio_max_abs": extreme(torch.maximum(rows["l_max"], -rows["l_min"]), present),
+        "mismatch/log_ratio_max_abs": extreme(torch.maximum(rows["l_max"], rows["l_min"].abs()), present),
         "mismatch/beyond_bound": rows["beyond"].sum() / tokens,
         "mismatch/pareto_k": pareto_k(sequence),
     }

@@ -45,6 +45,8 @@ class Weight:
     def __post_init__(self) -> None:
         _check_choice("action", self.action, Action)
         if self.level is None:
+            if self.action != "truncate":
+                raise ValueError(f"action={self.action} has no effect while level is null; set level too")
             for key in ("lower", "upper"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key}={getattr(self, key)} has no effect while level is null; set level too")
@@ -133,6 +135,8 @@ class Correction:
             _check_choice(key, getattr(self, key), accepted)
         if self.normalize == "batch" and self.weight.level is None:
             raise ValueError("normalize=batch has no effect while weight.level is null")
+        if self.ratio == "current" and not self.active:
+            raise ValueError("ratio=current has no effect without a weight or a filter")
         if self.denominator == "kept" and not self.reject:
             raise ValueError("denominator=kept has no effect without a filter under reject")
 
@@ -150,8 +154,8 @@ def check_combination(correction: Correction, proximal: str, anchored: bool) -> 
     _check_choice("proximal", proximal, Proximal)
     if proximal == "rollout" and anchored and correction.weight.level is not None:
         raise ValueError(
-            f"proximal=rollout with weight.level={correction.weight.level} counts the mismatch twice: the loss's ratio "
-            "is already π_θ/μ; use proximal=old, or weight.level=null, or a loss that reads no anchor (pg)"
+            f"proximal=rollout with correction.weight.level={correction.weight.level} counts the mismatch twice: the loss's "
+            "ratio is already π_θ/μ; use proximal=old or correction.weight.level=null"
         )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from harness.errors import UserError
 from harness.records import RunFolder, arm_name, run_folders
 
-NAMED = ("rollout.precision.", "loss.", "correction.", "seed", "run.", "tracking.", "checkpoint.")
-"""Keys that an arm's name tells already, or that do not make an arm."""
+UNTOLD = ("seed", "run.", "tracking.", "checkpoint.")
+"""Keys that do not make an arm."""
+NAMED = ("rollout.precision.name", "loss.name", "correction.weight.level", "correction.weight.action")
+"""Keys that `arm_name` tells already."""
 
 
 class Sweep(NamedTuple):
@@ -32,6 +36,12 @@ def load(sweep: Path | str) -> Sweep:
         name = folder.path.name
         runs.append({"run": name, "arm": arms[name], "seed": configs[name]["seed"], **_outcome(folder)})
         steps.append(pd.DataFrame(folder.metrics()).assign(run=name, arm=arms[name], seed=configs[name]["seed"]))
+    seen: dict[tuple, str] = {}
+    for run in runs:
+        twin = seen.setdefault((run["arm"], run["seed"]), run["run"])
+        if twin != run["run"]:
+            what = f"seed {run['seed']} of {run['arm']}"
+            raise UserError(f"{sweep}: {twin} and {run['run']} are both {what}; move one of them away")
     return Sweep(pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True), configs)
 
 
@@ -46,24 +56,26 @@ def _outcome(folder: RunFolder) -> dict[str, Any]:
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Names of arms: precision, loss, correction, and any other key in which the runs of the sweep differ."""
-    flat = {run: _flatten(config) for run, config in configs.items()}
-    keys = sorted({key for values in flat.values() for key in values if not key.startswith(NAMED)})
-    varying = [key for key in keys if len({json.dumps(values.get(key)) for values in flat.values()}) > 1]
-    bounds = [f"correction.weight.{side}" for side in ("lower", "upper")]
-    # A bound is part of the name only where the sweep has several of them for one kind of weight.
-    kinds: dict[str, set] = {}
-    for run, config in configs.items():
-        kinds.setdefault(arm_name(config, seed=False), set()).add(tuple(flat[run][key] for key in bounds))
+    flat = {run: flatten(config) for run, config in configs.items()}
+    short = {run: arm_name(config, seed=False) for run, config in configs.items()}
+    keys = sorted({key for values in flat.values() for key in values if not key.startswith(UNTOLD) and key not in NAMED})
+    everywhere = [key for key in keys if _differs(key, flat.values())]
     names = {}
-    for run, config in configs.items():
-        name = arm_name(config, seed=False)
-        extra = bounds if len(kinds[name]) > 1 else []
-        names[run] = " ".join([name, *(f"{key}={flat[run].get(key)}" for key in [*extra, *varying])])
+    for run, values in flat.items():
+        # A key counts if runs of the same short name differ in it, or if it has nothing to do with what the name tells.
+        same = [flat[other] for other in flat if short[other] == short[run]]
+        told = [k for k in everywhere if _differs(k, same) or not k.startswith(("rollout.precision.", "loss.", "correction."))]
+        names[run] = " ".join([short[run], *(f"{key}={json.dumps(values[key])}" for key in told if key in values)])
     return names
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:
+    return len({json.dumps(values.get(key)) for values in configs}) > 1
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return flat

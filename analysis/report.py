@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis import tables
-from analysis.load import Sweep, load
+from analysis.load import Sweep, flatten, load
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")
 """Okabe and Ito's palette, told apart by colour-blind readers too; the seeds of an arm differ by line style."""
 STYLES = ("-", "--", ":", "-.")
+UNTOLD = ("run.", "tracking.", "checkpoint.")
+SMOOTHED = 15
+"""Steps of the running median of a curve that is recorded at every step."""
 PANELS = (
     ("eval/reward", "held-out reward of the trainer's policy", "linear"),
     ("rollout_corr/k3_kl", "K3, mismatch KL (nats per token)", "log"),
@@ -58,7 +61,11 @@ def curves(sweep: Sweep) -> str:
             if scale == "log":
                 rows = rows[rows[metric] > 0]  # the exact control has K3 = 0, which a log axis cannot show
             colour = COLOURS[arms.index(run.arm) % len(COLOURS)]
-            axis.plot(rows.step, rows[metric], color=colour, linestyle=STYLES[seeds.index(run.seed) % len(STYLES)], linewidth=1.3)
+            style = STYLES[seeds.index(run.seed) % len(STYLES)]
+            if metric != "eval/reward":  # every step, so noisy: the values faint, their running median on top
+                axis.plot(rows.step, rows[metric], color=colour, alpha=0.12, linewidth=0.6)
+                rows = rows.assign(**{metric: rows[metric].rolling(SMOOTHED, center=True, min_periods=1).median()})
+            axis.plot(rows.step, rows[metric], color=colour, linestyle=style, linewidth=1.3)
             for onset in run.collapse.values():
                 axis.axvline(onset, color=colour, linewidth=0.8, alpha=0.6)
     axes[0].set_ylim(-0.02, 1.02)
@@ -87,38 +94,50 @@ def _print(table: pd.DataFrame, folder: Path) -> None:
 def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
     seeds = sweep.runs.groupby("arm").seed.nunique()
     fewest = int(seeds.min())
-    caution = (
-        f"{fewest} seeds an arm cannot carry an order: with full separation the exact two-sided permutation test gives at best "
-        f"p = {_smallest_p(fewest):.2g}. Read this as a description of these runs."
+    p = _smallest_p(fewest)
+    caution = f"With {fewest} seeds an arm and full separation the exact two-sided permutation test gives at best p = {p:.2g}" + (
+        ": too few to carry an order, so read this as a description of these runs." if p > 0.05 else "."
     )
     failed = sweep.runs[sweep.runs.state.isin(["failed", "preempted", "running", "queued"])]
     reasons = [f"{run.arm} seed {run.seed}: {run.state} at step {run.step}. {run.error}" for run in failed.itertuples()]
     unfinished = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
-    some = next(iter(sweep.configs.values()))
-    settings = {key: value for key, value in some.items() if key not in ("seed", "loss", "correction", "run", "tracking")}
+    flat = [flatten(config) for config in sweep.configs.values()]
+    some = flat[0]
+    settings = {key: some[key] for key in some if len({json.dumps(c[key]) for c in flat}) == 1 and not key.startswith(UNTOLD)}
     missing = "K3 of the exact control is 0 and has no line on a logarithmic axis. A vertical line is the onset of a collapse."
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Faultline: {html.escape(name)}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
 table {{ border-collapse: collapse; font-size: 13px; }}
 th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; }}
-td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }} pre {{ font-size: 12px; overflow-x: auto; }}
+td {{ white-space: nowrap; font-variant-numeric: tabular-nums; }}
+svg {{ width: 100%; height: auto; }} pre {{ font-size: 12px; overflow-x: auto; }}
 .note {{ color: #555; }}
 </style>
 <h1>{html.escape(name)}: does the rollout's precision matter, and does a correction help?</h1>
-<p>{len(sweep.runs)} runs, {len(seeds)} arms. {caution}</p>
+<p><b>{_answer(sweep)}</b> {caution}</p>
 {table.to_html(index=False, border=0)}
 <p class="note">Each cell lists the seeds in order. K3 is the median over the steps, ESS the lowest. Evaluation: held-out prompts,
-the trainer's own policy.</p>
+the trainer's own policy. In the curves of K3 and the gradient norm the line is a running median of {SMOOTHED} steps.</p>
 {f"<h2>Runs that did not finish</h2><ul>{unfinished}</ul>" if unfinished else ""}
 <h2>Curves</h2>
 {curves(sweep)}
 <p class="note">{missing}</p>
 <h2>Settings that all arms share</h2>
-<pre>{html.escape(json.dumps(settings, indent=2))}</pre>
+<pre>{html.escape("".join(f"{key}: {json.dumps(value)}{chr(10)}" for key, value in settings.items()))}</pre>
 </html>
 """
+
+
+def _answer(sweep: Sweep) -> str:
+    collapsed = sum(bool(onsets) for onsets in sweep.runs.collapse)
+    final = sweep.steps.dropna(subset=["eval/reward"]).groupby("run")["eval/reward"].last()
+    arms = sweep.runs.arm.nunique()
+    return (
+        f"{collapsed} of {len(sweep.runs)} runs in {arms} arms collapsed; the last evaluations lie between {final.min():.3f} "
+        f"and {final.max():.3f}."
+    )
 
 
 def _smallest_p(n: int) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import Actor as ActorConfig
+from harness.errors import UserError
 from harness.models import device
 
 # One process needs no launcher: a rank of its own, and gloo on the loopback interface. Read when deepspeed is imported.
@@ -30,8 +31,11 @@ class Actor(Protocol):
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached)."""
 
-    def step(self, loss: Tensor) -> float:
-        """One optimizer step along the gradient of `loss`; the global gradient norm before clipping."""
+    def step(self, loss: Tensor) -> float | None:
+        """One optimizer step along the gradient of `loss`; the global gradient norm before clipping.
+
+        None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
+        """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights under their transformers names, in the actor's dtype."""
@@ -74,10 +78,13 @@ class DeepSpeedActor:
         entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
         return logp.gather(-1, ids[:, -length:, None])[..., 0], entropy
 
-    def step(self, loss: Tensor) -> float:
+    def step(self, loss: Tensor) -> float | None:
         self.engine.backward(loss)
-        norm = self._grad_norm() if self.engine.get_global_grad_norm() is None and self.config.zero_stage == 0 else None
+        # DeepSpeed reports no norm for stage 0 in fp32, so it is taken from the gradients before they are clipped.
+        norm = self._grad_norm() if self.config.zero_stage == 0 and self.config.dtype == "fp32" else None
         self.engine.step()
+        if not self.engine.was_step_applied():
+            return None
         return float(self.engine.get_global_grad_norm() if norm is None else norm)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -88,13 +95,14 @@ class DeepSpeedActor:
         self.engine.save_checkpoint(str(folder), tag="actor")
 
     def load(self, folder: Path) -> None:
-        self.engine.load_checkpoint(str(folder), tag="actor")
+        path, _ = self.engine.load_checkpoint(str(folder), tag="actor")
+        if path is None:
+            raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
 
     def _gathered(self):
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
 
     def _grad_norm(self) -> Tensor:
-        """DeepSpeed reports no norm for stage 0 in fp32, so take it from the gradients before it clips them."""
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
 

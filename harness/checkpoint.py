@@ -11,34 +11,57 @@ folders you trust, since DeepSpeed's files are pickles.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.actor import Actor
-from harness.records import RunFolder
+from harness.records import RunFolder, writing
 
 
 def save(run: RunFolder, actor: Actor, state: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
     folder = run.path / "checkpoints"
-    with run.guard():
-        temporary = folder / f".writing-{step}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        actor.save(temporary / "actor")
-        (temporary / "state.json").write_text(json.dumps(state))
-        (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
-        final = folder / f"step-{step:08d}"
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        for old in _newest_first(run)[keep:]:
-            shutil.rmtree(old)
+    temporary = folder / f".writing-{step}"
+    try:
+        with writing(folder):
+            _write(temporary, folder / f"step-{step:08d}", actor, state)
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        raise
+    for old in _newest_first(run)[keep:]:
+        shutil.rmtree(old)
     run.log_event("checkpoint", step)
+
+
+def _write(temporary: Path, final: Path, actor: Actor, state: dict[str, Any]) -> None:
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        actor.save(temporary / "actor")
+    except RuntimeError as error:  # torch.save tells a full disk in its own words
+        raise OSError(errno.EIO, f"torch.save: {str(error).splitlines()[0]}") from error
+    (temporary / "state.json").write_text(json.dumps(state))
+    (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
+    for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
+        _sync(path)
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load(run: RunFolder, actor: Actor) -> dict[str, Any] | None:
@@ -52,7 +75,7 @@ def load(run: RunFolder, actor: Actor) -> dict[str, Any] | None:
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
         run.log_event("checkpoint_damaged", int(folder.name.removeprefix("step-")), reason=damage)
-        print(f"{aside}: damaged ({damage}); using the checkpoint before it", flush=True)
+        print(f"{aside}: damaged ({damage}); using the checkpoint before it, if there is one", flush=True)
     return None
 
 
@@ -65,7 +88,9 @@ def _damage(folder: Path) -> str | None:
         expected = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError) as error:
         return f"manifest.json unreadable: {error}"
-    found = dict(_digests(folder))
+    if not isinstance(expected, dict) or "state.json" not in expected:
+        return "manifest.json does not list state.json"
+    found = _digests(folder)
     for name, digest in expected.items():
         if found.get(name) != digest:
             return f"{name} {'is missing' if name not in found else 'differs from its checksum'}"

@@ -35,6 +35,8 @@ class Drawdown:
     """
 
     def __init__(self, *, delta: float, m: int, warm: int, floor: float):
+        if not (0 < delta <= 1 and m >= 1 and warm >= 0):
+            raise ValueError(f"drawdown: delta={delta}, m={m}, warm={warm}: needs 0 < delta ≤ 1, m ≥ 1, warm ≥ 0")
         self.delta, self.m, self.warm, self.floor = delta, m, warm, floor
         self.state: dict[str, Any] = {"rewards": [], "best": -math.inf, "onset": None, "run": 0, "fired": False}
 
@@ -66,24 +68,37 @@ class Drawdown:
 class Numerical:
     """D2: numerical failure.
 
-    A non-finite loss or gradient norm, or a step without one finite rollout log-probability; or a pre-clip gradient norm above
-    `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of the last `of` steps.
+    A non-finite loss, gradient norm or entropy (so non-finite log-probabilities of the trainer's); or no finite
+    log-probability in a whole rollout; or a pre-clip gradient norm
+    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of the last `of`
+    steps; or more than half of the optimizer steps skipped over the last `window`.
     """
 
     def __init__(self, *, factor: float, window: int, hits: int, of: int):
+        if not (factor > 1 and window >= 1 and 1 <= hits <= of):
+            values = f"factor={factor}, window={window}, hits={hits}, of={of}"
+            raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ of")
         self.factor, self.window, self.hits, self.of = factor, window, hits, of
-        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "fired": False}
+        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
         s = self.state
         if s["fired"]:
             return None
-        bad = [name for name in ("actor/loss", "actor/grad_norm") if not math.isfinite(metrics.get(name, 0.0))]
+        watched = ("actor/loss", "actor/grad_norm", "actor/entropy")
+        bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
         if bad:
             s["fired"] = True
             return {"onset": step, "cause": f"{bad[0]} is not finite"}
+        if metrics.get("mismatch/dropped", 0) and "mismatch/ess_token" not in metrics:
+            s["fired"] = True
+            return {"onset": step, "cause": "no rollout log-probability is finite"}
+        s["skipped"] = [*s["skipped"], metrics.get("actor/skipped", 0.0)][-self.window :]
+        if len(s["skipped"]) == self.window and sum(s["skipped"]) > self.window / 2:
+            s["fired"] = True
+            return {"onset": step, "cause": "more than half of the optimizer steps skipped"}
         if "actor/grad_norm" not in metrics:
-            return None  # the last row holds an evaluation only
+            return None  # skipped steps, or the last row, which holds an evaluation only
         norm, full = metrics["actor/grad_norm"], len(s["norms"]) >= self.window
         exceeded = full and norm > self.factor * median(s["norms"])
         s["exceeded"] = [*s["exceeded"], step if exceeded else None][-self.of :]

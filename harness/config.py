@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from algos.spec import REDUCTIONS, Correction
+from algos.spec import REDUCTIONS, Correction, check_combination
 from harness.errors import UserError
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Strict(BaseModel):
@@ -71,6 +72,12 @@ class WarmStart(Strict):
     keep_low: Probability
     keep_high: Probability
 
+    @model_validator(mode="after")
+    def _ordered(self) -> WarmStart:
+        if self.keep_low >= self.keep_high:
+            raise ValueError(f"keep_low={self.keep_low} must be below keep_high={self.keep_high}, else no prompt is kept")
+        return self
+
 
 class Precision(Strict):
     """What a rollout computes in. compute: dtype of what is stored, of norms, embeddings and head; weights, activations: formats
@@ -115,7 +122,7 @@ class Actor(Strict):
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     dtype: Literal["fp32", "bf16", "fp16"]
     lr: Positive
-    betas: tuple[Probability, Probability]
+    betas: tuple[Momentum, Momentum]
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0)]
     clip_norm: Positive
@@ -210,11 +217,11 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        if self.proximal == "rollout" and self.correction.weight.level is not None:
-            raise ValueError(
-                f"correction.weight.level={self.correction.weight.level} counts the mismatch twice: with proximal=rollout "
-                "the loss ratio is already π_θ/μ; set correction.weight.level=null or proximal=old"
-            )
+        check_combination(self.correction, self.proximal, anchored=True)  # a loss that reads no anchor refuses proximal itself
+        widths = {"hidden": self.model.hidden, "mlp": self.model.mlp, "heads x head_dim": self.model.heads * self.model.head_dim}
+        for key, width in widths.items():
+            if self.rollout.precision.weights == "nvfp4" and width % 16:
+                raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
         rows = self.rollout.prompts * self.rollout.samples
         if rows % self.actor.minibatches:
             raise ValueError(

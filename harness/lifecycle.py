@@ -38,9 +38,9 @@ class Preempted(SystemExit):
 
 @contextmanager
 def stop_signals() -> Iterator[list[signal.Signals]]:
-    """SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list instead of ending the process."""
+    """Ctrl-C, SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list, and do not end the process."""
     stopped: list[signal.Signals] = []
-    caught = (signal.SIGTERM, signal.SIGUSR2)
+    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     before = [signal.signal(number, lambda n, _: stopped.append(signal.Signals(n))) for number in caught]
     try:
         yield stopped

@@ -8,7 +8,9 @@ import inspect
 import torch
 
 from algos.objective import Objective
-from algos.registry import ADVANTAGES, LOSSES, Registry
+from algos.reductions import Counts
+from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES, Registry, RegistryError
+from algos.spec import Plugin
 from harness.collapse import DETECTORS
 from harness.config import Config, Named
 from harness.errors import UserError
@@ -16,17 +18,42 @@ from harness.rollouts import ENGINES
 
 
 def check(config: Config) -> None:
-    """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values."""
-    objective = build_objective(config)
-    one = torch.zeros(1, 1)
-    selected = objective.select(one, one, one, one.bool())
-    objective.loss(one, one, one, one.bool(), *(() if selected is None else (selected,)))  # raises on values out of range
+    """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values.
+
+    Raises UserError; a plug-in that exists but fails to load raises RegistryError, for its own traceback to be seen.
+    """
+    try:
+        objective = build_objective(config)
+        _try_out(objective)
+        build_advantage(config)
+        for make in build_detectors(config).values():
+            make()
+        build_engine(config)
+    except RegistryError as error:
+        if error.__cause__ is not None:
+            raise
+        raise UserError(str(error)) from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{error}") from None
     anchored = LOSSES[config.loss.name].anchored
+    if config.correction.ratio == "current" and config.correction.weight.level and anchored:
+        raise UserError(
+            f"correction.ratio=current counts the update twice: the ratio of loss {config.loss.name} holds π_θ too; "
+            "use correction.ratio=old, or a loss that reads no anchor, as pg"
+        )
     if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
-    build_advantage(config)
-    build_detectors(config)
-    build_engine(config)
+
+
+def _try_out(objective: Objective) -> None:
+    """Correction and loss on one token: they raise ValueError on what they cannot take."""
+    one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    for name, filter_ in objective.correction.reject.items():
+        if isinstance(filter_, Plugin):
+            bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
+    corrected = objective.corrected(one, one, mask, one)
+    selected = objective.select(one, one, one, mask)
+    objective(one, one, one, one, mask, corrected, Counts.of(mask), selected)
 
 
 def build_objective(config: Config) -> Objective:

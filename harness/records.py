@@ -1,7 +1,7 @@
 """The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
 
     <root>/<sweep>/<hash>/config.json       the resolved config
-                          provenance.json   versions, commit, dirty diff, host
+                          provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                           metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
                           events.jsonl      collapse, checkpoint, preemption, resume, ... with step and time
                           status.json       state, step, steps; replaced atomically
@@ -71,6 +71,7 @@ METRICS = {
     "correction/kept_sequences": Metric("share of responses left by the filters", "0..1"),
     "actor/loss": Metric("objective, mean over the mini-batches", "loss"),
     "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
+    "actor/skipped": Metric("share of the optimizer steps that a loss scaler skipped", "0..1"),
     "actor/entropy": Metric("entropy of π_old per response token", "nats"),
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
@@ -88,6 +89,16 @@ STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
 FINISHED = ("done", "collapsed")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write under `path` (a full disk, a missing permission) into a UserError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
+        raise UserError(f"{path}: cannot write ({error.strerror}); {remedy}") from error
+
+
 class RunFolder:
     """One run on disk. Reading needs no lock; `claim` keeps two writers apart."""
 
@@ -100,7 +111,7 @@ class RunFolder:
     def claim(self) -> Iterator[RunFolder]:
         """Hold the folder for writing. Raises UserError if another process does."""
         with ExitStack() as held:
-            with self.guard():
+            with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
                 lock = held.enter_context(open(self.path / ".lock", "w"))
             try:
@@ -111,7 +122,7 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
-        with self.guard():
+        with writing(self.path):
             temporary = self.path / f".{name}.{os.getpid()}"
             temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
             temporary.replace(self.path / name)
@@ -120,6 +131,11 @@ class RunFolder:
         """Record the state of the run, one of STATES, with step and steps."""
         assert state in STATES
         self.write("status.json", {"state": state, "time": time.time(), **more})
+
+    def progress(self) -> dict[str, int]:
+        """step and steps as last recorded."""
+        status = self.read("status.json")
+        return {key: status[key] for key in ("step", "steps") if key in status}
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Append one step. Raises KeyError on a metric that has no entry in METRICS."""
@@ -132,31 +148,25 @@ class RunFolder:
         self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
 
     def _append(self, name: str, row: dict) -> None:
-        with self.guard(), open(self.path / name, "ab+") as file:
+        with writing(self.path), open(self.path / name, "ab+") as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 file.write(b"\n")  # a line that a kill cut short stays alone on its line
             file.write(json.dumps(row).encode() + b"\n")
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn an OSError of a write (a full disk, a missing permission) into a UserError that says what to do."""
-        try:
-            yield
-        except OSError as error:
-            remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
-            raise UserError(f"{self.path}: cannot write ({error.strerror}); {remedy}") from error
-
     # --- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, name: str) -> Any:
-        """The JSON file `name`. Raises UserError if it is missing or unreadable."""
+    def read(self, name: str) -> dict[str, Any]:
+        """The JSON object in the file `name`. Raises UserError if it is missing or unreadable."""
         path = self.path / name
         try:
-            return json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: unreadable ({error}); move the folder away to start this run afresh") from None
+            raise UserError(f"{path}: unreadable ({error}); delete this file: the run resumes from its checkpoints") from None
+        if not isinstance(content, dict) or (name == "status.json" and content.get("state") not in STATES):
+            raise UserError(f"{path}: not what a run writes there; delete this file: the run resumes from its checkpoints")
+        return content
 
     @property
     def state(self) -> str:
@@ -181,7 +191,7 @@ class RunFolder:
                 row = json.loads(line)
             except ValueError:
                 continue  # cut short by a kill; the resume has written the step again
-            if isinstance(row, dict):
+            if isinstance(row, dict) and "step" in row:
                 yield row
 
 

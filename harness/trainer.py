@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,14 +20,14 @@ from harness.actor import DeepSpeedActor
 from harness.config import Config, Precision
 from harness.errors import UserError
 from harness.lifecycle import Preempted, Progress, stop_signals
-from harness.models import build
+from harness.models import build, device
 from harness.plugins import build_advantage, build_detectors, build_engine, build_objective, check
 from harness.provenance import provenance
 from harness.records import FINISHED, RunFolder
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator, seed_globals
 from harness.tasks.chain import Chain
-from harness.tracking import tracker
+from harness.tracking import Tracker
 from harness.warmstart import policy_config, warm_start
 
 
@@ -60,6 +61,8 @@ class Trainer:
         self.task = Chain(config.task)
         start = warm_start(config)
         self.train_prompts, self.held_out = start.train, start.held_out
+        if (asked := config.evaluation.prompts) > len(start.held_out):
+            raise UserError(f"evaluation.prompts={asked}: only {len(start.held_out)} prompts are held out; ask for no more")
         shape, temperature = policy_config(config), config.rollout.temperature
         net = build(shape, config.seed)
         net.load_state_dict(start.state)
@@ -84,11 +87,11 @@ class Trainer:
             self.engine.load_weights(self.actor.weights(), self.updates)
             self.policy.load_weights(self.actor.weights(), self.updates)
         metrics = self.evaluate() if step % c.evaluation.every == 0 else {}
-        prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0)
+        prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0).to(device())
         with self.clock("generate"):
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(c.seed, "rollout", step))
             rollout = self.engine.generate(prompts, uniforms)
-        rewards = torch.from_numpy(self.task.reward(prompts.numpy(), rollout.tokens.cpu().numpy())).float()
+        rewards = torch.from_numpy(self.task.reward(prompts.cpu().numpy(), rollout.tokens.cpu().numpy())).float().to(device())
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
         mask = rollout.logp.isfinite()
         inputs = {"lengths": mask.sum(-1).view_as(groups)}
@@ -104,10 +107,10 @@ class Trainer:
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
             "mismatch/dropped": (~mask).sum(),
             "rollout/version_lag": self.updates - rollout.version,
-            **mismatch(ratio, mask, rollout.logp),
         }
-        if metrics["mismatch/pareto_k"].isnan():
-            del metrics["mismatch/pareto_k"]  # no tail to fit: a metric that does not exist is absent
+        if mask.any():  # a metric that does not exist is absent, as is the tail of weights that do not vary
+            statistics = mismatch(ratio, mask, rollout.logp)
+            metrics |= {name: value for name, value in statistics.items() if name != "mismatch/pareto_k" or not value.isnan()}
         with self.clock("train"):
             metrics |= self.update(batch, order)
         self.seconds["step"] = time.perf_counter() - began
@@ -119,7 +122,7 @@ class Trainer:
         exact = self.config.actor.scoring == "exact"
         forward = None
         if not exact or len(order) > 1:
-            forward = torch.empty(tokens.shape)
+            forward = torch.empty(tokens.shape, device=tokens.device)
             with torch.no_grad():
                 for rows in order:  # in the shapes of the mini-batches, so that an unmoved policy gives the same bits
                     forward[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
@@ -128,13 +131,13 @@ class Trainer:
     def update(self, batch: Batch, order: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """One optimizer step per mini-batch."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
-        metrics, per_step = applied(whole, batch.mask), []
+        metrics, per_step, norms = applied(whole, batch.mask), [], []
         for rows in order:
             mini = batch.rows(rows)
             forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
             start = forward.detach() if mini.forward_old is None else mini.forward_old
             logp = mini.logp_old + (forward - start)  # at π_old this is logp_old to the bit, with the forward's gradient
-            if self.config.correction.ratio == "current":
+            if self.config.correction.ratio == "current":  # normalised, if at all, over the mini-batch: π_θ moves between them
                 corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
             else:
                 corrected = type(whole)(*(part[rows] for part in whole))
@@ -144,12 +147,15 @@ class Trainer:
             )
             extra["actor/loss"] = loss.detach()
             extra["actor/entropy"] = torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
-            extra["actor/grad_norm"] = torch.as_tensor(self.actor.step(loss))
+            norms.append(self.actor.step(loss))
             self.updates += 1
             per_step.append(extra)
         for name in per_step[0]:
-            values = torch.stack([extra[name].double() for extra in per_step])
-            metrics[name] = values.amax() if name == "actor/grad_norm" else values.mean()
+            metrics[name] = torch.stack([extra[name].double() for extra in per_step]).mean()
+        taken = [norm for norm in norms if norm is not None]
+        metrics["actor/skipped"] = 1 - len(taken) / len(norms)
+        if taken:
+            metrics["actor/grad_norm"] = torch.tensor(taken, dtype=torch.float64).amax()  # NaN, if there is one
         return metrics
 
     def evaluate(self) -> dict[str, float]:
@@ -171,37 +177,39 @@ class Trainer:
 
     # --- its life ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> str:
-        """Train to the end, from the last checkpoint if there is one; returns the final state. Raises Preempted on a signal."""
+    def run(self, stopped: list[signal.Signals]) -> str:
+        """Train to the end, from the last checkpoint if there is one; returns the final state.
+
+        `stopped` fills when a signal asks to stop: the run then saves a checkpoint and raises Preempted.
+        """
         c, folder = self.config, self.folder
         step = self.resume()
         folder.status("running", step=step, steps=c.steps)
-        track, progress = tracker(c, folder.path), Progress(step, c.steps)
-        exit_code = 1
+        track, progress = Tracker(c, folder.path), Progress(step, c.steps)
+        exit_code, outcome = 1, {"state": "interrupted"}
         try:
-            with stop_signals() as stopped:
-                while step < c.steps and not (c.collapse.stop and self.collapsed):
-                    metrics = self.step(step)
-                    self.record(step, metrics, track)
-                    step += 1
-                    progress.show(step, metrics)
-                    folder.status("running", step=step, steps=c.steps)
-                    if step % c.checkpoint.every == 0 or stopped:
-                        self.save(step)
-                    if stopped and step < c.steps:
-                        folder.log_event("preempted", step, signal=stopped[0].name)
-                        folder.status("preempted", step=step, steps=c.steps)
-                        raise Preempted(128 + stopped[0])
+            while step < c.steps and not (c.collapse.stop and self.collapsed):
+                metrics = self.step(step)
+                self.record(step, metrics, track)
+                step += 1
+                progress.show(step, metrics)
+                folder.status("running", step=step, steps=c.steps)
+                if step % c.checkpoint.every == 0 or step == c.steps or stopped:
+                    self.save(step)
+                if stopped and step < c.steps:
+                    folder.log_event("preempted", step, signal=stopped[0].name)
+                    folder.status("preempted", step=step, steps=c.steps)
+                    raise Preempted(128 + stopped[0])
             if not (c.collapse.stop and self.collapsed):
                 self.policy.load_weights(self.actor.weights(), self.updates)
                 self.record(step, self.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
-            track.summary({"state": state, **{f"collapse/{k}": e["onset"] for k, e in self.collapsed.items()}})
+            outcome = {"state": state, **{f"collapse/{name}": event["onset"] for name, event in self.collapsed.items()}}
             exit_code = 0
             return state
         finally:
-            track.finish(exit_code)
+            track.finish(exit_code, **outcome)
 
     def record(self, step: int, metrics: dict[str, float], track) -> None:
         """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
@@ -249,11 +257,21 @@ def train(config: Config) -> str:
         if folder.state in FINISHED:
             return folder.state
         folder.write("config.json", config.model_dump(mode="json"))
-        folder.write("provenance.json", provenance())
+        _add_provenance(folder)
         folder.status("running", step=0, steps=config.steps, phase="warm start")
         try:
-            return Trainer(config, folder).run()
+            with stop_signals() as stopped:
+                return Trainer(config, folder).run(stopped)
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too; the first error tells
-                folder.status("failed", error=str(error) or type(error).__name__)
+                folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
             raise
+
+
+def _add_provenance(folder: RunFolder) -> None:
+    """One entry per process that worked on the run, told of when the code has changed in between."""
+    now = provenance()
+    earlier = folder.read("provenance.json")["processes"] if (folder.path / "provenance.json").exists() else []
+    if earlier and (earlier[-1]["commit"], earlier[-1]["diff"]) != (now["commit"], now["diff"]):
+        print(f"{folder.path}: goes on with other code than it began with; provenance.json lists both", flush=True)
+    folder.write("provenance.json", {"processes": [*earlier, now]})

@@ -7,20 +7,23 @@ prompts whose solve rate is in [keep_low, keep_high], so that a failure is the a
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from harness.config import Config, Precision
 from harness.errors import UserError
 from harness.models import build, device, qwen3_config
+from harness.records import writing
 from harness.rollouts.local import LocalEngine
 from harness.seeding import derive, generator
 from harness.tasks.chain import Chain
@@ -41,15 +44,20 @@ class WarmStart(NamedTuple):
 def warm_start(config: Config) -> WarmStart:
     """The warm start of this config, from the cache under `<run.root>/.warmstart` or made now; processes wait for one another."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(open(folder / ".lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "prompts.json").exists():
             _make(config, folder)
         try:
             prompts = json.loads((folder / "prompts.json").read_text())
-            state = load_file(folder / "model.safetensors")
-        except Exception as error:
+            content = (folder / "model.safetensors").read_bytes()
+            if hashlib.sha256(content).hexdigest() != prompts["sha256"]:
+                raise ValueError("model.safetensors differs from its checksum")
+            state = load(content)
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{folder}: unreadable warm start ({error}); delete that folder, it is made anew") from None
     return WarmStart(state, torch.tensor(prompts["train"]), torch.tensor(prompts["held_out"]), prompts["solve_rate"])
 
@@ -66,11 +74,15 @@ def _make(config: Config, folder: Path) -> None:
             f"warmstart: {len(kept)} of {len(prompts)} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "
             f"(mean rate {rates.mean():.2f}), too few to train and to evaluate; change warmstart.steps or task.slip"
         )
-    save_file({name: w.contiguous() for name, w in net.state_dict().items()}, folder / "model.safetensors")
+    content = save({name: w.contiguous() for name, w in net.state_dict().items()})
     record = {"held_out": kept[:held_out].tolist(), "train": kept[held_out:].tolist(), "solve_rate": float(rates.mean())}
-    temporary = folder / ".prompts.json"
-    temporary.write_text(json.dumps(record))
-    temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
+    record["sha256"] = hashlib.sha256(content).hexdigest()
+    print(f"warm start solves {rates.mean():.2f}; {len(kept)} of {len(prompts)} prompts are kept", flush=True)
+    with writing(folder):
+        (folder / "model.safetensors").write_bytes(content)
+        temporary = folder / ".prompts.json"
+        temporary.write_text(json.dumps(record))
+        temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
 def _train(config: Config, task: Chain, prompts: np.ndarray) -> Qwen3ForCausalLM:

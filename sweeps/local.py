@@ -12,13 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, RunFolder
+from harness.records import FINISHED, RunFolder, writing
 from sweeps.progress import Display
 
 PRELOADED = ["harness.trainer", "transformers.models.qwen3.modeling_qwen3", "wandb"]
@@ -29,16 +29,15 @@ def run_all(configs: list[Config], parallel: int) -> dict[str, str]:
     os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    waiting = {config.digest: config for config in configs}  # a config that stands twice in the grid runs once
+    waiting = {config.digest: config for config in configs if not _finished(config)}  # one that stands twice runs once
     running: dict[str, tuple[Config, BaseProcess]] = {}
     failures: dict[str, str] = {}
-    with Display(list(waiting.values())) as display, _stopped_together(running):
+    with Display(configs) as display, _stopped_together(running):
         while waiting or running:
             while waiting and len(running) < parallel:
                 digest = next(iter(waiting))
                 config = waiting.pop(digest)
-                if folder_of(config).state not in FINISHED:
-                    running[digest] = (config, _start(context, config))
+                running[digest] = (config, _start(context, config))
             time.sleep(0.5)
             for digest, (config, process) in list(running.items()):
                 if not process.is_alive():
@@ -51,6 +50,12 @@ def run_all(configs: list[Config], parallel: int) -> dict[str, str]:
     return failures
 
 
+def _finished(config: Config) -> bool:
+    with suppress(UserError):  # an unreadable folder: its run will say so
+        return folder_of(config).state in FINISHED
+    return False
+
+
 def folder_of(config: Config) -> RunFolder:
     """The run folder of a config."""
     return RunFolder(Path(config.run.root) / config.run.sweep / config.digest)
@@ -58,7 +63,8 @@ def folder_of(config: Config) -> RunFolder:
 
 def _start(context, config: Config) -> BaseProcess:
     folder = folder_of(config).path
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     process = context.Process(target=_run_one, args=(config.model_dump_json(), str(folder / "log.txt")), name=config.digest)
     process.start()
     return process
@@ -81,8 +87,9 @@ def _run_one(config_json: str, log: str) -> None:
 def _failure(config: Config, exit_code: int) -> str:
     folder = folder_of(config)
     cause = f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    if folder.state == "running":  # it died without a word
-        folder.status("failed", error=cause)
+    with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
+        if folder.state == "running":  # it died without a word
+            folder.status("failed", **folder.progress(), error=cause)
     lines = (folder.path / "log.txt").read_text(errors="replace").splitlines()[-5:]
     return "\n    ".join([f"{folder.path}: {cause}; the last lines of its log.txt:", *lines])
 

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from harness.config import Config
+from harness.errors import UserError
 from harness.records import FINISHED, STATES, RunFolder, arm_name
 
 PLAIN_EVERY = 20.0
@@ -75,7 +76,10 @@ class Display:
 def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
     if not (folder.path / "status.json").exists():
         return "queued", 0
-    status = folder.read("status.json")
+    try:
+        status = folder.read("status.json")
+    except UserError:
+        return "unreadable", 0  # its own process tells more
     return status.get("phase", status["state"]), steps if status["state"] in FINISHED else status.get("step", 0)
 
 

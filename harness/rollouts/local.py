@@ -20,6 +20,9 @@ from harness.config import Precision
 from harness.models import DTYPES, device
 from harness.rollouts import Rollout, casts
 
+Cache = list[tuple[Tensor, Tensor]]
+"""Per layer, keys transposed, [B·H, D, L], and values, [B·H, L, D]: both products of attention then read memory in order."""
+
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -42,12 +45,12 @@ class LocalEngine:
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self._cos, self._sin = self._rotary(config.max_position_embeddings)
         self._eps = torch.tensor(config.rms_norm_eps, device=self.device)
-        self._cache: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cast the trainer's weights. Raises KeyError when one is missing."""
-        given = {name.removeprefix("model."): w.detach().to(self.device, torch.float32) for name, w in weights}
+        # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
+        given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
         self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
         self.head = plain["lm_head.weight"].t().contiguous()
@@ -87,37 +90,51 @@ class LocalEngine:
 
     def _decode(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         rows, start = prompts.shape
-        self._allocate(rows, start + length)
+        cache, logits = self._prefill(prompts.to(self.device), start + length)
         tokens = torch.empty(rows, length, dtype=torch.int64, device=self.device)
         chosen = torch.empty(rows, length, device=self.device)
-        logits = self._forward(prompts.to(self.device), 0)
         for t in range(length):
             logp = (logits / self.temperature).log_softmax(-1)
             tokens[:, t] = pick(t, logp)
             chosen[:, t] = logp.gather(1, tokens[:, t, None])[:, 0]
             if t + 1 < length:
-                logits = self._forward(tokens[:, t, None], start + t)
+                logits = self._forward(tokens[:, t, None], start + t, cache)
         return tokens, chosen
 
-    def _forward(self, tokens: Tensor, at: int) -> Tensor:
-        """Logits [B, V] after the last of `tokens` [B, n], which stand at positions at..at+n−1."""
+    def _prefill(self, prompts: Tensor, length: int) -> tuple[Cache, Tensor]:
+        """(a cache of `length` positions with the prompts in it, the logits after them); equal neighbours are computed once."""
+        if length > self.config.max_position_embeddings:
+            raise ValueError(f"{length} positions exceed the model's {self.config.max_position_embeddings}")
+        different, places = prompts.unique_consecutive(dim=0, return_inverse=True)
+        computed = self._allocate(*different.shape)
+        logits = self._forward(different, 0, computed)[places]
+        cache = self._allocate(len(prompts), length)
+        heads = (places[:, None] * self.kv_heads + torch.arange(self.kv_heads, device=self.device)).flatten()
+        for (keys, values), (own_keys, own_values) in zip(computed, cache, strict=True):
+            own_keys[..., : prompts.shape[1]] = keys[heads]
+            own_values[:, : prompts.shape[1]] = values[heads]
+        return cache, logits
+
+    def _forward(self, tokens: Tensor, at: int, cache: Cache) -> Tensor:
+        """Logits [B, V] after the last of `tokens` [B, n], which stand at positions at..at+n−1 and enter the cache."""
         rows, n = tokens.shape
         turn = self._cos[at : at + n], self._sin[at : at + n]
         h = self.embedding[tokens.flatten()]  # [B·n, hidden] from here on: matrix products take two dimensions fastest
-        for layer, cache in zip(self.layers, self._cache, strict=True):
-            h = self._round(h + self._attention(layer, cache, self._rms(h, layer["input_layernorm"]), rows, at, turn))
+        for layer, part in zip(self.layers, cache, strict=True):
+            h = self._round(h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn))
             gate, up = self._linear(self._rms(h, layer["post_attention_layernorm"]), layer["gate_up"]).chunk(2, -1)
             h = self._round(h + self._linear(self._round(self._round(F.silu(gate)).mul_(up)), layer["down"]))
         return self._round(self._rms(h.view(rows, n, -1)[:, -1], self.norm) @ self.head)
 
-    def _attention(self, layer: dict, cache: tuple, x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def _attention(
+        self, layer: dict, cache: tuple[Tensor, Tensor], x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor]
+    ) -> Tensor:
         n, groups = x.shape[0] // rows, self.heads // self.kv_heads
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
         q, k = self._rotate(self._rms(qk, layer["qk_norm"]), *turn).split([self.heads, self.kv_heads], dim=2)
         if self.kv_fp8:  # scale 1, as vLLM stores an uncalibrated FP8 cache
             k, v = casts.e4m3(k), casts.e4m3(v)
-        # The cache holds keys transposed, [B·H, D, L], and values [B·H, L, D]: both products then read memory in order.
         keys, values = cache
         keys[..., at : at + n] = k.permute(0, 2, 3, 1).flatten(0, 1)
         values[:, at : at + n] = v.transpose(1, 2).flatten(0, 1)
@@ -179,16 +196,10 @@ class LocalEngine:
         cos, sin = self._round(angles.cos()), self._round(angles.sin())
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
-    def _allocate(self, rows: int, length: int) -> None:
-        """A cache of `length` positions for `rows` sequences per layer, kept while the shape stays."""
-        if length > self.config.max_position_embeddings:
-            raise ValueError(f"{length} positions exceed the model's {self.config.max_position_embeddings}")
-        keys, values = (rows * self.kv_heads, self.head_dim, length), (rows * self.kv_heads, length, self.head_dim)
-        if not self._cache or self._cache[0][0].shape != keys:
-            self._cache = [
-                (torch.zeros(keys, device=self.device), torch.zeros(values, device=self.device))
-                for _ in range(self.config.num_hidden_layers)
-            ]
+    def _allocate(self, rows: int, length: int) -> Cache:
+        rows *= self.kv_heads
+        keys, values = (rows, self.head_dim, length), (rows, length, self.head_dim)
+        return [(torch.empty(keys, device=self.device), torch.empty(values, device=self.device)) for _ in self.layers]
 
     def _round(self, x: Tensor) -> Tensor:
         return casts.round_to(x, self.compute)

@@ -78,7 +78,7 @@ def test_specs(make, message):
 
 def test_the_mismatch_cannot_be_counted_twice():
     weighted = Correction(weight=Weight("token", upper=2.0))
-    with pytest.raises(ValueError, match=r"proximal=rollout with weight.level=token counts the mismatch twice"):
+    with pytest.raises(ValueError, match=r"proximal=rollout with correction.weight.level=token counts the mismatch twice"):
         check_combination(weighted, "rollout", anchored=True)
     with pytest.raises(ValueError, match="proximal=new: accepted are old, rollout"):
         check_combination(weighted, "new", anchored=True)

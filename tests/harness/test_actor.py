@@ -66,13 +66,14 @@ def test_every_stage_trains_as_plain_torch_does(stage):
         assert torch.allclose(ours[name], w, atol=1e-4), name
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_checkpoint_continues_to_the_bit(stage, tmp_path):
-    actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=stage))
+def test_a_checkpoint_continues_to_the_bit(stage, dtype, tmp_path):
+    actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=stage, dtype=dtype))
     trained(actor, range(2))
     actor.save(tmp_path)
     expected = trained(actor, range(2, 5))
-    other = DeepSpeedActor(build(SHAPE, 123), settings(zero_stage=stage))
+    other = DeepSpeedActor(build(SHAPE, 123), settings(zero_stage=stage, dtype=dtype))
     other.load(tmp_path)
     assert trained(other, range(2, 5)) == expected
     for (_, a), (_, b) in zip(actor.weights(), other.weights(), strict=True):

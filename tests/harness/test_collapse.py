@@ -91,6 +91,8 @@ def numerical(norms, losses=None):
 def test_a_non_finite_gradient_or_loss_is_an_event_at_once(bad):
     assert numerical([1.0, 1.0, bad])[1]["onset"] == 2
     assert numerical([1.0, 1.0, 1.0], [0.0, bad, 0.0])[1] == {"onset": 1, "cause": "actor/loss is not finite"}
+    event = Numerical(factor=20, window=50, hits=5, of=10).observe(4, {"actor/grad_norm": 1.0, "actor/entropy": bad})
+    assert event == {"onset": 4, "cause": "actor/entropy is not finite"}
 
 
 def test_five_of_ten_exploding_norms():
@@ -106,6 +108,16 @@ def test_four_of_ten_do_not_suffice():
 def test_the_median_is_frozen_while_it_is_exceeded():
     """Were the exploding norms let into the window of 50, a slow explosion would raise its own yardstick."""
     assert numerical([1.0] * 50 + [21, 19, 21, 19, 21, 19, 21, 19, 21])[1]["onset"] == 50
+
+
+def test_half_of_the_steps_skipped():
+    """30 of 50 are; the first row at which 50 are known is step 49. Half of them, 25, is not more than half."""
+    def event(share):
+        detector = Numerical(factor=20, window=50, hits=5, of=10)
+        rows = [{"actor/skipped": float(i % 50 < share)} for i in range(50)]
+        return [e for i, row in enumerate(rows) if (e := detector.observe(i, row))]
+
+    assert event(25) == [] and event(30)[0]["onset"] == 49
 
 
 def test_rows_without_the_metric_are_passed_over():

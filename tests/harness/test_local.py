@@ -152,6 +152,17 @@ def test_new_weights_count_at_once(net, asked):
     assert torch.equal(after.logp, fresh.generate(*asked).logp)
 
 
+@pytest.mark.parametrize("name", ["fp32", "fp8_tensor"])
+def test_weights_that_the_trainer_changes_in_place_do_not_leak_in(net, asked, name):
+    weights = {key: w.detach().clone() for key, w in net.named_parameters()}
+    made = LocalEngine(net.config, precision(name))
+    made.load_weights(weights.items(), version=0)
+    before = made.generate(*asked)
+    for w in weights.values():
+        w.add_(0.1)
+    assert torch.equal(made.generate(*asked).logp, before.logp)
+
+
 def test_nan_weights_give_nan_log_probabilities_not_an_exception(net, asked):
     broken = {name: w.detach().clone() for name, w in net.named_parameters()}
     broken["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")

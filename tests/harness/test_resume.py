@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -121,15 +122,18 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undis
 
 
 def test_a_full_disk_at_a_checkpoint_loses_nothing_recorded(tiny, start, undisturbed):
-    """A file stands where the folder of checkpoints would be made, so the write fails; with it gone the run goes on."""
+    """A real, small file system: room for the records, not for the first checkpoint. With room made the run goes on."""
     config = tiny(*OVERRIDES, "run.sweep=full")
     folder = folder_of(config)
     folder.path.mkdir(parents=True)
-    (folder.path / "checkpoints").write_text("in the way")
-    finished(start(config), code=2)
-    log = (folder.path / "log.txt").read_text()
-    assert "cannot write" in log and "resumes from its last checkpoint" in log and "Traceback" not in log
-    assert folder.state == "failed" and lines(folder) == 2
-    (folder.path / "checkpoints").unlink()
-    finished(start(config))
-    assert untimed(folder.metrics()) == undisturbed
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder.path)], check=True)
+    try:
+        finished(start(config), code=2)
+        log = (folder.path / "log.txt").read_text()
+        assert "cannot write" in log and "resumes from its last checkpoint" in log and "Traceback" not in log
+        assert folder.state == "failed" and lines(folder) == 2 and not list((folder.path / "checkpoints").iterdir())
+        subprocess.run(["mount", "-o", "remount,size=100m", str(folder.path)], check=True)
+        finished(start(config))
+        assert untimed(folder.metrics()) == undisturbed
+    finally:
+        subprocess.run(["umount", str(folder.path)], check=True)

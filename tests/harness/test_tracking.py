@@ -36,6 +36,25 @@ def test_offline_without_a_key(tiny, monkeypatch):
     assert not list(folder.path.glob("wandb/**/requirements.txt.bak"))
 
 
+def test_a_mirror_that_cannot_be_written_does_not_stop_the_run(tiny):
+    """A file stands where W&B's folder would be made."""
+    config = tiny("tracking=wandb", "tracking.mode=offline", "steps=2", "seed=4")
+    path = folder_of(config).path
+    path.mkdir(parents=True)
+    (path / "wandb").write_text("in the way")
+    folder = run(config)
+    assert folder.state == "done" and len(folder.metrics()) == 3
+
+
+def test_an_unreachable_server_leaves_the_mirror_offline(tiny, monkeypatch):
+    """Nothing listens on the port: W&B gives up after its time-out and the mirror is written offline."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
+    folder = run(tiny("tracking=wandb", "steps=2", "seed=5"))
+    assert folder.state == "done" and "grad_norm" in records(folder)
+
+
 def test_no_secret_reaches_the_run_folder(tiny, monkeypatch):
     """A key in the environment, with tracking kept offline: no file of the folder holds it."""
     secret = "5ecre7" * 6 + "abcd"

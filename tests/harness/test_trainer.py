@@ -1,11 +1,12 @@
 """The loop: the exact control, the corrections as one algebra, and a real training run."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from algos.registry import LOSSES
+from algos.registry import LOSSES, RegistryError
 from harness.errors import UserError
 from harness.records import METRICS, RunFolder
 from harness.trainer import Trainer, check, train
@@ -30,19 +31,17 @@ def untimed(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if k == "step" or not METRICS[k].timing} for row in rows]
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("ratio", ["old", "current"])
+@pytest.mark.parametrize(("minibatches", "ratio"), [(1, "old"), (2, "old"), (1, "current")])
 def test_the_control_is_exact(tiny, minibatches, ratio):
     """fp32 against fp32: every ratio is 1, K3 is 0, and the weights after a step are the same bits under every correction.
 
-    With two mini-batches the second sees a policy that has moved, so a correction by the current ratio is no longer 1 there.
+    Not by the current ratio with two mini-batches: the second sees a policy that has moved, so its ratio is not 1.
     """
-    corrections = CORRECTIONS if (minibatches, ratio) != (2, "current") else ["none"]
+    # A weight on the current ratio belongs to a loss without a ratio of its own.
+    shared = ["rollout/precision=fp32", f"actor.minibatches={minibatches}", f"loss={'ppo' if ratio == 'old' else 'pg'}"]
     outcomes = []
-    for correction in corrections:
-        config = tiny(
-            "rollout/precision=fp32", f"correction={correction}", f"correction.ratio={ratio}", f"actor.minibatches={minibatches}"
-        )
+    for correction in CORRECTIONS:
+        config = tiny(*shared, f"correction={correction}", *([f"correction.ratio={ratio}"] if correction != "none" else []))
         metrics, weights = stepped(config)
         assert metrics["rollout_corr/k3_kl"] == metrics["rollout_corr/kl"] == metrics["mismatch/log_ratio_max_abs"] == 0.0
         assert metrics["mismatch/ess_token"] == metrics["mismatch/ess_sequence"] == metrics["correction/weight_mean"] == 1.0
@@ -103,6 +102,42 @@ def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monk
     assert all(torch.tensor(value).isfinite() for value in metrics.values())
 
 
+def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypatch):
+    config = tiny("steps=2")
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        generate = trainer.engine.generate
+        monkeypatch.setattr(
+            trainer.engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
+        )
+        metrics = trainer.step(0)
+    assert metrics["mismatch/dropped"] == 16 * 4 and "rollout_corr/k3_kl" not in metrics
+    assert trainer.detectors["numerical"].observe(0, metrics)["cause"] == "no rollout log-probability is finite"
+
+
+def test_more_evaluation_prompts_than_are_held_out(tiny):
+    with pytest.raises(UserError, match=r"evaluation.prompts=500: only \d+ prompts are held out"):
+        train(tiny("evaluation.prompts=500"))
+
+
+def test_several_choices_and_a_bf16_actor_go_through_the_loop(tiny):
+    config = tiny("task.choices=2", "task.length=2", "actor.dtype=bf16", "rollout/precision=bf16", "actor.minibatches=2", "steps=2")
+    assert train(config) == "done"
+    rows = folder_of(config).metrics()
+    assert rows[0]["rollout_corr/k3_kl"] == 0.0 and rows[0]["actor/grad_norm"] > 0
+
+
+def test_a_damaged_warm_start_is_named(tiny):
+    config = tiny("warmstart.seed=7", "warmstart.steps=20", "warmstart.keep_low=0", "warmstart.keep_high=1", "steps=1")
+    train(config)
+    path = Path(config.run.root) / ".warmstart" / config.warmstart_digest / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"unreadable warm start \(model.safetensors differs.*delete that folder"):
+        warm_start(config)
+
+
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
     """A filter that a 4-bit rollout cannot pass: |k2| ≤ 0 of the worst token."""
     reject = "+correction.reject.all={level: worst_token, statistic: k2, upper: 0}"
@@ -120,7 +155,7 @@ def test_a_run_learns_and_its_folder_is_whole(tiny):
     rewards = [row["reward/rollout"] for row in rows[:-1]]
     assert len(rows) == 41 and sum("eval/reward" in row for row in rows) == 21
     assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.1
-    assert folder.state == "done" and folder.read("provenance.json")["packages"]["torch"]
+    assert folder.state == "done" and folder.read("provenance.json")["processes"][0]["packages"]["torch"]
     assert set(rows[0]) >= {
         "rollout_corr/kl", "rollout_corr/k3_kl", "mismatch/ess_sequence", "mismatch/log_ratio_max_abs", "actor/grad_norm",
         "actor/entropy", "reward/rollout", "eval/reward", "actor/clip_share", "throughput/rollout_tokens", "time/generate",
@@ -138,6 +173,14 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
+        (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
+        (["correction=token_truncate", "correction.weight.level=segment"], "level=segment needs segments"),
+        (["advantage.name=gae"], "advantage=gae: needs mask, values, which a run does not have"),
+        (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current counts the update twice"),
+        (["loss.eps_low=abc"], "'<=' not supported"),
+        (["collapse.detectors.drawdown.m=0"], "drawdown: delta=0.5, m=0"),
+        (["collapse.detectors.numerical.hits=20"], "numerical: .*hits=20"),
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
         (["loss.name=nosuch"], "losses=nosuch: unknown; known are .*ppo"),
         (["loss.eps_low=-0.1"], "loss.eps_low=-0.1"),
@@ -150,8 +193,16 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
     ],
 )
 def test_plug_ins_are_checked_before_anything_starts(tiny, overrides, message):
-    with pytest.raises((UserError, ValueError), match=message):
+    with pytest.raises(UserError, match=message):
         check(tiny(*overrides))
+
+
+def test_a_plug_in_that_fails_to_load_shows_its_own_traceback(tiny, tmp_path, monkeypatch):
+    (tmp_path / "broken_plugin.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RegistryError, match="broken_plugin:loss: the plug-in failed to load") as raised:
+        check(tiny("loss.name=broken_plugin:loss"))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_collapse_stop_ends_the_run(tiny):

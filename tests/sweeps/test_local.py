@@ -17,7 +17,7 @@ from tests.harness.conftest import TINY
 def launch(root: Path, *overrides: str, launcher="local", wait=True):
     command = [sys.executable, "-m", "experiments.train", "-m", f"hydra/launcher={launcher}"]
     process = subprocess.Popen(
-        [*command, *TINY, f"run.root={root}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *TINY, f"run.root={root}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     if not wait:
         return process
@@ -65,13 +65,33 @@ def test_hydras_own_launcher_gives_the_same_run(swept):
 
 
 def test_one_failing_arm_does_not_disturb_the_others(swept):
-    """eps_low = 2 passes the torch-free check and is refused by the loss itself, when its run begins."""
+    """More evaluation prompts than are held out: only the run itself, with its warm start, can know."""
     root, _, _ = swept
-    code, output = launch(root, "seed=5", "loss.eps_low=0.2,2", "run.sweep=failing")
+    code, output = launch(root, "seed=5", "evaluation.prompts=4,400", "run.sweep=failing")
     assert code != 0
-    assert "loss.eps_low=2" in output and "exit code" in output
-    states = {f.read("config.json")["loss"]["eps_low"]: f.state for f in run_folders(root / "failing")}
-    assert states[0.2] == "done" and states.get(2, "failed") == "failed"
+    assert "evaluation.prompts=400: only" in output and "exit code 2" in output
+    states = {f.read("config.json")["evaluation"]["prompts"]: f.state for f in run_folders(root / "failing")}
+    assert states == {4: "done", 400: "failed"}
+
+
+def test_a_value_that_a_loss_refuses_stops_the_grid_before_it_starts(swept):
+    root, _, _ = swept
+    code, output = launch(root, "loss.eps_low=0.2,2", "run.sweep=refused")
+    assert code != 0 and "loss.eps_low=2" in output and "Nothing was started" in output and "Traceback" not in output
+    assert not (root / "refused").exists()
+
+
+def test_a_damaged_status_file_is_its_runs_own_problem(swept):
+    root, _, _ = swept
+    grid = ["seed=20,21", "run.sweep=damaged"]
+    assert launch(root, *grid)[0] == 0
+    first, second = run_folders(root / "damaged")
+    (first.path / "status.json").write_text("[]")
+    code, output = launch(root, *grid)
+    assert code != 0 and "status.json: not what a run writes there; delete this file" in output
+    (first.path / "status.json").unlink()
+    assert launch(root, *grid)[0] == 0
+    assert first.state == second.state == "done"
 
 
 def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
@@ -91,15 +111,18 @@ def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
     assert folder.state == "done" and len(folder.metrics()) == 31
 
 
-def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
+    """SIGINT goes to the whole process group, as a terminal sends it."""
     root, _, _ = swept
-    process = launch(root, "seed=8", "run.sweep=stopped", "steps=200", wait=False)
-    while not list((root / "stopped").glob("*/metrics.jsonl")):
+    sweep = f"stopped-{number}"
+    process = launch(root, "seed=8", f"run.sweep={sweep}", "steps=200", wait=False)
+    while not list((root / sweep).glob("*/metrics.jsonl")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     process.communicate(timeout=60)
-    (folder,) = run_folders(root / "stopped")
+    (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200
 
