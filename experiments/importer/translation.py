@@ -114,7 +114,8 @@ class Translation:
         """The experiment file."""
         kept = "kept" if self.reject and self.denominator == "kept" else "original"
         normalize = self.normalize if self.weight.level else "none"
-        correction = Correction(self.ratio, self.weight, self.reject, normalize, kept)
+        ratio = self.ratio if self.weight.level or self.reject else "old"
+        correction = Correction(ratio, self.weight, self.reject, normalize, kept)
         values = self.values | {"correction": _plain(correction)}
         lines = ["# @package _global_", f"# {title}, translated. Save it as DIR/experiment/NAME.yaml and run",
                  "#   python -m experiments.train --config-dir DIR +experiment=NAME"]
