@@ -15,11 +15,18 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="table and HTML page of a sweep")
     report.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
+    importer = commands.add_parser("import-config", help="a verl, SkyRL or TRL config as an experiment file of this project")
+    importer.add_argument("file", type=Path, help="YAML or JSON, nested or dotted keys")
     arguments = parser.parse_args()
     try:
-        from analysis.report import report as make
+        if arguments.command == "report":
+            from analysis.report import report as make
 
-        print(f"Page: {make(arguments.sweep).resolve()}")
+            print(f"Page: {make(arguments.sweep).resolve()}")
+        else:
+            from experiments.importer import import_config
+
+            print(import_config(arguments.file), end="")
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None

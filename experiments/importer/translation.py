@@ -1,0 +1,147 @@
+"""What the importers share: the keys of the other program, of which each is taken or named, and the config that results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from algos.spec import Correction, Reject, Weight
+from harness.errors import UserError
+
+
+class Source:
+    """The keys of a config, under short names; what no one took is left over and gets named."""
+
+    def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
+        self._values: dict[str, tuple[str, Any]] = {}
+        for key, value in flat.items():
+            short = shorten(key)
+            if short in self._values and self._values[short][1] != value:
+                raise UserError(f"{key}={value} contradicts {self._values[short][0]}={self._values[short][1]}; remove one")
+            self._values[short] = (key, value)
+        self._taken: set[str] = set()
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the names is set to something, be it false."""
+        return any(self._values.get(name, ("", None))[1] is not None for name in names)
+
+    def take(self, *names: str, default: Any = None) -> Any:
+        """The value under the first of `names` that is set; all of them count as taken. Raises UserError on a list."""
+        self._taken.update(names)
+        value = next((self._values[name][1] for name in names if self.has(name)), default)
+        if isinstance(value, list | dict):
+            raise UserError(f"{self.key(*names)}={value}: must be a single value")
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float | None:
+        """Likewise, a number. Raises UserError naming the key otherwise."""
+        value = self.take(*names, default=default)
+        return None if value is None else as_number(self.key(*names), value)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """Likewise, true or false."""
+        value = self.take(*names, default=default)
+        if not isinstance(value, bool):
+            raise UserError(f"{self.key(*names)}={value!r}: must be true or false")
+        return value
+
+    def key(self, *names: str) -> str:
+        """How the file spells the first of `names` that it has."""
+        return next((self._values[name][0] for name in names if name in self._values), names[0])
+
+    def left(self) -> list[str]:
+        """key=value of everything that was set and not taken."""
+        kept = (self._values[short] for short in self._values if short not in self._taken)
+        return [f"{key}={value}" for key, value in kept if value is not None]
+
+
+class Translation:
+    """An experiment file in the making: options of config groups, values, and what a reader must know."""
+
+    def __init__(self):
+        self.options: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+        self.ratio = "old"
+        self.weight = Weight()
+        self.reject: dict[str, Reject] = {}
+        self.normalize = "none"
+        self.denominator = "original"
+        self.notes: list[str] = []
+        self.lost: list[str] = []
+
+    def loss(self, name: str, **params: Any) -> None:
+        """Choose a loss with its parameters."""
+        self.options["loss"] = name
+        if params:
+            self.values["loss"] = params
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a dotted key, unless there is nothing to set."""
+        if value is None:
+            return
+        *groups, last = key.split(".")
+        place = self.values
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+
+    def choose(self, group: str, source: Source, key: str, options: dict[str, str]) -> None:
+        """Choose the option of `group` that the value of `key` means, or name it as lost; nothing if it is not set."""
+        value = source.take(key)
+        if value in options:
+            self.options[group] = options[value]
+        elif value is not None:
+            self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
+
+    def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
+        """Set the weight, or name `source` as lost with the reason why no weight of this algebra is the same."""
+        try:
+            self.weight = Weight(level, action, lower, upper)
+        except ValueError as error:
+            self.lost.append(f"{source}: {error}")
+
+    def filter(self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None,
+               when: str = "all") -> None:
+        """Add a filter, or name `source` as lost with the reason."""
+        try:
+            self.reject[name] = Reject(level, statistic, lower, upper, when)
+        except ValueError as error:
+            self.lost.append(f"{source}: {error}")
+
+    def render(self, title: str, left: list[str]) -> str:
+        """The experiment file."""
+        kept = "kept" if self.reject and self.denominator == "kept" else "original"
+        normalize = self.normalize if self.weight.level else "none"
+        ratio = self.ratio if self.weight.level or self.reject else "old"
+        correction = Correction(ratio, self.weight, self.reject, normalize, kept)
+        values = self.values | {"correction": _plain(correction)}
+        lines = ["# @package _global_", f"# {title}, translated. Save it as DIR/experiment/NAME.yaml and run",
+                 "#   python -m experiments.train --config-dir DIR +experiment=NAME"]
+        lines += [f"# note: {note}" for note in self.notes]
+        lines += [f"# not translated: {line}" for line in self.lost + left]
+        lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
+        lines += ["  - override /correction: none"]
+        return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)
+
+
+def as_number(key: str, value: Any) -> float:
+    """`value` as a number, a text such as 1e-4 included. Raises UserError naming `key`."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{key}={value!r}: must be a number") from None
+    return int(number) if number.is_integer() and not isinstance(value, float) else number
+
+
+def _plain(correction: Correction) -> dict[str, Any]:
+    return {
+        "ratio": correction.ratio,
+        "weight": dict(vars(correction.weight)),
+        "reject": {name: dict(vars(filter_)) for name, filter_ in correction.reject.items()},
+        "normalize": correction.normalize,
+        "denominator": correction.denominator,
+    }
