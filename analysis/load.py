@@ -24,12 +24,15 @@ class Sweep(NamedTuple):
     runs: pd.DataFrame
     steps: pd.DataFrame
     configs: dict[str, dict[str, Any]]
+    provenance: dict[str, list[dict[str, Any]]]
 
 
 def load(sweep: Path | str) -> Sweep:
     """The runs of a sweep. A metric that a run did not record is NaN. Raises UserError when there is no run folder."""
     folders = run_folders(sweep)
     configs = {folder.path.name: folder.read("config.json") for folder in folders}
+    made = {folder.path.name: folder for folder in folders if (folder.path / "provenance.json").exists()}
+    provenance = {name: folder.read("provenance.json")["processes"] for name, folder in made.items()}
     arms = _arms(configs)
     runs, steps = [], []
     for folder in folders:
@@ -42,7 +45,7 @@ def load(sweep: Path | str) -> Sweep:
         if twin != run["run"]:
             what = f"seed {run['seed']} of {run['arm']}"
             raise UserError(f"{sweep}: {twin} and {run['run']} are both {what}; move one of them away")
-    return Sweep(pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True), configs)
+    return Sweep(pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True), configs, provenance)
 
 
 def _outcome(folder: RunFolder) -> dict[str, Any]:

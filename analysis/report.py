@@ -104,7 +104,8 @@ def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
     flat = [flatten(config) for config in sweep.configs.values()]
     some = flat[0]
     settings = {key: some[key] for key in some if len({json.dumps(c[key]) for c in flat}) == 1 and not key.startswith(UNTOLD)}
-    missing = "K3 of the exact control is 0 and has no line on a logarithmic axis. A vertical line is the onset of a collapse."
+    missing = "K3 of the exact control is 0 and has no line on a logarithmic axis."
+    missing += " A vertical line is the onset of a collapse." if any(sweep.runs.collapse) else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Faultline: {html.escape(name)}</title>
 <style>
@@ -125,18 +126,29 @@ the trainer's own policy. In the curves of K3 and the gradient norm the line is 
 {curves(sweep)}
 <p class="note">{missing}</p>
 <h2>Settings that all arms share</h2>
+<p class="note">{_provenance(sweep)}</p>
 <pre>{html.escape("".join(f"{key}: {json.dumps(value)}{chr(10)}" for key, value in settings.items()))}</pre>
 </html>
 """
+
+
+def _provenance(sweep: Sweep) -> str:
+    """Code, versions and machine of the runs; more than one of a kind is told."""
+    entries = [entry for entries in sweep.provenance.values() for entry in entries]
+    commits = sorted({f"{(e['commit'] or 'unknown')[:10]}{' with uncommitted changes' if e['diff'] else ''}" for e in entries})
+    machines = sorted({f"{e['host']}, {e['device']}, {e['platform']}, torch {e['packages']['torch']}" for e in entries})
+    return html.escape(f"Commit {' and '.join(commits)}; {' and '.join(machines)}.") if entries else ""
 
 
 def _answer(sweep: Sweep) -> str:
     collapsed = sum(bool(onsets) for onsets in sweep.runs.collapse)
     final = sweep.steps.dropna(subset=["eval/reward"]).groupby("run")["eval/reward"].last()
     arms = sweep.runs.arm.nunique()
+    control = sweep.runs[sweep.runs.arm.str.startswith("fp32")]
+    warning = " The fp32 control collapsed too, so the mismatch is not what these settings show." if any(control.collapse) else ""
     return (
         f"{collapsed} of {len(sweep.runs)} runs in {arms} arms collapsed; the last evaluations lie between {final.min():.3f} "
-        f"and {final.max():.3f}."
+        f"and {final.max():.3f}.{warning}"
     )
 
 

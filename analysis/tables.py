@@ -25,7 +25,7 @@ def _run_row(steps: pd.DataFrame, run: pd.Series) -> dict[str, str]:
         "best eval": _number(evaluations.max(), ".3f"),
         "K3 (nats)": _number(_column(steps, "rollout_corr/k3_kl").median(), ".1e"),
         "lowest sequence ESS": _number(_column(steps, "mismatch/ess_sequence").min(), ".3f"),
-        "largest |log ratio|": _number(_column(steps, "mismatch/log_ratio_max_abs").max(), ".2f"),
+        "largest abs. log ratio": _number(_column(steps, "mismatch/log_ratio_max_abs").max(), ".2f"),
         "collapsed": outcome,
     }
 
@@ -39,7 +39,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _joined(rows: list[dict[str, str]]) -> dict[str, str]:
-    return {column: " | ".join(row[column] for row in rows) for column in rows[0]}
+    return {column: " / ".join(row[column] for row in rows) for column in rows[0]}
 
 
 def _order(arm: str) -> tuple:

@@ -191,7 +191,7 @@ class Run(Strict):
     """Where the run folder lies: root/sweep/hash."""
 
     root: str
-    sweep: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    sweep: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 
 
 class Config(Strict):

@@ -209,5 +209,6 @@ def run_folders(sweep: Path | str) -> list[RunFolder]:
     sweep = Path(sweep)
     folders = sorted(path.parent for path in sweep.glob("*/config.json"))
     if not folders:
-        raise UserError(f"{sweep}: no run folder in it; give the folder of a sweep, as runs/demo")
+        hint = "it is one itself, give the folder above" if (sweep / "config.json").exists() else "give the folder of a sweep"
+        raise UserError(f"{sweep}: no run folder in it; {hint}, as runs/demo")
     return [RunFolder(path) for path in folders]

@@ -50,7 +50,7 @@ class Display:
         fresh = done - self.stepping[1]
         left = (now - self.stepping[0]) / fresh * (total - done) if fresh else None
         headline = f"{done}/{total} steps, {_clock(now - self.began)} elapsed, " + (
-            f"about {_clock(left)} left" if left is not None else "starting"
+            "done" if done == total else f"about {_clock(left)} left" if left is not None else "starting"
         )
         if self.live:
             self.live.update(self._table(rows, headline))
