@@ -25,9 +25,11 @@ class Progress:
             return
         self.last = now
         left = (now - self.began) / (done - self.first) * (self.steps - done)
+        absent = float("nan")  # a rollout without a finite log-probability has no K3, a skipped step no gradient norm
         print(
             f"step {done}/{self.steps}  reward {metrics['reward/rollout']:.3f}{self.evaluated}  "
-            f"K3 {metrics['rollout_corr/k3_kl']:.1e}  gradient {metrics['actor/grad_norm']:.2g}  about {left:.0f} s left",
+            f"K3 {metrics.get('rollout_corr/k3_kl', absent):.1e}  gradient {metrics.get('actor/grad_norm', absent):.2g}  "
+            f"about {left:.0f} s left",
             flush=True,
         )
 

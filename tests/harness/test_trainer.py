@@ -117,6 +117,24 @@ def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypa
     assert trainer.detectors["numerical"].observe(0, metrics)["cause"] == "no rollout log-probability is finite"
 
 
+def test_a_run_goes_on_after_its_weights_are_lost(tiny, monkeypatch):
+    """NaN weights from step 1 on: every later rollout is dropped whole, the event is recorded, and the run reaches its end."""
+    step = Trainer.step
+
+    def poisoned(self, number):
+        if number == 1:
+            with torch.no_grad():
+                next(self.actor.engine.module.parameters()).fill_(float("nan"))
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", poisoned)
+    config = tiny("steps=3")
+    assert train(config) == "collapsed"
+    events = [event for event in folder_of(config).events() if event["kind"] == "collapse"]
+    assert events[0]["detector"] == "numerical" and events[0]["onset"] == 1
+    assert [row["step"] for row in folder_of(config).metrics()] == [0, 1, 2, 3]
+
+
 def test_more_evaluation_prompts_than_are_held_out(tiny):
     with pytest.raises(UserError, match=r"evaluation.prompts=500: only \d+ prompts are held out"):
         train(tiny("evaluation.prompts=500"))
