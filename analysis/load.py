@@ -12,8 +12,8 @@ import pandas as pd
 from harness.errors import UserError
 from harness.records import RunFolder, arm_name, run_folders
 
-UNTOLD = ("seed", "run.", "tracking.", "checkpoint.")
-"""Keys that do not make an arm."""
+OPERATION = ("run.", "tracking.", "checkpoint.")
+"""Keys that say how a run is operated: they change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "correction.weight.level", "correction.weight.action")
 """Keys that `arm_name` tells already."""
 
@@ -61,18 +61,20 @@ def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Names of arms: precision, loss, correction, and any other key in which the runs of the sweep differ."""
     flat = {run: flatten(config) for run, config in configs.items()}
     short = {run: arm_name(config, seed=False) for run, config in configs.items()}
-    keys = sorted({key for values in flat.values() for key in values if not key.startswith(UNTOLD) and key not in NAMED})
-    everywhere = [key for key in keys if _differs(key, flat.values())]
+    arm_keys = {key for values in flat.values() for key in values if not key.startswith(("seed", *OPERATION))}
+    keys = sorted(arm_keys.difference(NAMED))
+    everywhere = [key for key in keys if differs(key, flat.values())]
     names = {}
     for run, values in flat.items():
         # A key counts if runs of the same short name differ in it, or if it has nothing to do with what the name tells.
         same = [flat[other] for other in flat if short[other] == short[run]]
-        told = [k for k in everywhere if _differs(k, same) or not k.startswith(("rollout.precision.", "loss.", "correction."))]
+        told = [k for k in everywhere if differs(k, same) or not k.startswith(("rollout.precision.", "loss.", "correction."))]
         names[run] = " ".join([short[run], *(f"{key}={json.dumps(values[key])}" for key in told if key in values)])
     return names
 
 
-def _differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:
+def differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:
+    """Whether flattened configs disagree in `key`."""
     return len({json.dumps(values.get(key)) for values in configs}) > 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+from math import comb
 from pathlib import Path
 
 import matplotlib
@@ -16,12 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis import tables
-from analysis.load import Sweep, flatten, load
+from analysis.load import OPERATION, Sweep, differs, flatten, load
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")
 """Okabe and Ito's palette, told apart by colour-blind readers too; the seeds of an arm differ by line style."""
 STYLES = ("-", "--", ":", "-.")
-UNTOLD = ("run.", "tracking.", "checkpoint.")
 SMOOTHED = 15
 """Steps of the running median of a curve that is recorded at every step."""
 PANELS = (
@@ -42,12 +42,11 @@ def report(folder: Path) -> Path:
     return page
 
 
-def curves(sweep: Sweep) -> str:
-    """The three panels as SVG: a colour per arm, a line style per seed, collapse onsets marked."""
+def curves(sweep: Sweep, arms: list[str]) -> str:
+    """The three panels as SVG: a colour per arm, in the order of `arms`, a line style per seed, collapse onsets marked."""
     plt.rcParams["svg.fonttype"] = "none"
     plt.rcParams["svg.hashsalt"] = "faultline"
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(9, 10.5), sharex=True, layout="constrained")
-    arms = list(tables.arms(sweep).arm)
     seeds = sorted(sweep.runs.seed.unique())
     for axis, (metric, label, scale) in zip(axes, PANELS, strict=True):
         axis.set_yscale(scale)
@@ -103,7 +102,7 @@ def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
     unfinished = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
     flat = [flatten(config) for config in sweep.configs.values()]
     some = flat[0]
-    settings = {key: some[key] for key in some if len({json.dumps(c[key]) for c in flat}) == 1 and not key.startswith(UNTOLD)}
+    settings = {key: some[key] for key in some if not differs(key, flat) and not key.startswith(OPERATION)}
     missing = "K3 of the exact control is 0 and has no line on a logarithmic axis."
     missing += " A vertical line is the onset of a collapse." if any(sweep.runs.collapse) else ""
     return f"""<!doctype html>
@@ -123,7 +122,7 @@ svg {{ width: 100%; height: auto; }} pre {{ font-size: 12px; overflow-x: auto; }
 the trainer's own policy. In the curves of K3 and the gradient norm the line is a running median of {SMOOTHED} steps.</p>
 {f"<h2>Runs that did not finish</h2><ul>{unfinished}</ul>" if unfinished else ""}
 <h2>Curves</h2>
-{curves(sweep)}
+{curves(sweep, list(table.arm))}
 <p class="note">{missing}</p>
 <h2>Settings that all arms share</h2>
 <p class="note">{_provenance(sweep)}</p>
@@ -154,6 +153,4 @@ def _answer(sweep: Sweep) -> str:
 
 def _smallest_p(n: int) -> float:
     """2/C(2n, n): the two-sided exact permutation p-value of two groups of n that separate fully."""
-    from math import comb
-
     return 2 / comb(2 * n, n)

@@ -65,7 +65,7 @@ def sampling(config: Config) -> None:
 
 def phases(config: Config) -> None:
     """One RL step of the demo by phase, and the share that is neither matrix product nor optimizer."""
-    folder = RunFolder(f"{config.run.root}/bench/{config.digest}")
+    folder = RunFolder(config.path)
     with folder.claim():
         trainer = Trainer(config, folder)
         rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation

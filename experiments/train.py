@@ -20,7 +20,7 @@ def main(composed: DictConfig) -> str:
         from harness.trainer import train
 
         state = train(config)
-        print(f"{state}: {config.run.root}/{config.run.sweep}/{config.digest}")
+        print(f"{state}: {config.path}")
         return state
     except UserError as error:
         print(error, file=sys.stderr)

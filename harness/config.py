@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -234,6 +235,11 @@ class Config(Strict):
     def digest(self) -> str:
         """12 hex digits of the SHA-256 of what decides the result, seed included; the name of the run folder."""
         return _digest(self.model_dump(mode="json", exclude={"run", "tracking", "checkpoint"}))
+
+    @property
+    def path(self) -> Path:
+        """The run folder, root/sweep/digest."""
+        return Path(self.run.root) / self.run.sweep / self.digest
 
     @property
     def warmstart_digest(self) -> str:

@@ -251,7 +251,7 @@ class Trainer:
 
 def train(config: Config) -> str:
     """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state."""
-    folder = RunFolder(f"{config.run.root}/{config.run.sweep}/{config.digest}")
+    folder = RunFolder(config.path)
     check(config)
     with folder.claim():
         if folder.state in FINISHED:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from harness.config import Config
 from harness.errors import UserError
@@ -52,17 +51,12 @@ def run_all(configs: list[Config], parallel: int) -> dict[str, str]:
 
 def _finished(config: Config) -> bool:
     with suppress(UserError):  # an unreadable folder: its run will say so
-        return folder_of(config).state in FINISHED
+        return RunFolder(config.path).state in FINISHED
     return False
 
 
-def folder_of(config: Config) -> RunFolder:
-    """The run folder of a config."""
-    return RunFolder(Path(config.run.root) / config.run.sweep / config.digest)
-
-
 def _start(context, config: Config) -> BaseProcess:
-    folder = folder_of(config).path
+    folder = config.path
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     process = context.Process(target=_run_one, args=(config.model_dump_json(), str(folder / "log.txt")), name=config.digest)
@@ -85,7 +79,7 @@ def _run_one(config_json: str, log: str) -> None:
 
 
 def _failure(config: Config, exit_code: int) -> str:
-    folder = folder_of(config)
+    folder = RunFolder(config.path)
     cause = f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
     with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
         if folder.state == "running":  # it died without a word

@@ -22,7 +22,7 @@ class Display:
     def __init__(self, configs: list[Config]):
         self.configs = {config.digest: config for config in configs}
         self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
-        self.folders = {d: RunFolder(f"{c.run.root}/{c.run.sweep}/{d}") for d, c in self.configs.items()}
+        self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
         self.console = Console(stderr=True)
         self.began, self.last, self.stepping = time.time(), 0.0, None
 

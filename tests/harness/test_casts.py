@@ -8,6 +8,9 @@ import torch
 
 from harness.rollouts import casts
 
+E2M1_VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+"""e2m1 from its definition: 2 exponent bits, bias 1, 1 mantissa bit, no infinity and no NaN."""
+
 
 def e4m3_values() -> list[float]:
     """All non-negative finite values of e4m3fn from its definition: 4 exponent bits, bias 7, 3 mantissa bits, 1111.111 is NaN."""
@@ -58,8 +61,8 @@ def test_e4m3_keeps_nan_and_saturates_infinity():
 
 
 def test_e2m1_is_the_nearest_value_in_exact_arithmetic():
-    x = awkward(list(casts.E2M1_VALUES), 1)
-    assert casts.e2m1(torch.from_numpy(x)).tolist() == [nearest(v, list(casts.E2M1_VALUES)) for v in x]
+    x = awkward(E2M1_VALUES, 1)
+    assert casts.e2m1(torch.from_numpy(x)).tolist() == [nearest(v, E2M1_VALUES) for v in x]
 
 
 @pytest.mark.parametrize("dim", [None, -1, 0])
@@ -88,7 +91,7 @@ def test_nvfp4_by_blocks():
         for at in range(0, 64, 16):
             block = row[at : at + 16]
             block_scale = np.float32(nearest(np.abs(block).max() / np.float32(6) / np.float32(scale), e4m3_values()))
-            codes = [nearest(v, list(casts.E2M1_VALUES)) for v in block / (block_scale * np.float32(scale))]
+            codes = [nearest(v, E2M1_VALUES) for v in block / (block_scale * np.float32(scale))]
             assert np.array_equal(out[at : at + 16], np.array(codes, dtype=np.float32) * block_scale)
 
 

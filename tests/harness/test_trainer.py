@@ -17,7 +17,7 @@ CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
 
 def folder_of(config) -> RunFolder:
-    return RunFolder(f"{config.run.root}/{config.run.sweep}/{config.digest}")
+    return RunFolder(config.path)
 
 
 def stepped(config) -> tuple[dict, dict]:
