@@ -7,6 +7,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -41,13 +42,17 @@ def main() -> None:
 
 
 def sampling(config: Config) -> None:
-    """Tokens per second of the local engine and of transformers' own generate: same weights, prompts, length and precision."""
+    """Tokens per second of the local engine and of transformers' own generate: same weights, prompts, length and precision.
+
+    Once on the demo's batch, where the samples of a prompt share what they have in common, and once on single samples of
+    different prompts, where nothing is shared.
+    """
     start = warm_start(config)
     shape = policy_config(config)
-    rows, length = config.rollout.prompts * config.rollout.samples, shape.max_position_embeddings - start.train.shape[1]
-    prompts = start.train.repeat(rows // len(start.train) + 1, 1)[:rows]
-    uniforms = torch.rand(rows, length, generator=generator(0, "bench"))
-    print(f"\nsampling {rows} responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
+    length = shape.max_position_embeddings - start.train.shape[1]
+    print(f"\nsampling responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
+    batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.samples, dim=0)
+    single = torch.cat([start.train, start.held_out])
     for name in ("fp32", "bf16"):
         engine = LocalEngine(shape, Precision(name=name, compute=name, weights=None, activations=None))
         engine.load_weights(start.state.items(), 0)
@@ -56,11 +61,17 @@ def sampling(config: Config) -> None:
         net = net.to(DTYPES[name])
         # Sampling from the whole distribution, to the full length: what the engine does.
         settings = GenerationConfig(do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length, pad_token_id=0)
-        theirs = lambda net=net, s=settings: net.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=s)  # noqa: E731
-        ours = lambda engine=engine: engine.generate(prompts, uniforms)  # noqa: E731
-        a, b = _interleaved(ours, theirs)
-        tokens = rows * length
-        print(f"  {name}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, ratio {b / a:.2f}")
+        batches = ((f"{config.rollout.prompts} prompts x {config.rollout.samples}", batch), ("1 of each prompt", single))
+        for what, prompts in batches:
+            uniforms = torch.rand(len(prompts), length, generator=generator(0, "bench"))
+            ours = partial(engine.generate, prompts, uniforms)
+            theirs = partial(net.generate, prompts, attention_mask=torch.ones_like(prompts), generation_config=settings)
+            a, b = _interleaved(ours, theirs)
+            tokens = uniforms.numel()
+            print(
+                f"  {name}, {what}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, "
+                f"ratio {b / a:.2f}"
+            )
 
 
 def phases(config: Config) -> None:

@@ -21,7 +21,7 @@ from harness.models import DTYPES, device
 from harness.rollouts import Rollout, casts
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Per layer, keys transposed, [B·H, D, L], and values, [B·H, L, D]: both products of attention then read memory in order."""
+"""Per layer, keys and values, [L, B, H, D]: what has been filled is one block, so that a branch copies just that."""
 
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -71,8 +71,8 @@ class LocalEngine:
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
 
-        def pick(t: int, logp: Tensor) -> Tensor:
-            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)
+        def pick(t: int, logp: Tensor, node: Tensor) -> Tensor:
+            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
             threshold = uniforms[:, t, None].to(cumulative) * cumulative[:, -1:]
             return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
 
@@ -80,40 +80,46 @@ class LocalEngine:
         return Rollout(tokens, logp, self.version)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same shapes, so the same bits."""
-        return self._walk(prompts, tokens.shape[1], lambda t, _: tokens[:, t])[1]
+        """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same tree, so the same bits."""
+        return self._walk(prompts, tokens.shape[1], lambda t, *_: tokens[:, t])[1]
 
-    def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
             tokens, logp = self._decode(prompts, length, pick)
         return tokens.clone(), logp.clone()  # ordinary tensors again, which autograd may save
 
-    def _decode(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        rows, start = prompts.shape
-        cache, logits = self._prefill(prompts.to(self.device), start + length)
-        tokens = torch.empty(rows, length, dtype=torch.int64, device=self.device)
-        chosen = torch.empty(rows, length, device=self.device)
+    def _decode(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes."""
+        start = prompts.shape[1]
+        if start + length > self.config.max_position_embeddings:
+            raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
+        prompts = prompts.to(self.device)
+        first = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
+        first[1:] = (prompts[1:] != prompts[:-1]).any(1)
+        roots, node = prompts[first], first.cumsum(0) - 1  # node [B]: where in the tree a row stands
+        cache = self._allocate(len(roots), start + length)
+        logits = self._forward(roots, 0, cache)
+        tokens = torch.empty(len(prompts), length, dtype=torch.int64, device=self.device)
+        chosen = torch.empty(len(prompts), length, device=self.device)
         for t in range(length):
             logp = (logits / self.temperature).log_softmax(-1)
-            tokens[:, t] = pick(t, logp)
-            chosen[:, t] = logp.gather(1, tokens[:, t, None])[:, 0]
+            tokens[:, t] = pick(t, logp, node)
+            chosen[:, t] = logp[node, tokens[:, t]]
             if t + 1 < length:
-                logits = self._forward(tokens[:, t, None], start + t, cache)
+                vocabulary = logp.shape[-1]
+                children, node = (node * vocabulary + tokens[:, t]).unique(return_inverse=True)
+                if len(children) > len(logp):  # as many children as nodes: one each, and in order
+                    cache = self._branch(cache, children // vocabulary, start + t)
+                logits = self._forward((children % vocabulary)[:, None], start + t, cache)
         return tokens, chosen
 
-    def _prefill(self, prompts: Tensor, length: int) -> tuple[Cache, Tensor]:
-        """(a cache of `length` positions with the prompts in it, the logits after them); equal neighbours are computed once."""
-        if length > self.config.max_position_embeddings:
-            raise ValueError(f"{length} positions exceed the model's {self.config.max_position_embeddings}")
-        different, places = prompts.unique_consecutive(dim=0, return_inverse=True)
-        computed = self._allocate(*different.shape)
-        logits = self._forward(different, 0, computed)[places]
-        cache = self._allocate(len(prompts), length)
-        heads = (places[:, None] * self.kv_heads + torch.arange(self.kv_heads, device=self.device)).flatten()
-        for (keys, values), (own_keys, own_values) in zip(computed, cache, strict=True):
-            own_keys[..., : prompts.shape[1]] = keys[heads]
-            own_values[:, : prompts.shape[1]] = values[heads]
-        return cache, logits
+    def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
+        """Every child starts with its parent's keys and values."""
+        grown = self._allocate(len(parents), len(cache[0][0]))
+        for old, new in zip(cache, grown, strict=True):
+            for source, target in zip(old, new, strict=True):
+                torch.index_select(source[:filled], 1, parents, out=target[:filled])
+        return grown
 
     def _forward(self, tokens: Tensor, at: int, cache: Cache) -> Tensor:
         """Logits [B, V] after the last of `tokens` [B, n], which stand at positions at..at+n−1 and enter the cache."""
@@ -136,16 +142,17 @@ class LocalEngine:
         if self.kv_fp8:  # scale 1, as vLLM stores an uncalibrated FP8 cache
             k, v = casts.e4m3(k), casts.e4m3(v)
         keys, values = cache
-        keys[..., at : at + n] = k.permute(0, 2, 3, 1).flatten(0, 1)
-        values[:, at : at + n] = v.transpose(1, 2).flatten(0, 1)
+        keys[at : at + n] = k.transpose(0, 1)
+        values[at : at + n] = v.transpose(0, 1)
+        keys, values = (part[: at + n].flatten(1, 2) for part in cache)  # [L, B·H, D]
         # The queries that share a key head are the rows of one product.
         q = q.view(rows, n, self.kv_heads, groups, self.head_dim).permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
-        scores = torch.baddbmm(self._eps, q, keys[..., : at + n], beta=0, alpha=self.head_dim**-0.5)
+        scores = torch.baddbmm(self._eps, q, keys.permute(1, 2, 0), beta=0, alpha=self.head_dim**-0.5)
         if n > 1:
             hidden = torch.ones(n, at + n, dtype=torch.bool, device=self.device).triu_(at + 1).repeat(groups, 1)
             scores.masked_fill_(hidden, -torch.inf)
         # Softmax in fp32, its result stored in the compute dtype before it meets V, as flash attention does.
-        out = self._round(self._round(scores.softmax(-1)).bmm(values[:, : at + n]))
+        out = self._round(self._round(scores.softmax(-1)).bmm(values.transpose(0, 1)))
         out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
         return self._linear(out.reshape(rows * n, -1), layer["o"])
 
@@ -197,9 +204,8 @@ class LocalEngine:
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def _allocate(self, rows: int, length: int) -> Cache:
-        rows *= self.kv_heads
-        keys, values = (rows, self.head_dim, length), (rows, length, self.head_dim)
-        return [(torch.empty(keys, device=self.device), torch.empty(values, device=self.device)) for _ in self.layers]
+        shape = (length, rows, self.kv_heads, self.head_dim)
+        return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
 
     def _round(self, x: Tensor) -> Tensor:
         return casts.round_to(x, self.compute)

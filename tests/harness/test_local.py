@@ -180,3 +180,21 @@ def test_int8_products_are_exact(net):
     x[0], w[:, 0] = 127, 127  # the largest sum there is
     out = torch.from_numpy(x).float() @ torch.from_numpy(w).float()
     assert np.array_equal(out.numpy().astype(np.int64), x @ w)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp8_tensor"])
+def test_samples_of_a_prompt_share_what_they_have_in_common(net, name, monkeypatch):
+    """8 samples of 3 prompts: every different prefix is computed once, and each row is what it would be by itself."""
+    prompts = torch.tensor([[1, 2], [3, 4], [1, 2]]).repeat_interleave(8, dim=0)
+    uniforms = torch.rand(24, 6, generator=torch.Generator().manual_seed(2))
+    made, computed = engine(net, name, temperature=0.5), []
+    forward = made._forward
+    monkeypatch.setattr(made, "_forward", lambda tokens, *rest: computed.append(len(tokens)) or forward(tokens, *rest))
+    together = made.generate(prompts, uniforms)
+    places = torch.arange(3).repeat_interleave(8)  # prompts that are equal but apart are different roots
+    prefixes = [torch.column_stack([places, together.tokens[:, :t]]).unique(dim=0) for t in range(6)]
+    assert computed == [len(p) for p in prefixes] and computed[0] == 3 < computed[1] < computed[-1]
+    for row in range(24):
+        alone = made.generate(prompts[row : row + 1], uniforms[row : row + 1])
+        assert torch.equal(alone.tokens[0], together.tokens[row])
+        torch.testing.assert_close(alone.logp[0], together.logp[row], atol=2e-5 if name == "fp32" else 0.05, rtol=0)
