@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import hydra
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import parse
 from harness.errors import UserError
@@ -27,6 +30,22 @@ def main(composed: DictConfig) -> str:
         raise SystemExit(2) from None
 
 
+def refusal(error: Exception) -> str:
+    """What Hydra refuses, in one line that names the key and the remedy."""
+    if isinstance(error, MissingConfigException) and error.options:
+        return f"{error.missing_cfg_file}: there is no such option; take one of {', '.join(error.options)}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; run.root must name a folder that can be written"
+    if unknown := re.match(r"Could not override '(.+?)'", str(error)):
+        return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
+    return " ".join(str(error).split())
+
+
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism comes from runs
-    main()
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors reach us, not a printer of its own
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException, OSError) as error:
+        print(refusal(error), file=sys.stderr)
+        raise SystemExit(2) from None
