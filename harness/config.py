@@ -163,7 +163,7 @@ class Evaluation(Strict):
     each time."""
 
     every: Count
-    prompts: Count
+    prompts: Annotated[int, Field(ge=2)]  # the standard error is taken over prompts
     samples: Count
 
 

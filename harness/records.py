@@ -3,7 +3,7 @@
     <root>/<sweep>/<hash>/config.json       the resolved config
                           provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                           metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
-                          events.jsonl      collapse, checkpoint, preemption, resume, ... with step and time
+                          events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
                           status.json       state, step, steps; replaced atomically
                           checkpoints/      see harness/checkpoint.py
                           log.txt           output of the process, when a launcher started it
@@ -36,6 +36,7 @@ METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
     "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
     "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
+    "eval/stderr": Metric("standard error of eval/reward, clustered by prompt", "0..1"),
     "eval/samples": Metric("responses behind eval/reward", "count"),
     "rollout_corr/chi2_token": Metric("plug-in χ² of the token ratio, mean ρ² − 1; verl's name", "1"),
     "rollout_corr/chi2_seq": Metric("plug-in χ² of the sequence ratio; verl's name", "1"),

@@ -1,7 +1,9 @@
 """W&B as a mirror of the run folder. The only file that imports wandb to write.
 
 Offline unless a key is present. The id is the hash of the config, the step is always explicit, so that the fragments which
-resumed runs leave behind can be merged. The folder is the record: whatever goes wrong with the mirror never stops a run.
+resumed runs leave behind can be merged. Everything that `analysis` needs of a run is in its mirror: the config with the
+provenance, every row, each event and the outcome as flat summary scalars.
+The folder is the record: whatever goes wrong with the mirror never stops a run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Config
-from harness.records import arm_name
+from harness.records import RunFolder, arm_name
+
+CONNECT_SECONDS = 20
+"""How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
+FINISH_SECONDS = 60
+"""How long the end of a run waits for an upload; what is left can be sent with `wandb sync`."""
 
 
 class Tracker:
@@ -20,6 +27,7 @@ class Tracker:
 
     def __init__(self, config: Config, folder: Path):
         self._run: Any = None
+        self._name = arm_name(config.model_dump(mode="json"))
         mode = config.tracking.mode
         if mode == "auto":
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -32,6 +40,14 @@ class Tracker:
         """Mirror the row of a step."""
         if self._run is not None:
             self._tell(lambda: self._run.log(metrics, step=step))
+
+    def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
+        """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
+        if self._run is not None:
+            self._tell(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
+        if self._run is not None and role == "collapse":
+            text = f"{self._name}: {detector} from step {event['onset']} on, seen at step {step}"
+            self._tell(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
 
     def finish(self, exit_code: int, **summary: Any) -> None:
         """Close the mirror with the run's outcome."""
@@ -59,7 +75,8 @@ class Tracker:
         for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):  # else the home directory fills
             os.environ.setdefault(variable, str(Path(config.run.root).resolve() / ".wandb"))
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        settings = {"console": "off", "silent": True, "x_disable_stats": True}
+        settings = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
+        settings["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", CONNECT_SECONDS))
         # W&B loses what it has not flushed when the process is killed; its default is 15 s. A private setting, so it may go.
         if "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
             settings["x_transaction_log_flush_interval"] = 1
@@ -69,10 +86,18 @@ class Tracker:
             settings=wandb.Settings(**settings),
             project=config.tracking.project,
             id=config.digest,
-            name=arm_name(values),
+            name=self._name,
             group=config.run.sweep,
             job_type="train",
-            config={**values, "arm": arm_name(values, seed=False)},
+            tags=[config.rollout.precision.name, config.loss.name],
+            config={**values, "arm": arm_name(values, seed=False), "provenance": _provenance(folder)},
             dir=str(folder),
             resume="allow",
         )
+
+
+def _provenance(folder: Path) -> list[dict[str, Any]]:
+    """The folder's provenance; of uncommitted changes only that there are some."""
+    if not (folder / "provenance.json").exists():
+        return []
+    return [{**process, "diff": bool(process["diff"])} for process in RunFolder(folder).read("provenance.json")["processes"]]

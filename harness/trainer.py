@@ -17,6 +17,7 @@ from algos.ratios import log_ratio
 from algos.reductions import Counts
 from harness import checkpoint
 from harness.actor import DeepSpeedActor
+from harness.collapse import outcome
 from harness.config import Config, Precision
 from harness.errors import UserError
 from harness.lifecycle import Preempted, Progress, stop_signals
@@ -166,7 +167,10 @@ class Trainer:
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(0, "evaluation"))
             answers = self.policy.generate(prompts, uniforms).tokens.cpu().numpy()
             reward = self.task.reward(prompts.numpy(), answers)
-        return {"eval/reward": float(reward.mean()), "eval/samples": len(reward)}
+        by_prompt = reward.reshape(e.prompts, e.samples).mean(1)
+        # Clustered by prompt, as the responses to one are not independent: sqrt(Σ_p (R_p − R)² / (P (P − 1))).
+        stderr = float(by_prompt.std(ddof=1)) / e.prompts**0.5
+        return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)}
 
     def prompts(self, step: int) -> Tensor:
         """The step's prompts: the pool is walked in a new order each time round."""
@@ -186,7 +190,7 @@ class Trainer:
         step = self.resume()
         folder.status("running", step=step, steps=c.steps)
         track, progress = Tracker(c, folder.path), Progress(step, c.steps)
-        exit_code, outcome = 1, {"state": "interrupted"}
+        exit_code, ending = 1, {"state": "interrupted"}
         try:
             while step < c.steps and not (c.collapse.stop and self.collapsed):
                 metrics = self.step(step)
@@ -199,17 +203,21 @@ class Trainer:
                 if stopped and step < c.steps:
                     folder.log_event("preempted", step, signal=stopped[0].name)
                     folder.status("preempted", step=step, steps=c.steps)
+                    ending = {"state": "preempted"}
                     raise Preempted(128 + stopped[0])
             if not (c.collapse.stop and self.collapsed):
                 self.policy.load_weights(self.actor.weights(), self.updates)
                 self.record(step, self.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
-            outcome = {"state": state, **{f"collapse/{name}": event["onset"] for name, event in self.collapsed.items()}}
-            exit_code = 0
+            ended = outcome({name: event["onset"] for name, event in self.events.items()})
+            exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
             return state
+        except Exception as error:
+            ending = {"state": "failed", "error": str(error) or type(error).__name__}
+            raise
         finally:
-            track.finish(exit_code, **outcome)
+            track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track) -> None:
         """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
@@ -218,16 +226,21 @@ class Trainer:
         for name, detector in self.detectors.items():
             event = detector.observe(step, metrics)
             if event:
-                self.collapsed[name] = event
-                self.folder.log_event("collapse", step, detector=name, **event)
+                self.events[name] = event
+                self.folder.log_event(detector.role, step, detector=name, **event)
+                track.event(step, detector.role, name, event)
+
+    @property
+    def collapsed(self) -> bool:
+        return any(self.detectors[name].role == "collapse" for name in self.events)
 
     def resume(self) -> int:
         """Restore the last sound checkpoint; the step to go on with."""
-        self.collapsed: dict[str, dict] = {}
+        self.events: dict[str, dict] = {}
         state = checkpoint.load(self.folder, self.actor)
         if state is None:
             return 0
-        self.updates, self.collapsed = state["updates"], state["collapsed"]
+        self.updates, self.events = state["updates"], state["events"]
         for name, detector in self.detectors.items():
             detector.state = state["detectors"][name]
         self.folder.log_event("resumed", state["step"])
@@ -237,7 +250,7 @@ class Trainer:
         state = {
             "step": step,
             "updates": self.updates,
-            "collapsed": self.collapsed,
+            "events": self.events,
             "detectors": {name: detector.state for name, detector in self.detectors.items()},
         }
         checkpoint.save(self.folder, self.actor, state, self.config.checkpoint.keep)

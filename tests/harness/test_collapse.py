@@ -4,14 +4,20 @@ import math
 
 import pytest
 
-from harness.collapse import DETECTORS, Drawdown, Numerical
+from harness.collapse import DETECTORS, Outcome, outcome, replay
+from harness.detectors import Distribution, Drawdown, Entropy, Learning, Numerical
+
+
+def evaluation(reward, n=320):
+    """With the standard error of n independent responses."""
+    return {"eval/reward": reward, "eval/stderr": math.sqrt(reward * max(1 - reward, 0) / n), "eval/samples": n}
 
 
 def drawdown(rewards, n=320, **changes):
     """The event of a curve of evaluations at steps 0, 5, 10, ..."""
     detector = Drawdown(**{"delta": 0.5, "m": 3, "warm": 0, "floor": 0.1, **changes})
     for i, reward in enumerate(rewards):
-        event = detector.observe(5 * i, {"eval/reward": reward, "eval/samples": n})
+        event = detector.observe(5 * i, evaluation(reward, n))
         if event:
             return event
     return None
@@ -74,7 +80,7 @@ def test_drawdown_reports_once_and_survives_a_resume_at_any_point():
             if i == cut:
                 state, detector = detector.state, Drawdown(delta=0.5, m=3, warm=0, floor=0.1)
                 detector.state = state
-            events.append(detector.observe(5 * i, {"eval/reward": reward, "eval/samples": 320}))
+            events.append(detector.observe(5 * i, evaluation(reward)))
         assert [e["onset"] for e in events if e] == [40]
 
 
@@ -112,6 +118,7 @@ def test_the_median_is_frozen_while_it_is_exceeded():
 
 def test_half_of_the_steps_skipped():
     """30 of 50 are; the first row at which 50 are known is step 49. Half of them, 25, is not more than half."""
+
     def event(share):
         detector = Numerical(factor=20, window=50, hits=5, of=10)
         rows = [{"actor/skipped": float(i % 50 < share)} for i in range(50)]
@@ -123,7 +130,115 @@ def test_half_of_the_steps_skipped():
 def test_rows_without_the_metric_are_passed_over():
     assert Drawdown(delta=0.5, m=3, warm=0, floor=0.1).observe(1, {"actor/loss": 0.0}) is None
     assert Numerical(factor=20, window=50, hits=5, of=10).observe(1, {"eval/reward": 0.0}) is None
+    assert Entropy(share=0.05, m=1).observe(1, {"eval/reward": 0.0}) is None
+    assert distribution([{}] * 60) is None
+
+
+def test_the_error_is_that_of_prompts_not_of_responses():
+    """A drop of 0.2 over 48 prompts x 8. Were the responses independent, 3σ = 3·sqrt(.7·.3/384) = 0.07; with prompts
+    either solved or not, σ = sqrt(.7·.3/47) = 0.067 and 3σ = 0.2005: not told from chance."""
+    rows = [(0.1, 0.043)] + [(0.9, 0.0438)] * 4
+
+    def event(error):
+        detector = Drawdown(delta=0.2, m=3, warm=0, floor=0.07)
+        found = [
+            detector.observe(i, {"eval/reward": r, "eval/stderr": e}) for i, (r, e) in enumerate([*rows, *[(0.7, error)] * 3])
+        ]
+        return [e for e in found if e]
+
+    assert event(math.sqrt(0.7 * 0.3 / 47)) == [] and event(math.sqrt(0.7 * 0.3 / 384))[0]["onset"] == 5
+
+
+def distribution(rows, **changes):
+    detector = Distribution(**{"ess": 0.1, "factor": 10, "first": 5, "last": 25, "null_band": 1e-9, "m": 5, **changes})
+    return next((e for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
+
+
+def mismatch(k3, ess=0.9):
+    return {"rollout_corr/k3_kl": k3, "mismatch/ess_sequence": ess}
+
+
+def test_a_growing_k3_warns_and_the_exact_control_does_not():
+    """Reference: median of steps 5..25 = 1e-4, so far above 1e-3. Four steps in a row do not do; the fifth run of five does."""
+    start, far, near = [mismatch(1e-4)] * 26, mismatch(1.1e-3), mismatch(0.9e-3)
+    assert distribution([*start, *[far] * 4, near] * 3) is None
+    event = distribution([*start, near, *[far] * 5])
+    assert event == {"onset": 27, "cause": "K3 above 10 times its start"}
+    assert distribution([mismatch(0.0, 1.0)] * 100) is None
+    assert distribution([*[mismatch(1e-12)] * 26, *[mismatch(2e-9)] * 20]) is None  # 2000 times its start, within 3 null bands
+
+
+def test_a_low_ess_warns_from_the_first_of_five_steps():
+    assert distribution([mismatch(0.0), *[mismatch(0.0, 0.05)] * 5]) == {"onset": 1, "cause": "sequence ESS below 0.1"}
+
+
+def test_entropy_below_a_twentieth_of_its_start_warns():
+    """H_0 = 2, so below 0.1; the last row of a run has no entropy and does not break the count."""
+
+    def warned(entropies):
+        detector = Entropy(share=0.05, m=3)
+        rows = [{} if h is None else {"actor/entropy": h} for h in entropies]
+        return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
+
+    assert warned([2.0, 0.1, 0.1, 0.1]) is None and warned([2.0, 0.09, 0.09, 0.2, 0.09, 0.09]) is None
+    assert warned([2.0, 1.0, 0.09, None, 0.09, 0.09]) == 2
+
+
+def learned(rewards, n=320):
+    detector = Learning(solved=0.95)
+    return next((e["onset"] for i, r in enumerate(rewards) if (e := detector.observe(i, evaluation(r, n)))), None)
+
+
+def test_learning_is_a_median_three_errors_above_the_start():
+    """n = 320 at 0.4: 3σ = 0.082. One lucky evaluation moves no median of three;
+    the first median above 0.484 is that of 0.45, 0.5, 0.5."""
+    assert learned([0.4, 0.4, 0.9, 0.4, 0.4]) is None
+    assert learned([0.4, 0.45, 0.5, 0.5, 0.5]) == 3
+    assert learned([0.4] * 50) is None and learned([0.96, 0.97]) == 0  # solved from the start is no failure to learn
+    assert learned([0.0] * 20) is None
+
+
+SETTINGS = {
+    "drawdown": {"delta": 0.5, "m": 3, "warm": 0, "floor": 0.1},
+    "numerical": {"factor": 20, "window": 50, "hits": 5, "of": 10},
+    "learning": {"solved": 0.95},
+}
+
+
+def test_replay_finds_what_a_run_saw_as_it_went():
+    rows = [{"step": 5 * i, **evaluation(r), "actor/loss": 0.0} for i, r in enumerate([*RISE, 0.0, 0.0, 0.0])]
+    rows[9]["actor/loss"] = math.nan
+    events = replay(rows, SETTINGS)
+    assert {name: event["onset"] for name, event in events.items()} == {"learning": 10, "numerical": 45, "drawdown": 40}
+
+
+@pytest.mark.parametrize(
+    ("onsets", "expected"),
+    [
+        ({"learning": 5}, Outcome("survived")),
+        ({}, Outcome("never learned")),
+        ({"entropy": 90}, Outcome("never learned")),
+        ({"drawdown": 30}, Outcome("collapsed", 30, "drawdown")),
+        (
+            {"learning": 5, "drawdown": 100, "distribution": 60, "entropy": 80},
+            Outcome("collapsed", 100, "drawdown", "distribution"),
+        ),
+        ({"learning": 5, "drawdown": 100, "distribution": 49, "entropy": 80}, Outcome("collapsed", 100, "drawdown", "entropy")),
+        ({"learning": 5, "drawdown": 100, "distribution": 101}, Outcome("collapsed", 100, "drawdown")),  # after it: no cause
+        ({"drawdown": 100, "numerical": 90}, Outcome("collapsed", 90, "numerical", "numerical")),
+        ({"learning": 5, "distribution": 20, "entropy": 3}, Outcome("survived")),  # warnings are no collapse
+    ],
+)
+def test_outcomes(onsets, expected):
+    assert outcome(onsets) == expected
 
 
 def test_detectors_are_registered():
-    assert DETECTORS.names() == ["drawdown", "numerical"]
+    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "numerical"]
+    assert {name: DETECTORS[name].role for name in DETECTORS.names()} == {
+        "drawdown": "collapse",
+        "numerical": "collapse",
+        "distribution": "warning",
+        "entropy": "warning",
+        "learning": "learned",
+    }
