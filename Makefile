@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+ORACLES := $(VENV)/oracles
 # One thread a run: parallelism comes from runs, and two threads that contend are far slower than one.
 export OMP_NUM_THREADS := 1
 
@@ -15,10 +16,11 @@ demo: $(VENV)/installed
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
 	$(VENV)/bin/faultline report runs/demo && exit $$status
 
-test: $(VENV)/installed
+test: $(VENV)/installed $(ORACLES)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(RUN) -m pytest --forbid-skips
+	$(RUN) -m pytest --forbid-skips tests/oracles
 
 bench: $(VENV)/installed
 	$(RUN) -m experiments.bench
@@ -28,6 +30,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): a few minutes and 1.5 GB, once."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+# verl, SkyRL and TRL, to compare with: in a folder that only tests/oracles looks into.
+$(ORACLES)/installed: tests/oracles/requirements.txt $(VENV)/installed
+	rm -rf $(ORACLES)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --target $(ORACLES) -r $<
+	rm -rf $(ORACLES)/tests $(ORACLES)/scripts
 	@touch $@
 
 clean:

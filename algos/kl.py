@@ -19,6 +19,11 @@ def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
     return log_ratio(logp, logp_ref.detach(), mask)
 
 
+def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
+    """|x| ≥ 0: no estimator of a divergence, a penalty on the distance. Gradient −sign(x)·∇log π_θ."""
+    return k1(logp, logp_ref, mask).abs()
+
+
 def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """k2 = x²/2 ≥ 0: biased in value, its gradient −x·∇log π_θ is the KL's when tokens come from π_θ."""
     return k1(logp, logp_ref, mask).square() / 2

@@ -96,5 +96,5 @@ ADVANTAGES = Registry(
 CORRECTIONS = Registry("corrections", {"m2po": "algos.m2po:m2po"})
 """Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that are no setting of `spec.Reject`."""
 
-KL = Registry("kl", _from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"))
+KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})
 """Functions `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""

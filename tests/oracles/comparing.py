@@ -1,0 +1,131 @@
+"""What a comparison is made of: a random batch, and named tensors that either side computes from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from algos.corrections import correct
+from algos.diagnostics import mismatch
+from algos.effects import applied_rows, filter_rows, finish_applied, finish_filters, finish_weights, weight_rows
+from algos.objective import Objective
+from algos.ratios import log_ratio
+from algos.reductions import Counts
+from algos.registry import LOSSES
+from algos.spec import Correction
+from harness.config import Config, parse
+from harness.plugins import build_objective
+
+TOLERANCE = 1e-6
+NORM = 40
+
+
+class Case(NamedTuple):
+    """compare(seed) → (ours, theirs), named tensors; a name may have several cases, as one for each reduction."""
+
+    name: str
+    compare: Callable[[int], tuple[dict, dict]]
+
+
+class Batch(NamedTuple):
+    """Log-probabilities of the three policies, advantages [B, T], mask bool; fp64, no empty response."""
+
+    old: Tensor
+    rollout: Tensor
+    logp: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+def batch(seed: int, *, by_token: bool = False) -> Batch:
+    """8 responses of up to 12 tokens, one with a hole. Mismatch and update reach past every bound that is compared."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = functools.partial(torch.randn, 8, 12, generator=generator, dtype=torch.float64)
+    old = -0.1 - 2 * torch.rand(8, 12, generator=generator, dtype=torch.float64)
+    rollout = (old + 0.4 * normal()).clamp(max=-1e-3)
+    logp = (old + 0.3 * normal()).clamp(max=-1e-3)
+    rollout[:2] = old[:2] + 1e-4 * normal()[:2]  # a narrow band on the mean ratio keeps some
+    logp[:2] = old[:2] + 1e-4 * normal()[:2]
+    rollout[2] = old[2]
+    rollout[2, 1] -= 0.8  # of this row a token mask takes one token, and leaves a mean ratio of 1
+    length = torch.randint(2, 13, (8, 1), generator=generator)
+    mask = torch.arange(12)[None] < length
+    mask[-1], mask[-1, 3:5] = True, False
+    advantages = normal() if by_token else normal()[:, :1].expand(8, 12).contiguous()
+    return Batch(old, rollout, logp, advantages, mask)
+
+
+def grouped(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(rewards [2, 4], mask [8, 6], the same rewards on the last token of each response [8, 6], values [8, 6], greedy [2])."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    length = torch.randint(2, 7, (8, 1), generator=generator)
+    positions = torch.arange(6)[None]
+    tokens = torch.where(positions == length - 1, rewards.view(8, 1), 0.0)
+    values = torch.randn(8, 6, generator=generator, dtype=torch.float64)
+    return rewards, positions < length, tokens, values, torch.rand(2, generator=generator, dtype=torch.float64)
+
+
+def with_gradient(function, logp: Tensor) -> dict[str, Tensor]:
+    """The scalar `function(logp)` and its gradient."""
+    leaf = logp.detach().clone().requires_grad_()
+    value = function(leaf)
+    return {"loss": value.detach(), "gradient": torch.autograd.grad(value, leaf)[0]}
+
+
+def our_loss(b: Batch, objective: Objective, selected: Tensor | None = None) -> dict[str, Tensor]:
+    """Loss and gradient of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
+    top = b.logp if objective.correction.ratio == "current" else b.old
+    corrected = objective.corrected(top, b.rollout, b.mask, b.advantages)
+    if selected is None:
+        selected = objective.select(b.old, b.rollout, b.advantages, b.mask)
+
+    def value(logp: Tensor) -> Tensor:
+        counts = Counts.of(corrected.counted)
+        return objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, counts, selected)[0]
+
+    return with_gradient(value, b.logp)
+
+
+def objective(loss: str, reduction: str = "token_mean", proximal: str = "old", correction: Correction | None = None, **params):
+    """An objective without a config."""
+    norm = NORM if reduction == "seq_mean_token_sum_norm" else None
+    return Objective(functools.partial(LOSSES[loss], **params), correction or Correction(), proximal, reduction, norm)
+
+
+@functools.cache
+def config(*overrides: str) -> Config:
+    """A config as a run composes it."""
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return parse(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+
+
+def preset(name: str, reduction: str) -> Objective:
+    """The objective of `correction=<name>`."""
+    norm = [f"reduce.norm={NORM}"] if reduction == "seq_mean_token_sum_norm" else []
+    return build_objective(config(f"correction={name}", f"reduce={reduction}", *norm))
+
+
+def our_metrics(b: Batch, spec: Correction, top: Tensor) -> dict[str, Tensor]:
+    """Every diagnostic of a correction, those of the mismatch included."""
+    l = log_ratio(top, b.rollout, b.mask)
+    corrected = correct(l, b.mask, spec, advantages=b.advantages, logp_rollout=b.rollout)
+    out = mismatch(l, b.mask, b.rollout)
+    if spec.weight.level:
+        out |= finish_weights(weight_rows(l, b.mask, spec), spec)
+    out |= finish_filters(filter_rows(l, b.mask, spec, logp_rollout=b.rollout), spec)
+    return out | finish_applied(applied_rows(corrected, b.mask))
+
+
+def shared(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, bool]:
+    """Name → whether both sides agree to 1e-6, relative above 1; of the names that both have."""
+    names = ours.keys() & theirs.keys()
+    assert names, (ours.keys(), theirs.keys())
+    close = functools.partial(torch.allclose, rtol=TOLERANCE, atol=TOLERANCE)
+    return {n: close(torch.as_tensor(ours[n]).double(), torch.as_tensor(theirs[n]).double()) for n in names}

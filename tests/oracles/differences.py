@@ -1,0 +1,106 @@
+"""Where a number here differs from a package's on purpose. Everything else that both have agrees to 1e-6."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """The comparisons and the names in them that differ, as patterns, and why."""
+
+    comparisons: str
+    names: str
+    reason: str
+
+
+RS = "rollout_corr/rollout_rs"
+DIFFERENCES = (
+    # --- losses ---
+    Difference(
+        "verl/ignored reduction/*", "*", "verl ignores loss_agg_mode for sapo and geo_mean; here each loss takes each reduction"
+    ),
+    Difference(
+        "verl/weighted loss/geo_mean",
+        "*",
+        "verl takes the geometric mean of a response's weights; here a token's weight multiplies its loss",
+    ),
+    Difference(
+        "verl/*loss/dppo_*", "loss", "verl writes -sg(r)·A·log π_θ, this -A·r as the paper does: another value, the same gradient"
+    ),
+    Difference(
+        "*/clip_cov",
+        "loss",
+        "the packages leave tokens that PPO clips out of the selection: their gradient is 0 either way, their value is not",
+    ),
+    Difference(
+        "verl/*loss/*_cov",
+        "loss with its own selection",
+        "verl selects at π_θ in each micro-batch, this once in the mini-batch, at the anchor",
+    ),
+    Difference(
+        "trl/cispo without epsilon_high",
+        "*",
+        "TRL then caps every ratio at epsilon = 0.2; an upper bound below 1 is refused here",
+    ),
+    Difference(
+        "trl/vespo with a weight", "*", "TRL multiplies the mismatch weight into w = Π π_θ/π_old; here it multiplies the loss"
+    ),
+    # --- corrections ---
+    Difference(
+        "skyrl/preset/recommended",
+        "*",
+        "SkyRL's geometric mean is over what its token mask left; here every filter reads the original mask",
+    ),
+    Difference("skyrl/preset/token mask before a sequence weight", "*", "likewise the product in a sequence weight"),
+    Difference(
+        "trl/off-policy mask with a weight", "*", "TRL's mask is of π_θ/μ, its weight of π_old/μ; here a correction has one ratio"
+    ),
+    # --- metrics ---
+    Difference(
+        "verl/metrics/*_seq_*",
+        "rollout_corr/rollout_is_max",
+        "verl reports the raw maximum of sequence weights; raw is correction/raw_max here",
+    ),
+    Difference("verl/metrics/*_pg_is", "rollout_corr/rollout_is_max", "likewise"),
+    Difference(
+        "verl/metrics/*_seq_*",
+        "rollout_corr/rollout_is_ratio_fraction_*",
+        "of sequence weights verl counts responses, this tokens; seq_fraction_* counts responses",
+    ),
+    Difference("verl/metrics/*_pg_is", "rollout_corr/rollout_is_ratio_fraction_*", "likewise"),
+    Difference(
+        "verl/metrics/*_geo_rs*",
+        f"{RS}_geo_rs_*",
+        "verl reports k1 = -log ρ against logarithms of its bounds, this ρ against ratios",
+    ),
+    Difference("verl/metrics/*_seq_is_rs", f"{RS}_seq_rs_*", "likewise"),
+    Difference(
+        "verl/metrics/*_k3_rs*",
+        f"{RS}_k3_rs_fraction_high",
+        "verl counts responses, this tokens; seq_fraction_high counts responses",
+    ),
+    Difference("verl/metrics/*_k3_rs*", f"{RS}_k3_rs_std", "verl clamps to the threshold first, which hides the tail"),
+    Difference("skyrl/metrics/*", "is_ratio_min", "SkyRL counts padding as ratio 0"),
+    Difference("skyrl/metrics/*", "is_ratio_std", "likewise"),
+    Difference("skyrl/metrics/recommended", "geo_*", "of the tokens that its token mask left, and counts the other way round"),
+    Difference("skyrl/metrics/recommended", "tis_*", "likewise"),
+    # --- advantages ---
+    Difference(
+        "*/advantage/gae",
+        "advantages",
+        "the packages whiten inside the estimator; gae here is the estimator of its paper, and the returns agree",
+    ),
+    Difference(
+        "*/advantage/reinforce*",
+        "advantages",
+        "whitened with 1e-6 added to the standard deviation, not 1e-8 to the variance: 1e-5 apart",
+    ),
+    Difference("skyrl/advantage/maxrl", "advantages", "SkyRL adds 1e-6 to the mean; this divides by it where it is positive"),
+)
+
+
+def expected(comparison: str, names: set[str]) -> set[str]:
+    """Those of the names compared that are listed to differ."""
+    patterns = [d.names for d in DIFFERENCES if fnmatch(comparison, d.comparisons)]
+    return {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}

@@ -1,0 +1,192 @@
+"""verl 0.9.1: its losses, reductions, presets, metrics, advantages and KL estimators, called as its trainer calls them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from torch import Tensor
+from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+
+from algos.losses.covariance import select_band, select_top
+from algos.registry import ADVANTAGES, KL
+from algos.spec import Correction, Weight
+from tests.oracles.comparing import NORM, Batch, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
+
+REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+TIS = Correction(weight=Weight("token", "truncate", None, 2.0))
+BAND = {"share": 1.0, "lower": 0.05, "upper": 5.0}
+# loss_mode → our loss, its parameters, those of verl's ActorConfig, those of its PolicyLossConfig
+LOSSES = {
+    "vanilla": ("ppo", {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 1.5}, {"clip_ratio_c": 1.5}, {}),
+    "gspo": ("gspo", {"eps_low": 0.2, "eps_high": 0.28}, {}, {}),
+    "sapo": ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, {}, {}),
+    "gpg": ("gpg", {}, {}, {}),
+    "cispo": ("cispo", {"lower": 0.8, "upper": 1.28}, {}, {}),
+    "geo_mean": ("gmpo", {"lower": math.exp(-0.2), "upper": math.exp(0.28)}, {}, {}),
+    "dro": ("dro", {"beta": 0.05}, {}, {"dro_beta": 0.05}),
+    "dppo_tv": (
+        "dppo",
+        {"divergence": "tv", "delta_low": 0.1, "delta_high": 0.05},
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 99.0},
+        {},
+    ),
+    "dppo_kl": (
+        "dppo",
+        {"divergence": "kl", "delta_low": 0.02, "delta_high": 0.01},
+        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.01, "clip_ratio_c": 99.0},
+        {},
+    ),
+    "clip_cov": (
+        "clip_cov",
+        {"eps_low": 0.2, "eps_high": 0.28, **BAND},
+        {},
+        {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.05, "clip_cov_ub": 5.0},
+    ),
+    "kl_cov": ("kl_cov", {"share": 0.1, "coef": 0.5}, {}, {"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.5}),
+}
+FORCED = ("sapo", "geo_mean")
+"""verl reduces these by the mean over responses, whatever loss_agg_mode says."""
+PRESETS = tuple(
+    name
+    for name, made in vars(RolloutCorrectionConfig).items()
+    if isinstance(made, classmethod) and not name.startswith("_") and name != "from_dict"
+)
+
+
+def config(b: Batch, policy: dict | None = None, **actor) -> ActorConfig:
+    """verl's actor config."""
+    made = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28} | actor
+    made["global_batch_info"] = {"loss_scale_factor": NORM, **made.get("global_batch_info", {})}
+    return ActorConfig(
+        strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(**(policy or {})), **made
+    )
+
+
+def cases() -> Iterator[Case]:
+    """Everything that verl and this project share."""
+    for name in LOSSES:
+        forced = name in FORCED
+        for reduction in REDUCTIONS:
+            kind = "ignored reduction" if forced and reduction != "seq_mean_token_mean" else "loss"
+            yield Case(f"verl/{kind}/{name}", functools.partial(_loss, name, reduction, None))
+        yield Case(f"verl/weighted loss/{name}", functools.partial(_loss, name, "seq_mean_token_mean", TIS))
+    for name in PRESETS:
+        for reduction in REDUCTIONS:
+            yield Case(f"verl/preset/{name}", functools.partial(_preset, name, reduction))
+        yield Case(f"verl/metrics/{name}", functools.partial(_metrics, name))
+    for name in ADVANTAGE:
+        yield Case(f"verl/advantage/{name}", functools.partial(_advantage, name))
+    for name in OUR_KL:
+        yield Case(f"verl/kl/{name}", functools.partial(_kl, name))
+
+
+def _loss(name: str, reduction: str, correction: Correction | None, seed: int) -> tuple[dict, dict]:
+    ours, params, actor, policy = LOSSES[name]
+    b = batch(seed, by_token=name not in ("geo_mean", "gspo"))
+    made = objective(ours, reduction, correction=correction, **params)
+    # verl selects at π_θ; that it does so, and we at the anchor, is one of the differences
+    select = {"clip_cov": select_band, "kl_cov": select_top}.get(name)
+    mine = our_loss(b, made, None if select is None else select(b.logp, b.advantages, b.mask, **params))
+    if select is not None:
+        mine["loss with its own selection"] = our_loss(b, made)["loss"]
+    weights = None if correction is None else made.corrected(b.old, b.rollout, b.mask, b.advantages).weights
+    theirs = _verl(b, name, reduction, config(b, policy, **actor), weights)
+    return mine, theirs | {"loss with its own selection": theirs["loss"]}
+
+
+def _verl(
+    b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask: Tensor | None = None, old=None
+):
+    function = core_algos.POLICY_LOSS_REGISTRY[name]
+    mask = b.mask.double() if mask is None else mask
+    old = b.old if old is None else old
+    mode, metrics = reduction.replace("_", "-"), {}
+
+    def value(logp: Tensor) -> Tensor:
+        loss, found = function(old, logp, b.advantages, mask, mode, made, weights)
+        metrics.update(found)
+        return loss
+
+    return with_gradient(value, b.logp) | metrics
+
+
+def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
+    b, theirs = batch(seed), getattr(RolloutCorrectionConfig, name)()
+    mine = our_loss(b, preset(f"verl/{name}", reduction))
+    if theirs.bypass_mode:
+        counts = {"batch_num_tokens": b.mask.sum(), "global_batch_size": len(b.mask)}
+        made = config(b, {"rollout_correction": theirs}, clip_ratio_high=0.2, global_batch_info=counts)
+        return mine, _verl(b, "bypass_mode", reduction, made, old=b.rollout)
+    weights, mask, _ = _correct(b.old, b, theirs)
+    return mine, _verl(b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
+
+
+def _correct(top: Tensor, b: Batch, made: RolloutCorrectionConfig) -> tuple[Tensor | None, Tensor, dict]:
+    keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_is_batch_normalize")
+    settings = {key: getattr(made, key) for key in keys}
+    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(top, b.rollout, b.mask.double(), **settings)
+    return (None if weights is None else weights.batch["rollout_is_weights"]), mask, metrics
+
+
+def _metrics(name: str, seed: int) -> tuple[dict, dict]:
+    b, made = batch(seed), getattr(RolloutCorrectionConfig, name)()
+    spec = preset(f"verl/{name}", "token_mean").correction
+    top = b.logp if spec.ratio == "current" else b.old
+    theirs = _correct(top, b, made)[2]
+    for filter_ in spec.reject:  # our filters carry the names of the presets
+        theirs = {key.replace(f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"): value for key, value in theirs.items()}
+    mine = our_metrics(b, spec, top)
+    return mine, theirs
+
+
+GROUPS = np.repeat(np.arange(2), 4)
+ADVANTAGE = {
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "grpo without std": "dr_grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "opo": "opo",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "remax": "remax",
+    "gae": "gae",
+}
+
+
+def _advantage(name: str, seed: int) -> tuple[dict, dict]:
+    rewards, mask, tokens, values, greedy = grouped(seed)
+    ours = ADVANTAGES[ADVANTAGE[name]]
+    shared = {"token_level_rewards": tokens.clone(), "response_mask": mask.double()}
+    if name == "gae":
+        theirs = core_algos.compute_gae_advantage_return(**shared, values=values, gamma=0.9, lam=0.8)
+        mine = ours(tokens, mask=mask, values=values, gamma=0.9, lam=0.8)
+        return {"advantages": mine, "returns": (mine + values)[mask]}, {
+            "advantages": theirs[0] * mask,
+            "returns": theirs[1][mask],
+        }
+    extra = {"index": GROUPS, "config": AlgoConfig(gamma=1.0)} | (
+        {"reward_baselines": greedy.repeat_interleave(4)} if name == "remax" else {}
+    )
+    if name == "grpo without std":
+        extra["norm_adv_by_std_in_grpo"] = False
+    theirs = core_algos.get_adv_estimator_fn(name.split()[0])(**shared, **extra)[0]
+    inputs = {"lengths": mask.sum(-1).view(2, 4), "greedy": greedy}
+    mine = ours(rewards, **{key: inputs[key] for key in ours.needs})
+    return {"advantages": mine.view(-1, 1) * mask}, {"advantages": theirs}
+
+
+OUR_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "low_var_kl+": "k3_k2", "k3+": "k3_k2", "abs": "abs"}
+
+
+def _kl(name: str, seed: int) -> tuple[dict, dict]:
+    b = batch(seed)
+    mine = with_gradient(lambda logp: KL[OUR_KL[name]](logp, b.old, b.mask).sum(), b.logp)
+    theirs = with_gradient(lambda logp: (core_algos.kl_penalty(logp, b.old, name) * b.mask).sum(), b.logp)
+    return mine, theirs
