@@ -128,7 +128,8 @@ def _trl(b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
         "off_policy_mask_threshold": None, "use_vllm": False, "vllm_importance_sampling_correction": True,
         "top_entropy_quantile": 1.0, "aux_loss_enabled": False, "_entropy_bonus_enabled": False,
         "current_gradient_accumulation_steps": 1, "max_completion_length": NORM, "accelerator": accelerator,
-        "model": SimpleNamespace(training=True), "args": SimpleNamespace(**args), "_metrics": defaultdict(lambda: defaultdict(list)),
+        "model": SimpleNamespace(training=True), "args": SimpleNamespace(**args),
+        "_metrics": defaultdict(lambda: defaultdict(list)),
         "get_off_policy_mask": GRPOTrainer.get_off_policy_mask, "get_gamma_weights": GRPOTrainer.get_gamma_weights,
     }  # fmt: skip
     ids = torch.zeros_like(b.mask, dtype=torch.long)
