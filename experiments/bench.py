@@ -67,10 +67,11 @@ def sampling(config: Config) -> None:
             ours = partial(engine.generate, prompts, uniforms)
             theirs = partial(net.generate, prompts, attention_mask=torch.ones_like(prompts), generation_config=settings)
             a, b = _interleaved(ours, theirs)
-            tokens = uniforms.numel()
+            tokens, answers = uniforms.numel(), engine.generate(prompts, uniforms).tokens
+            rows = [len(torch.cat([prompts, answers[:, :t]], 1).unique(dim=0)) for t in range(1, length)]
             print(
                 f"  {name}, {what}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, "
-                f"ratio {b / a:.2f}"
+                f"ratio {b / a:.2f} (decode steps walk {sum(rows) / len(rows) / len(prompts):.0%} of the rows)"
             )
 
 

@@ -145,14 +145,17 @@ class LocalEngine:
         keys[at : at + n] = k.transpose(0, 1)
         values[at : at + n] = v.transpose(0, 1)
         keys, values = (part[: at + n].flatten(1, 2) for part in cache)  # [L, B·H, D]
-        # The queries that share a key head are the rows of one product.
-        q = q.view(rows, n, self.kv_heads, groups, self.head_dim).permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
-        scores = torch.baddbmm(self._eps, q, keys.permute(1, 2, 0), beta=0, alpha=self.head_dim**-0.5)
+        # The queries that share a key head are the columns of one product.
+        q = q.mul(self.head_dim**-0.5).view(rows, n, self.kv_heads, groups, self.head_dim)
+        q = q.permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
+        scores = keys.transpose(0, 1).bmm(q.transpose(1, 2))  # [B·H, L, groups·n]
         if n > 1:
-            hidden = torch.ones(n, at + n, dtype=torch.bool, device=self.device).triu_(at + 1).repeat(groups, 1)
+            hidden = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1).repeat(1, groups)
             scores.masked_fill_(hidden, -torch.inf)
-        # Softmax in fp32, its result stored in the compute dtype before it meets V, as flash attention does.
-        out = self._round(self._round(scores.softmax(-1)).bmm(values.transpose(0, 1)))
+        # As flash attention does: exponentials in the compute dtype meet V, their sum in fp32 divides last.
+        weights = scores.sub_(scores.amax(1, keepdim=True)).exp_()
+        out = self._round(weights).transpose(1, 2).bmm(values.transpose(0, 1)).div_(weights.sum(1)[..., None])
+        out = self._round(out)
         out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
         return self._linear(out.reshape(rows * n, -1), layer["o"])
 
