@@ -86,8 +86,8 @@ class Precision(Strict):
 
     name: str
     compute: Literal["fp32", "bf16", "fp16"]
-    weights: Literal["fp8_tensor", "fp8_channel", "int8_channel", "nvfp4"] | None
-    activations: Literal["fp8_token", "int8_token"] | None
+    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
+    activations: Literal["fp8_token", "fp8_group", "int8_token"] | None
 
     @model_validator(mode="after")
     def _matched(self) -> Precision:
@@ -96,18 +96,23 @@ class Precision(Strict):
         return self
 
 
-class Engine(Strict):
-    """Which rollout engine, by its name in the registry."""
+class Named(Strict):
+    """A plug-in by its name in the registry; its parameters stand beside it and are checked against its signature."""
 
+    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
 
 
 class Rollout(Strict):
     """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`."""
 
-    engine: Engine
+    engine: Named
     precision: Precision
-    kv_cache: Literal["compute", "fp8"]
+    kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
     temperature: Positive
     prompts: Count
     samples: Annotated[int, Field(ge=2)]
@@ -129,17 +134,6 @@ class Actor(Strict):
     clip_norm: Positive
     minibatches: Count
     scoring: Literal["exact", "forward"]
-
-
-class Named(Strict):
-    """A plug-in by its name in the registry; its parameters stand beside it and are checked against its signature."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def params(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class Reduce(Strict):

@@ -15,6 +15,7 @@ from harness.collapse import DETECTORS
 from harness.config import Config, Named
 from harness.errors import UserError
 from harness.rollouts import ENGINES
+from harness.warmstart import policy_config
 
 
 def check(config: Config) -> None:
@@ -28,7 +29,7 @@ def check(config: Config) -> None:
         build_advantage(config)
         for make in build_detectors(config).values():
             make()
-        build_engine(config)
+        build_engine(config).func.check(policy_config(config), config.rollout.precision, config.rollout.kv_cache)
     except RegistryError as error:
         if error.__cause__ is not None:
             raise
@@ -70,9 +71,9 @@ def build_advantage(config: Config) -> functools.partial:
     return bound(ADVANTAGES, "advantage", config.advantage, provided=(*needs, "kept"))
 
 
-def build_engine(config: Config) -> type:
-    """The rollout engine of a config, a class."""
-    return ENGINES[config.rollout.engine.name]
+def build_engine(config: Config) -> functools.partial:
+    """The rollout engine of a config with its own parameters: `(shape, precision, *, kv_cache, temperature) -> RolloutEngine`."""
+    return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=("kv_cache", "temperature"))
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:

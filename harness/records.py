@@ -76,7 +76,7 @@ METRICS = {
     "actor/entropy": Metric("entropy of π_old per response token", "nats"),
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
-    "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained", "steps"),
+    "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "time/generate": Metric("sampling", "seconds", timing=True),
     "time/score": Metric("scoring π_old", "seconds", timing=True),
     "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),

@@ -107,7 +107,7 @@ class Trainer:
             "reward/rollout": rewards.mean(),
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
             "mismatch/dropped": (~mask).sum(),
-            "rollout/version_lag": self.updates - rollout.version,
+            "rollout/version_lag": (self.updates - rollout.version).float().mean(),
         }
         if mask.any():  # a metric that does not exist is absent, as is the tail of weights that do not vary
             statistics = mismatch(ratio, mask, rollout.logp)

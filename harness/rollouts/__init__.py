@@ -1,33 +1,58 @@
-"""Rollout engines: what samples. `local` is embedded; the trainer knows an engine only by this protocol."""
+"""Rollout engines: what samples. `local` is embedded, `vllm` is vLLM; the trainer knows an engine only by this interface."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from algos.registry import Registry
+from harness.config import Precision
 
-ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine"})
+ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "vllm": "harness.rollouts.vllm:VllmEngine"})
 
 
 class Rollout(NamedTuple):
-    """One batch of responses.
+    """One batch of responses, [B, T] each.
 
-    tokens [B, T] int64; logp [B, T] fp32, nats: log μ(token), from the forward pass that sampled it; version: of the weights.
+    tokens int64; logp fp32, nats: log μ(token) under the distribution that it was drawn from, from the forward pass that drew
+    it; version int64: of the weights that drew it.
     """
 
     tokens: Tensor
     logp: Tensor
-    version: int
+    version: Tensor
 
 
-class RolloutEngine(Protocol):
-    """Life cycle: built with random or no weights, then `load_weights`, then any number of `generate`."""
+class RolloutEngine(ABC):
+    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, **params)`, then `load_weights`, then
+    any number of `generate`; new weights at any time; `close` at the end.
 
+    shape: the transformers config. params: keyword-only, an engine's own; the config's `rollout.engine` names them, and they are
+    checked against the signature.
+    """
+
+    foreign = False
+    """Whether another library loads the weights: then each load is verified against the actor (`sync.py`)."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+        """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing."""
+
+    @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights under their transformers names and cast them to the engine's own precision."""
+        """Take the trainer's weights under their transformers names and cast them to the engine's own precision.
 
+        After an exception the engine holds no weights that could be sampled from.
+        """
+
+    @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """One response per row. prompts [B, P] int64; uniforms [B, T] in [0, 1) are all the randomness there is."""
+
+    def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
+        """Give back what the engine holds: device memory, processes."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
+E5M2_MAX = 57344.0
 E2M1_MAX = 6.0
 NVFP4_BLOCK = 16
 
@@ -30,6 +31,11 @@ def e4m3(x: Tensor) -> Tensor:
     x = x.clamp(-E4M3_MAX, E4M3_MAX)
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**-6)
     return x.add(power, alpha=1.5 * 2**20).sub_(power, alpha=1.5 * 2**20)
+
+
+def e5m2(x: Tensor) -> Tensor:
+    """x (fp32) rounded to float8_e5m2, ties to even, saturated at ±57344, held in fp32; NaN stays NaN."""
+    return round_to(x.clamp(-E5M2_MAX, E5M2_MAX), torch.float8_e5m2)
 
 
 def quantize_fp8(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config
 
 from harness.config import Precision
+from harness.errors import UserError
 from harness.models import DTYPES, device
-from harness.rollouts import Rollout, casts
+from harness.rollouts import Rollout, RolloutEngine, casts
 
 Cache = list[tuple[Tensor, Tensor]]
 """Per layer, keys and values, [L, B, H, D]: what has been filled is one block, so that a branch copies just that."""
@@ -29,22 +30,34 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+WEIGHTS = (None, "fp8_tensor", "fp8_channel", "int8_channel", "nvfp4")
+ACTIVATIONS = (None, "fp8_token", "int8_token")
+KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 INT8_EXACT_WIDTH = 1040
 """127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64."""
 
 
-class LocalEngine:
+class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens."""
 
     def __init__(self, config: Qwen3Config, precision: Precision, *, kv_cache: str = "compute", temperature: float = 1.0):
         self.config, self.precision, self.temperature = config, precision, temperature
         self.compute = DTYPES[precision.compute]
-        self.kv_fp8 = kv_cache == "fp8"
+        self.kv_cast = KV_CASTS[kv_cache]
         self.version = -1
         self.device = device()
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self._cos, self._sin = self._rotary(config.max_position_embeddings)
         self._eps = torch.tensor(config.rms_norm_eps, device=self.device)
+
+    @classmethod
+    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+        if shape.model_type != "qwen3":
+            raise UserError(f"rollout.engine=local: computes Qwen3, not {shape.model_type}; use rollout/engine=vllm")
+        for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
+            if (asked := getattr(precision, key)) not in known:
+                names = ", ".join(name or "null" for name in known)
+                raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -77,7 +90,7 @@ class LocalEngine:
             return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
 
         tokens, logp = self._walk(prompts, uniforms.shape[1], pick)
-        return Rollout(tokens, logp, self.version)
+        return Rollout(tokens, logp, torch.full_like(tokens, self.version))
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same tree, so the same bits."""
@@ -139,8 +152,8 @@ class LocalEngine:
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
         q, k = self._rotate(self._rms(qk, layer["qk_norm"]), *turn).split([self.heads, self.kv_heads], dim=2)
-        if self.kv_fp8:  # scale 1, as vLLM stores an uncalibrated FP8 cache
-            k, v = casts.e4m3(k), casts.e4m3(v)
+        if self.kv_cast:  # scale 1, as vLLM stores an uncalibrated FP8 cache
+            k, v = self.kv_cast(k), self.kv_cast(v)
         keys, values = cache
         keys[at : at + n] = k.transpose(0, 1)
         values[at : at + n] = v.transpose(0, 1)

@@ -63,9 +63,9 @@ def test_thresholds_of_one_kind_are_told_apart(sweep):
 
 def test_a_parameter_of_a_loss_or_a_precision_makes_an_arm(sweep):
     write(sweep, "h", "rollout/precision=fp32", "loss.eps_high=0.28")
-    write(sweep, "i", "rollout/precision=nvfp4", "rollout.kv_cache=fp8")
+    write(sweep, "i", "rollout/precision=nvfp4", "rollout.kv_cache=fp8_e4m3")
     arms = set(tables.arms(load(sweep)).arm)
-    assert 'fp32 ppo loss.eps_high=0.28 rollout.kv_cache="compute"' in arms and 'nvfp4 ppo rollout.kv_cache="fp8"' in arms
+    assert 'fp32 ppo loss.eps_high=0.28 rollout.kv_cache="compute"' in arms and 'nvfp4 ppo rollout.kv_cache="fp8_e4m3"' in arms
 
 
 def test_two_runs_that_would_be_one_seed_of_one_arm_are_named(sweep):

@@ -41,7 +41,12 @@ def override(path):
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_config_file_makes_a_config_that_a_run_accepts(path):
-    check(config(override(path)))
+    made = config(override(path))
+    if made.rollout.precision.weights == "fp8_block":  # vLLM's; tests/harness/test_vllm.py asks what this machine can do
+        with pytest.raises(UserError, match="not computed by rollout.engine=local"):
+            check(made)
+    else:
+        check(made)
 
 
 def test_every_loss_has_a_file_and_every_advantage_that_a_run_can_provide():

@@ -138,3 +138,10 @@ def test_fp16_rounding_by_numpy():
 def test_nvfp4_names_a_width_it_cannot_take():
     with pytest.raises(ValueError, match="multiple of 16"):
         casts.quantize_nvfp4(torch.zeros(2, 24))
+
+
+def test_e5m2_is_bf16_like_with_two_mantissa_bits():
+    """Around 1 its spacing is 1/4, ties to even; 57344 = 1.75 · 2¹⁵ is its largest value."""
+    x = torch.tensor([1.1, 1.125, 1.375, 1.2, -1.9, 1e6, -torch.inf, torch.nan])
+    assert casts.e5m2(x).tolist()[:-1] == [1.0, 1.0, 1.5, 1.25, -2.0, 57344.0, -57344.0]
+    assert casts.e5m2(x)[-1].isnan()

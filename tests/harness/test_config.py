@@ -40,7 +40,7 @@ from tests.harness.conftest import composed
         (["task.choices=20"], r"task.choices=20 exceeds modulus=14"),
         (["rollout.precision.weights=fp4"], r"rollout.precision.weights='fp4'"),
         (["rollout.precision.weights=null"], r"rollout.precision.activations=fp8_token need weights of the same format"),
-        (["rollout.kv_cache=fp7"], r"rollout.kv_cache='fp7': input should be 'compute' or 'fp8'"),
+        (["rollout.kv_cache=fp7"], r"rollout.kv_cache='fp7': input should be 'compute', 'fp8_e4m3' or 'fp8_e5m2'"),
         (["+actor.momentum=0.9"], r"actor.momentum: unknown key"),
         (["run.sweep=a/b"], r"run.sweep='a/b'"),
         (["~actor.lr"], r"actor.lr: missing"),

