@@ -28,8 +28,8 @@ class Rollout(NamedTuple):
 
 
 class RolloutEngine(ABC):
-    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, **params)`, then `load_weights`, then
-    any number of `generate`; new weights at any time; `close` at the end.
+    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, **params)`, then
+    `load_weights`, then any number of `generate`; new weights at any time; `close` at the end.
 
     shape: the transformers config. params: keyword-only, an engine's own; the config's `rollout.engine` names them, and they are
     checked against the signature.
