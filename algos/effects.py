@@ -48,9 +48,9 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
         "correction/weight_ess": _share(total.square(), squares * tokens),
         "correction/weight_zero": rows["zero"].sum() / tokens,
         "correction/kept_tokens": rows["kept"].sum() / tokens,
-        "correction/kept_sequences": (rows["kept"] > 0).sum() / count,
+        "correction/kept_sequences": (rows["kept"] > 0).double().sum() / count,
         "rollout_corr/rollout_rs_masked_fraction": (n - rows["kept"]).sum() / tokens,
-        "rollout_corr/rollout_rs_seq_masked_fraction": (rows["kept"] < n).sum() / count,
+        "rollout_corr/rollout_rs_seq_masked_fraction": (rows["kept"] < n).double().sum() / count,
     }
 
 

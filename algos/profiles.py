@@ -15,7 +15,7 @@ BINS = 16
 def position_rows(log_ratio: Tensor, mask: Tensor) -> Rows:
     """Per response and bin of the token's number within its response: tokens, Σ l and Σ k3; each [B, BINS] fp64."""
     position = mask.cumsum(-1)
-    bins = torch.where(mask, _bin(position), 0)
+    bins = torch.where(mask, bin_of(position), 0)
     l = log_ratio.double()
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
     zero = l.new_zeros(l.shape[0], BINS)
@@ -37,7 +37,7 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
     A weight at level sequence is exp of that sum: how it drifts with length is the length trap.
     """
     length = rows["tokens"].sum(-1)
-    bins, present = _bin(length.clamp(min=1).long()), length > 0
+    bins, present = bin_of(length.clamp(min=1).long()), length > 0
     zero = length.new_zeros(BINS)
 
     def total(values: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
     }
 
 
-def _bin(number: Tensor) -> Tensor:
+def bin_of(number: Tensor) -> Tensor:
     """⌈log₂ number⌉ for number ≥ 1, at most BINS − 1; from a table of powers, since a floating log₂ misses them."""
     powers = 2 ** torch.arange(BINS - 1, device=number.device)
     return torch.bucketize(number, powers)

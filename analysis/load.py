@@ -12,7 +12,7 @@ import pandas as pd
 from harness.errors import UserError
 from harness.records import RunFolder, arm_name, run_folders
 
-OPERATION = ("run.", "tracking.", "checkpoint.")
+OPERATION = ("run.", "tracking.", "checkpoint.", "dump.")
 """Keys that say how a run is operated: they change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "correction.weight.level", "correction.weight.action")
 """Keys that `arm_name` tells already."""

@@ -17,12 +17,24 @@ def main() -> None:
     report.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
     importer = commands.add_parser("import-config", help="a verl, SkyRL or TRL config as an experiment file of this project")
     importer.add_argument("file", type=Path, help="YAML or JSON, nested or dotted keys")
+    replay = commands.add_parser("replay", help="what each correction at each threshold would have done to a dump")
+    replay.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
+    replay.add_argument("--corrections", type=lambda names: names.split(","), help="presets, as icepop,skyrl/token_tis")
+    replay.add_argument("--null", type=Path, help="a dump of the control: adds the false rejections")
+    replay.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
+    replay.add_argument("--out", type=Path, help="folder of the page and the CSV files")
     arguments = parser.parse_args()
     try:
         if arguments.command == "report":
             from analysis.report import report as make
 
             print(f"Page: {make(arguments.sweep).resolve()}")
+        elif arguments.command == "replay":
+            from experiments.replay.command import replay_command
+
+            a = arguments
+            page = replay_command(a.dump, corrections=a.corrections, null=a.null, skip_bad=a.skip_bad, out=a.out)
+            print(f"Page: {page.resolve()}")
         else:
             from experiments.importer import import_config
 

@@ -175,6 +175,12 @@ class Checkpoint(Strict):
     keep: Annotated[int, Field(ge=2)]
 
 
+class Dump(Strict):
+    """The batch of every `every`-th step as parquet under dumps/, see docs/dumps.md; null: none."""
+
+    every: Count | None
+
+
 class Tracking(Strict):
     """W&B as a mirror of the run folder. auto: online when a key is present, else offline."""
 
@@ -190,7 +196,7 @@ class Run(Strict):
 
 
 class Config(Strict):
-    """One run. Everything but run, tracking and checkpoint decides the result, and so the hash."""
+    """One run. Everything but run, tracking, checkpoint and dump decides the result, and so the hash."""
 
     seed: Annotated[int, Field(ge=0)]
     steps: Count
@@ -207,6 +213,7 @@ class Config(Strict):
     evaluation: Evaluation
     collapse: Collapse
     checkpoint: Checkpoint
+    dump: Dump
     tracking: Tracking
     run: Run
 
@@ -228,7 +235,7 @@ class Config(Strict):
     @property
     def digest(self) -> str:
         """12 hex digits of the SHA-256 of what decides the result, seed included; the name of the run folder."""
-        return _digest(self.model_dump(mode="json", exclude={"run", "tracking", "checkpoint"}))
+        return _digest(self.model_dump(mode="json", exclude={"run", "tracking", "checkpoint", "dump"}))
 
     @property
     def path(self) -> Path:

@@ -6,6 +6,7 @@
                           events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
                           status.json       state, step, steps; replaced atomically
                           checkpoints/      see harness/checkpoint.py
+                          dumps/            batches as parquet, see harness/dumps
                           log.txt           output of the process, when a launcher started it
                           wandb/            the mirror
 """

@@ -19,6 +19,7 @@ from harness import checkpoint
 from harness.actor import DeepSpeedActor
 from harness.collapse import outcome
 from harness.config import Config, Precision
+from harness.dumps.record import dump
 from harness.errors import UserError
 from harness.lifecycle import Preempted, Progress, stop_signals
 from harness.models import build, device
@@ -113,7 +114,10 @@ class Trainer:
             statistics = mismatch(ratio, mask, rollout.logp)
             metrics |= {name: value for name, value in statistics.items() if name != "mismatch/pareto_k" or not value.isnan()}
         with self.clock("train"):
-            metrics |= self.update(batch, order)
+            updated, logp = self.update(batch, order)
+        metrics |= updated
+        if c.dump.every and step % c.dump.every == 0:
+            dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
         self.seconds["step"] = time.perf_counter() - began
         metrics["throughput/rollout_tokens"] = rollout.tokens.numel() / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
@@ -129,15 +133,17 @@ class Trainer:
                     forward[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
         return (self.policy.score(prompts, tokens) if exact else forward), forward
 
-    def update(self, batch: Batch, order: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """One optimizer step per mini-batch."""
+    def update(self, batch: Batch, order: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
         metrics, per_step, norms = applied(whole, batch.mask), [], []
+        trained = torch.empty_like(batch.logp_old)
         for rows in order:
             mini = batch.rows(rows)
             forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
             start = forward.detach() if mini.forward_old is None else mini.forward_old
             logp = mini.logp_old + (forward - start)  # at π_old this is logp_old to the bit, with the forward's gradient
+            trained[rows] = logp.detach()
             if self.config.correction.ratio == "current":  # normalised, if at all, over the mini-batch: π_θ moves between them
                 corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
             else:
@@ -157,7 +163,7 @@ class Trainer:
         metrics["actor/skipped"] = 1 - len(taken) / len(norms)
         if taken:
             metrics["actor/grad_norm"] = torch.tensor(taken, dtype=torch.float64).amax()  # NaN, if there is one
-        return metrics
+        return metrics, trained
 
     def evaluate(self) -> dict[str, float]:
         """Held-out reward of the policy's current weights, with the same prompts and the same random numbers every time."""

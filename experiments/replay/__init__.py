@@ -1,0 +1,1 @@
+"""`faultline replay`: what each correction at each threshold would have done to a dumped batch."""

@@ -1,0 +1,170 @@
+"""What a replay shows: tables in the terminal, one HTML page with its figures, and CSV files."""
+
+from __future__ import annotations
+
+import html
+import io
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from analysis.report import COLOURS, STYLES
+from experiments.replay.collect import Replayed
+
+BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
+"""Bounds C of the grid that is printed; the CSV has all thresholds."""
+CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
+"""Families in the figure."""
+
+
+def summary(replayed: Replayed) -> list[str]:
+    """The dump in two lines."""
+    m, skipped = replayed.mismatch, f"; {replayed.bad} bad rows left out" if replayed.bad else ""
+    return [
+        f"{replayed.tokens:,} tokens, {replayed.responses:,} responses, {replayed.batches:,} batches{skipped}",
+        f"K1 {m['rollout_corr/kl']:.2e}, K3 {m['rollout_corr/k3_kl']:.2e} nats per token; "
+        f"χ² token {m['rollout_corr/chi2_token']:.2e}, sequence {m['rollout_corr/chi2_seq']:.2e}; "
+        f"ESS token {m['mismatch/ess_token']:.4f}, sequence {m['mismatch/ess_sequence']:.4f}; "
+        f"largest |log ρ| {m['mismatch/log_ratio_max_abs']:.3g} nats; Pareto k of sequences {m['mismatch/pareto_k']:.2f}",
+    ]
+
+
+def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
+    """A row per correction, formatted; with a null also the share of tokens that it would lose there."""
+    rows = []
+    lost = {} if null is None else dict(zip(null.corrections.correction, 1 - null.corrections["effect/kept_tokens"], strict=True))
+    for row in replayed.corrections.to_dict("records"):
+        shown = {
+            "correction": row["correction"],
+            "tokens kept": f"{row['effect/kept_tokens']:.4f}",
+            "sequences kept": f"{row['effect/kept_sequences']:.4f}",
+            "ESS": f"{row['effect/ess']:.4f}",
+            "mean weight": f"{row['effect/weight_mean']:.4f}",
+            "largest weight": f"{row['effect/weight_max']:.3g}",
+            "agreement": f"{row['effect/agreement']:.4f}",
+        }
+        rows.append(shown | ({"false rejections": f"{lost[row['correction']]:.2e}"} if row["correction"] in lost else {}))
+    return pd.DataFrame(rows)
+
+
+def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
+    """A row per family, a column per bound C: share of tokens kept, and ESS. Each bound is the nearest of the thresholds."""
+    rows = []
+    for family, part in replayed.thresholds.groupby("family", sort=False):
+        near = [part.iloc[int(np.abs(np.log(part.c.to_numpy()) - np.log(c)).argmin())] for c in bounds]
+        cells = {f"C = {c:g}": f"{row.kept_tokens:.3f}  {row.ess:.3f}" for c, row in zip(bounds, near, strict=True)}
+        rows.append({"family": family, **cells})
+    return pd.DataFrame(rows)
+
+
+def show(title: str, table: pd.DataFrame) -> None:
+    """Print a table."""
+    shown = Table(title=title, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for row in table.itertuples(index=False):
+        shown.add_row(*map(str, row))
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(shown)
+
+
+def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> Path:
+    """Write replay.html and the CSV files into `folder`; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replayed.corrections.to_csv(folder / "corrections.csv", index=False)
+    replayed.profiles.to_csv(folder / "profiles.csv", index=False)
+    replayed.thresholds.to_csv(folder / "thresholds.csv", index=False)
+    if null is not None:
+        null.thresholds.to_csv(folder / "null_thresholds.csv", index=False)
+    if advice is not None:
+        advice.to_csv(folder / "advice.csv", index=False)
+    page = folder / "replay.html"
+    page.write_text(_page(name, replayed, null, advice), encoding="utf-8")
+    return page
+
+
+def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> str:
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in summary(replayed))
+    skipped = "".join(f"<li>{html.escape(f'{name}: {why}')}</li>" for name, why in replayed.skipped.items())
+    dashed = " Dashed: the same on the null, the dump of the control." if null is not None else ""
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Replay: {html.escape(name)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
+table {{ border-collapse: collapse; font-size: 13px; }}
+th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: left; white-space: nowrap; }}
+td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }} .note {{ color: #555; }}
+</style>
+<h1>{html.escape(name)}: what each correction would have done</h1>
+{lines}
+{f"<h2>Proposed bounds</h2>{advice.to_html(index=False, border=0)}" if advice is not None else ""}
+<h2>Every threshold</h2>
+{_curves(replayed, null)}
+<p class="note">C is the bound: ratios are held to [1/C, C], truncated at C. Kept: tokens with an effective weight above 0. ESS:
+of the effective weights over all tokens. Agreement: with the exact sequence weight, (Σ g·R)²/(Σ g²·Σ R²).{dashed}</p>
+<h2>Presets</h2>
+{corrections_table(replayed, null).to_html(index=False, border=0)}
+{f'<p class="note">Not replayed:</p><ul class="note">{skipped}</ul>' if skipped else ""}
+<h2>Where the weight goes</h2>
+{_profiles(replayed)}
+<p class="note">Mean effective gradient weight by the token's position and by the response's length, in powers of two.</p>
+<h2>Grid</h2>
+{grid_table(replayed).to_html(index=False, border=0)}
+<p class="note">Each cell: share of tokens kept, ESS.</p>
+</html>
+"""
+
+
+def _curves(replayed: Replayed, null: Replayed | None) -> str:
+    metrics = {"kept_tokens": "share of tokens kept", "ess": "ESS", "agreement": "agreement"}
+    figure, axes = plt.subplots(len(metrics), 1, figsize=(9, 9), sharex=True, layout="constrained")
+    for axis, (metric, label) in zip(axes, metrics.items(), strict=True):
+        for data, style in ((replayed, "-"), (null, "--")):
+            for i, family in enumerate(CURVES if data else ()):
+                part = data.thresholds[data.thresholds.family == family]
+                axis.plot(np.log(part.c), part[metric], color=COLOURS[i], linestyle=style, linewidth=1.3, label=family)
+        axis.set_xscale("log")
+        axis.set_ylabel(label)
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.25)
+    ticks = [1e-4, 1e-3, 1e-2, *np.log([1.1, 1.5, 2, 5]), 20]
+    axes[-1].set_xticks(ticks, [f"{np.exp(t):.4g}" for t in ticks], rotation=45)
+    axes[-1].set_xlim(1e-5, 20)
+    axes[-1].set_xlabel("bound C")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside upper center", ncols=3, frameon=False)
+    return _svg(figure)
+
+
+def _profiles(replayed: Replayed) -> str:
+    own = [name for name in dict.fromkeys(replayed.profiles.correction) if "/" not in name] or list(
+        replayed.corrections.correction
+    )
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, by in zip(axes, ("position", "length"), strict=True):
+        for i, name in enumerate(own):
+            part = replayed.profiles[(replayed.profiles.correction == name) & (replayed.profiles.by == by)]
+            style = STYLES[i // len(COLOURS) % len(STYLES)]
+            axis.plot(part.upto, part.weight, color=COLOURS[i % len(COLOURS)], linestyle=style, marker=".", label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("position up to" if by == "position" else "length up to")
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("mean effective weight")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def _svg(figure: plt.Figure) -> str:
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "faultline"
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    plt.close(figure)
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]

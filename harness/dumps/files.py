@@ -1,0 +1,90 @@
+"""Parquet files of dumps: written whole or not at all, read a batch at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.dumps.schema import COLUMNS, VERSION, VERSION_KEY
+from harness.errors import UserError
+
+
+def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Write one training batch as one row group, replacing `path` atomically; columns as in `tabulate`."""
+    table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)
+
+
+def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
+    """Padded arrays as a table with a row per response.
+
+    columns: the names of `schema.COLUMNS`; per token [B, T], per response [B]. `mask` is required; what lies beyond the
+    last True of a row is padding and is left out.
+    """
+    mask = columns["mask"]
+    used = np.arange(mask.shape[1]) < np.where(mask.any(1), mask.shape[1] - mask[:, ::-1].argmax(1), 0)[:, None]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(used.sum(1))]), pa.int32())
+    floats = pa.from_numpy_dtype(columns["logp_rollout"].dtype)
+    arrays = {}
+    for name, values in columns.items():
+        kind = COLUMNS[name].type(floats)
+        if name == "prompt":
+            arrays[name] = pa.array(list(values), kind)
+        elif COLUMNS[name].per_token:
+            arrays[name] = pa.ListArray.from_arrays(offsets, pa.array(values[used], kind.value_type))
+        else:
+            arrays[name] = pa.array(values, kind)
+    return pa.table(arrays)
+
+
+def read(path: Path) -> Iterator[pa.Table]:
+    """The row groups of a parquet file, columns outside the schema left out.
+
+    Raises UserError on a file that is truncated, not parquet, of a later schema version, or whose columns have other
+    types than the schema's.
+    """
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a whole parquet file ({_line(error)}); copy or dump it again") from None
+    with file:
+        _check_version(path, file.schema_arrow)
+        wanted = [name for name in COLUMNS if name in file.schema_arrow.names]
+        for group in range(file.num_row_groups):
+            try:
+                table = file.read_row_group(group, columns=wanted)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise UserError(f"{path}: row group {group} is unreadable ({_line(error)}); dump it again") from None
+            yield typed(path, table)
+
+
+def typed(path: Path, table: pa.Table) -> pa.Table:
+    """The columns in the schema's types, floats as they are. Raises UserError naming a column that cannot be."""
+    for i, name in enumerate(table.column_names):
+        column, found = COLUMNS[name], table.schema.field(i).type
+        inner = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else found
+        wanted = column.type(inner if pa.types.is_floating(inner) else pa.float64())
+        if found != wanted:
+            try:
+                table = table.set_column(i, name, table[name].cast(wanted))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise UserError(f"{path}: column {name} is {found}, which is no {wanted}; see docs/dumps.md") from None
+    return table
+
+
+def _check_version(path: Path, schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(VERSION_KEY, str(VERSION).encode()).decode()
+    if not version.isdigit() or int(version) > VERSION:
+        raise UserError(f"{path}: dump schema version {version}, this program reads up to {VERSION}; update it")
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,44 @@
+"""A run's own dump: the batch of one step, as its trainer holds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.dumps.files import write
+from harness.records import RunFolder, writing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def dump(
+    *, folder: RunFolder, step: int, batch: NamedTuple, order: tuple[Tensor, ...], logp: Tensor, rewards: Tensor, version: int
+) -> None:
+    """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
+
+    batch: the trainer's `Batch`. order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its
+    own optimizer step. rewards: [prompts, samples]. version: of the weights that sampled.
+    """
+    minibatch = np.empty(len(batch.mask), dtype=np.int64)
+    for number, rows in enumerate(order):
+        minibatch[rows.cpu().numpy()] = number
+    tensors = {
+        "reward": rewards.flatten(),
+        "prompt": batch.prompts,
+        "tokens": batch.tokens,
+        "mask": batch.mask,
+        "logp_rollout": batch.logp_rollout,
+        "logp_old": batch.logp_old,
+        "logp": logp,
+        "advantages": batch.advantages,
+    }
+    columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    columns["step"] = np.full(len(minibatch), step)
+    columns["group"] = np.repeat(np.arange(rewards.shape[0]), rewards.shape[1])
+    columns["minibatch"] = minibatch
+    columns["version"] = np.full(batch.mask.shape, version)
+    path = folder.path / "dumps" / f"step-{step:08d}.parquet"
+    with writing(path):
+        write(path, columns)

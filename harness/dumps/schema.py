@@ -1,0 +1,189 @@
+"""What a dump holds: its columns with their units, and what makes a row bad. One row is one response."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+VERSION = 1
+"""Of the schema, in the parquet metadata under `VERSION_KEY`. A file of a later version is refused."""
+VERSION_KEY = b"faultline.dump_version"
+ROUNDING = 1e-6
+"""A log-probability may exceed 0 by this much (nats): fp32 rounding of a log-softmax near 0."""
+
+
+class Column(NamedTuple):
+    """meaning in a line, its unit, whether each response has one value per token, and whether a dump must have it."""
+
+    meaning: str
+    unit: str
+    per_token: bool = True
+    required: bool = False
+
+    def type(self, floats: pa.DataType) -> pa.DataType:
+        """The parquet type; `floats` is that of the log-probabilities and advantages."""
+        scalar = {"integer": pa.int64(), "bool": pa.bool_(), "reward": pa.float64()}.get(self.unit, floats)
+        return pa.list_(scalar) if self.per_token else scalar
+
+
+COLUMNS = {
+    "step": Column("RL step; the responses of one step are one training batch", "integer", per_token=False),
+    "group": Column("number of the prompt within the step, the same for its samples", "integer", per_token=False),
+    "minibatch": Column("which optimizer step of the RL step trained on the response", "integer", per_token=False),
+    "reward": Column("reward of the response", "reward", per_token=False),
+    "prompt": Column("token ids of the prompt; its length is its own", "integer"),
+    "tokens": Column("token ids of the response", "integer"),
+    "mask": Column("true on response tokens that are trained on; absent: all are", "bool"),
+    "logp_rollout": Column("log μ of the token, as the rollout engine reported it", "nats", required=True),
+    "logp_old": Column("log π_old of the token, by the trainer's weights when the batch was taken", "nats", required=True),
+    "logp": Column("log π_θ of the token when its mini-batch was trained on, before that optimizer step", "nats"),
+    "advantages": Column("advantage of the token", "advantage"),
+    "version": Column("optimizer steps done by the weights that sampled the token", "integer"),
+    "segments": Column("number of the turn within the response, from 0", "integer"),
+}
+LOGPS = ("logp_rollout", "logp_old", "logp")
+ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
+"""Columns with one value per response token."""
+
+
+class Problem(NamedTuple):
+    """One bad value. row counts from 0 within its source."""
+
+    row: int
+    column: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}, column {self.column}: {self.what}"
+
+
+class Responses(NamedTuple):
+    """Responses as flat arrays: those of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
+
+    mask bool, logp_* and advantages float32 or float64 (nats), segments int64: one value per token, [n]. step, group,
+    minibatch int64 and reward float64: one per response, [N].
+    """
+
+    offsets: np.ndarray
+    mask: np.ndarray
+    logp_rollout: np.ndarray
+    logp_old: np.ndarray
+    logp: np.ndarray | None
+    advantages: np.ndarray | None
+    segments: np.ndarray | None
+    step: np.ndarray | None
+    group: np.ndarray | None
+    minibatch: np.ndarray | None
+    reward: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def problems(table: pa.Table) -> list[Problem]:
+    """What is wrong with the rows of `table`, at most one problem a row, in order.
+
+    A required column that is absent is not a row's problem: `absent` tells of it.
+    """
+    first: dict[int, Problem] = {}
+    for column in COLUMNS:
+        if column in table.column_names:
+            for row, what in _column_problems(table, column):
+                first.setdefault(row, Problem(row, column, what))
+    return [first[row] for row in sorted(first)]
+
+
+def absent(table: pa.Table) -> list[str]:
+    """Required columns that `table` does not have."""
+    return [name for name, column in COLUMNS.items() if column.required and name not in table.column_names]
+
+
+def responses(table: pa.Table) -> Responses:
+    """The arrays of a table without problems."""
+    lengths = _lengths(table, "logp_rollout")
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    def column(name: str) -> np.ndarray | None:
+        if name not in table.column_names or table[name].null_count:
+            return None  # a column that only some rows have cannot be used
+        return _flat(table, name) if COLUMNS[name].per_token else table[name].to_numpy()
+
+    mask = column("mask")
+    mask = np.ones(offsets[-1], dtype=bool) if mask is None else mask.astype(bool)
+    names = [name for name in Responses._fields if name not in ("offsets", "mask")]
+    return Responses(offsets, mask, **{name: column(name) for name in names})
+
+
+def _column_problems(table: pa.Table, name: str):
+    """(row, what) of the bad rows of one column."""
+    column = COLUMNS[name]
+    missing = table[name].is_null().to_numpy()
+    if column.required:
+        yield from ((int(row), "missing") for row in np.flatnonzero(missing))
+    if not column.per_token:
+        if name == "reward":
+            yield from ((int(row), "not finite") for row in np.flatnonzero(~missing & ~np.isfinite(_scalars(table, name))))
+        return
+    if name == "prompt":
+        return
+    lengths, expected = _lengths(table, name), _lengths(table, "logp_rollout")
+    wrong = ~missing & (lengths != expected)
+    yield from ((int(row), f"{lengths[row]} values, logp_rollout has {expected[row]}") for row in np.flatnonzero(wrong))
+    sound = ~missing & ~wrong
+    row_of = np.repeat(np.arange(len(table)), lengths)
+    place = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    values = _flat(table, name)
+    used = sound[row_of] & _mask_of(table, row_of, sound, lengths)
+    if name in LOGPS or name == "advantages":
+        yield from _first_of(row_of, used & ~np.isfinite(values), lambda i: f"{values[i]} at token {place[i]}")
+    if name in LOGPS:
+        above = used & (values > ROUNDING)
+        yield from _first_of(row_of, above, lambda i: f"log-probability {values[i]:.4g} at token {place[i]} is above 0")
+    if name == "version" and len(values):
+        start = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        mixed = used & (values != values[np.minimum(start, len(values) - 1)])
+        what = "mixed versions: sampled by weights {} and, at token {}, {}; a ratio to one of them is not the response's"
+        yield from _first_of(row_of, mixed, lambda i: what.format(values[start[i]], place[i], values[i]))
+    if name == "segments":
+        outside = used & ((values < 0) | (values >= lengths[row_of]))
+        yield from _first_of(row_of, outside, lambda i: f"{values[i]} at token {place[i]}: turns count from 0")
+
+
+def _mask_of(table: pa.Table, row_of: np.ndarray, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The mask at the values of a column whose rows in `sound` are as long as the response; true where there is none."""
+    if "mask" not in table.column_names:
+        return np.ones(len(row_of), dtype=bool)
+    own = _lengths(table, "mask")
+    fits = sound & (own == lengths)
+    if fits.all():
+        return _flat(table, "mask").astype(bool)
+    used = np.ones(len(row_of), dtype=bool)
+    used[fits[row_of]] = _flat(table, "mask").astype(bool)[fits[np.repeat(np.arange(len(own)), own)]]
+    return used
+
+
+def _first_of(row_of: np.ndarray, bad: np.ndarray, what):
+    """(row, what(place)) of the first bad value of each row."""
+    places = np.flatnonzero(bad)
+    rows, first = np.unique(row_of[places], return_index=True)
+    yield from ((int(row), what(places[i])) for row, i in zip(rows, first, strict=True))
+
+
+def _lengths(table: pa.Table, name: str) -> np.ndarray:
+    lengths = pc.fill_null(pc.list_value_length(table[name]), 0)
+    return lengths.to_numpy().astype(np.int64)
+
+
+def _flat(table: pa.Table, name: str) -> np.ndarray:
+    """All values of a list column, a null among floats as NaN."""
+    values = pc.list_flatten(table[name])
+    if values.null_count and not pa.types.is_floating(values.type):
+        values = values.fill_null(pa.scalar(False if pa.types.is_boolean(values.type) else -1, values.type))
+    return values.to_numpy()
+
+
+def _scalars(table: pa.Table, name: str) -> np.ndarray:
+    return table[name].cast(pa.float64()).to_numpy()

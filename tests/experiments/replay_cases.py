@@ -1,0 +1,27 @@
+"""Dumped batches made for tests."""
+
+import numpy as np
+
+from harness.dumps import files
+from harness.dumps.schema import Responses, responses
+
+
+def random_columns(rows=24, length=20, seed=0, dtype=np.float64, scale=0.4):
+    """Padded columns of one batch: lengths from 0 to `length`, holes in the masks, heavy-tailed log ratios, turns."""
+    rng = np.random.default_rng(seed)
+    lengths = np.concatenate([[0, 1, length], rng.integers(1, length + 1, rows - 3)])
+    mask = (np.arange(length) < lengths[:, None]) & (rng.random((rows, length)) > 0.1)
+    rollout = -rng.exponential(1.0, (rows, length))
+    old = np.minimum(rollout + scale * rng.standard_t(3, (rows, length)) * 0.5, 0.0)
+    return {
+        "step": np.full(rows, 7),
+        "mask": mask,
+        "logp_rollout": rollout.astype(dtype),
+        "logp_old": old.astype(dtype),
+        "advantages": rng.normal(size=(rows, length)).astype(dtype),
+        "segments": np.minimum(np.arange(length) // 5, 3) * np.ones((rows, 1), dtype=np.int64),
+    }
+
+
+def as_responses(columns) -> Responses:
+    return responses(files.tabulate(columns))

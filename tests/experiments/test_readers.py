@@ -1,0 +1,177 @@
+"""Dumps of other programs, written as those programs write them."""
+
+import copyreg
+import io
+import json
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.replay.sources import Dump
+from harness.errors import UserError
+
+MASK = np.array([[1, 1, 0], [1, 1, 1]])
+OLD = np.array([[-1.0, -0.5, 0.0], [-2.0, -0.25, -0.125]], dtype=np.float32)
+ROLLOUT = np.array([[-1.5, -0.5, 0.0], [-1.0, -0.5, -0.125]], dtype=np.float32)
+ADVANTAGES = np.array([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]], dtype=np.float32)
+
+
+def only(path):
+    (batch,) = Dump(path).batches()
+    return batch
+
+
+def check(batch, step=12):
+    """The arrays above without their padding."""
+    used = MASK.astype(bool)
+    np.testing.assert_array_equal(batch.offsets, [0, 2, 5])
+    np.testing.assert_array_equal(batch.logp_old, OLD[used])
+    np.testing.assert_array_equal(batch.logp_rollout, ROLLOUT[used])
+    np.testing.assert_array_equal(batch.advantages, ADVANTAGES[used])
+    assert set(batch.step) == {step}
+
+
+def test_verl(tmp_path):
+    """The tensors of DataProto.batch that docs/replay.md saves; names of verl 0.9.1's ray_trainer.py."""
+    tensors = {
+        "responses": torch.ones(2, 3, dtype=torch.long),
+        "response_mask": torch.tensor(MASK),
+        "old_log_probs": torch.tensor(OLD),
+        "rollout_log_probs": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor(ADVANTAGES),
+        "token_level_scores": torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]),
+    }
+    torch.save(tensors, tmp_path / "step_12.pt")
+    batch = only(tmp_path / "step_12.pt")
+    check(batch)
+    np.testing.assert_array_equal(batch.reward, [1.0, 0.5])
+    del tensors["rollout_log_probs"]
+    torch.save(tensors, tmp_path / "step_13.pt")
+    with pytest.raises(UserError, match=r"verl's rollout_log_probs missing .*calculate_log_probs=True"):
+        only(tmp_path / "step_13.pt")
+
+
+def test_trl(tmp_path):
+    """The dictionary of GRPOTrainer._generate_and_score_completions, TRL 1.16.0: advantages are one per response."""
+    tensors = {
+        "completion_ids": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": torch.tensor(MASK),
+        "old_per_token_logps": torch.tensor(OLD),
+        "sampling_per_token_logps": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+    torch.save(tensors, tmp_path / "12.pt")
+    check(only(tmp_path / "12.pt"))
+
+
+def test_a_pt_file_that_holds_code_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    torch.save({"old_log_probs": Evil()}, tmp_path / "1.pt")
+    with pytest.raises(UserError, match="not a plain dictionary of tensors"):
+        only(tmp_path / "1.pt")
+
+
+def test_prime_rl(tmp_path):
+    """A line of token_exports/step_12/rank_0.jsonl, schema 1 of token_export.py: prompt and response in one, masked."""
+    folder = tmp_path / "token_exports" / "step_12"
+    folder.mkdir(parents=True)
+    row = {
+        "schema_version": 1,
+        "step": 12,
+        "token_ids": [5, 6, 7],
+        "loss_mask": [False, True, True],
+        "advantages": [0.5, 0.5, 0.5],
+        "rewards": [None, None, 1.0],
+        "inference_logprobs": [0.0, -1.5, -0.5],
+        "trainer_logprobs": [0.0, -1.0, -0.5],
+    }
+    for rank in (0, 1):
+        (folder / f"rank_{rank}.jsonl").write_text(json.dumps(row) + "\n")
+    batch = only(tmp_path)  # both ranks hold parts of one step
+    assert len(batch) == 2
+    np.testing.assert_array_equal(batch.mask, [False, True, True] * 2)
+    np.testing.assert_array_equal(batch.logp_old - batch.logp_rollout, [0.0, 0.5, 0.0] * 2)
+    np.testing.assert_array_equal(batch.reward, [1.0, 1.0])
+    (folder / "rank_2.jsonl").write_text(json.dumps(row | {"trainer_logprobs": [0.0, None, -0.5]}) + "\n")
+    with pytest.raises(UserError, match=r"rank_2.jsonl, row 0, column logp_old: nan at token 1"):
+        only(tmp_path)
+
+
+def skyrl_pickle(tensors, metadata) -> bytes:
+    """The bytes that SkyRL 0.3.0's TensorBatch.save gives: __reduce__ hands (class, state) to _rebuild_tensor_batch, the state
+    holding each tensor as raw bytes; bfloat16, which numpy lacks, through torch.save."""
+    module = types.ModuleType("skyrl.backends.skyrl_train.training_batch")
+    batch = type("TrainingInputBatch", (dict,), {"__module__": module.__name__})
+    rebuild = types.FunctionType((lambda cls, state: None).__code__, {}, "_rebuild_tensor_batch")
+    rebuild.__module__, rebuild.__qualname__ = module.__name__, "_rebuild_tensor_batch"
+    module.TrainingInputBatch, module._rebuild_tensor_batch = batch, rebuild
+
+    def serialized(tensor):
+        if tensor.dtype == torch.bfloat16:
+            buffer = io.BytesIO()
+            torch.save(tensor, buffer)
+            return {"format": "torch", "data": buffer.getvalue()}
+        array = tensor.numpy()
+        return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+    state = {
+        "batch_dict": {name: None if t is None else serialized(t) for name, t in tensors.items()},
+        "batch_size": 3,
+        "device": torch.device("cpu"),
+        "metadata": metadata,
+    }
+    parts = module.__name__.split(".")
+    packages = {".".join(parts[:n]): types.ModuleType("x") for n in range(1, len(parts))} | {module.__name__: module}
+    sys.modules |= packages
+    try:
+        copyreg.pickle(batch, lambda it: (rebuild, (batch, state)))
+        return pickle.dumps(batch())
+    finally:
+        del copyreg.dispatch_table[batch]
+        for name in packages:
+            del sys.modules[name]
+
+
+def test_skyrl(tmp_path):
+    """Three rows of which the last repeats one to fill the workers."""
+
+    def rows(array):
+        return torch.tensor(np.concatenate([array, array[:1]]))
+
+    tensors = {
+        "sequences": rows(np.array([[9, 1, 2, 0], [9, 3, 4, 5]])),
+        "loss_mask": rows(MASK),
+        "response_mask": rows(MASK),
+        "action_log_probs": rows(OLD),
+        "rollout_logprobs": rows(ROLLOUT).to(torch.bfloat16),  # these values are exact in bfloat16
+        "advantages": rows(ADVANTAGES),
+        "values": None,
+    }
+    path = tmp_path / "dumped_data" / "global_step_12_training_input.pkl"
+    path.parent.mkdir()
+    path.write_bytes(skyrl_pickle(tensors, {"pad_size": 1, "response_length": np.int64(3)}))
+    check(only(tmp_path))
+    path.write_bytes(skyrl_pickle(tensors | {"rollout_logprobs": None}, {}))
+    with pytest.raises(UserError, match=r"SkyRL's rollout_logprobs missing .*logprobs=1"):
+        only(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match="no whole SkyRL TrainingInputBatch"):
+        only(path)
+
+
+def test_a_pickle_that_holds_code_is_not_run(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    (tmp_path / "1.pkl").write_bytes(pickle.dumps({"batch_dict": {}, "metadata": {"pad_size": Evil()}}))
+    with pytest.raises(UserError, match="missing"):
+        only(tmp_path / "1.pkl")
+    assert capsys.readouterr().out == ""

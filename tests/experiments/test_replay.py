@@ -1,0 +1,139 @@
+"""Replay gives the training step's numbers, from whatever wrote the dump, and names what is bad in it."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from algos.diagnostics import mismatch
+from algos.objective import applied
+from algos.ratios import log_ratio
+from experiments.replay.collect import collect
+from experiments.replay.effect import padded, replay
+from experiments.replay.presets import presets
+from experiments.replay.sources import Dump
+from harness.config import parse
+from harness.dumps import files
+from harness.errors import UserError
+from harness.plugins import build_objective
+from tests.experiments.replay_cases import random_columns
+
+
+@functools.cache
+def config(preset):
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return parse(OmegaConf.to_container(compose("config", [f"correction={preset}"]), resolve=True))
+
+
+@pytest.mark.parametrize("name", presets())
+def test_replay_of_a_dump_is_what_the_training_step_computes(tmp_path, name):
+    """Through the run's own config and objective on one side, through parquet and `presets` on the other; fp64, 1e-12."""
+    columns = random_columns()
+    files.write(tmp_path / "step-7.parquet", columns)
+    t = {key: torch.tensor(value) for key, value in columns.items()}
+    corrected = build_objective(config(name)).corrected(t["logp_old"], t["logp_rollout"], t["mask"], t["advantages"])
+    expected = applied(corrected, t["mask"]) | mismatch(
+        log_ratio(t["logp_old"], t["logp_rollout"], t["mask"]), t["mask"], t["logp_rollout"]
+    )
+    found = collect(Dump(tmp_path), {name: presets([name])[name].correction})
+    (row,) = found.corrections.to_dict("records")
+    for key, value in expected.items():
+        actual = row[key] if key in row else found.mismatch[key]
+        assert actual == pytest.approx(float(value), rel=1e-12, abs=1e-12), key
+    (batch,) = Dump(tmp_path).batches()
+    batch = padded(batch)
+    again = replay(batch, presets([name])[name].correction)
+    width = batch.mask.shape[1]
+    assert torch.equal(again.kept, corrected.kept[:, :width]) and torch.equal(again.counted, corrected.counted[:, :width])
+    torch.testing.assert_close(again.weights, corrected.weights[:, :width], rtol=1e-12, atol=1e-12)
+
+
+def test_steps_are_batches_of_their_own_however_the_rows_are_filed(tmp_path):
+    """Batch-normalised weights depend on what a batch is: one file with two steps is the same as two files."""
+    spec = {"mis": presets(["slime/mis"])["slime/mis"].correction}
+    first, second = random_columns(seed=0), random_columns(seed=1) | {"step": np.full(24, 8)}
+    for name, columns in {"apart/step-7": first, "apart/step-10": second}.items():
+        files.write(tmp_path / f"{name}.parquet", columns)
+    files.write(tmp_path / "one.parquet", {key: np.concatenate([first[key], second[key]]) for key in first})
+    apart, one = (collect(Dump(tmp_path / name), spec) for name in ("apart", "one.parquet"))
+    assert apart.batches == one.batches == 2
+    np.testing.assert_allclose(apart.corrections.iloc[0, 1:].astype(float), one.corrections.iloc[0, 1:].astype(float), rtol=1e-12)
+    merged = collect(Dump(tmp_path / "one.parquet"), spec)
+    assert merged.corrections.loc[0, "correction/weight_mean"] != 1.0
+
+
+# --- bad dumps -------------------------------------------------------------------------------------------------------
+
+
+def jsonl(path, rows):
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_bad_rows_stop_a_replay_and_skip_bad_counts_them(tmp_path):
+    sound = {"logp_rollout": [-1.0, -0.5], "logp_old": [-1.1, -0.4]}
+    path = jsonl(tmp_path / "d.jsonl", [sound, "{broken", sound | {"logp_old": [0.7, -1.0]}, sound | {"mask": ["yes", 1]}, sound])
+    with pytest.raises(UserError) as error:
+        list(Dump(path).batches())
+    message = str(error.value)
+    assert "d.jsonl, row 1, column the whole line: no JSON object" in message
+    assert "row 2, column logp_old: log-probability 0.7 at token 0 is above 0" in message
+    assert "row 3, column mask" in message and "--skip-bad" in message
+    dump = Dump(path, skip_bad=True)
+    assert sum(len(batch) for batch in dump.batches()) == 2 and dump.bad == 3
+
+
+def test_nothing_sound_is_an_error_even_when_skipping(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", ["no", "nothing"])
+    with pytest.raises(UserError, match="no sound row among 2"):
+        list(Dump(path, skip_bad=True).batches())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"logp_rollout": [-1.0]}], "no column logp_old"),
+        ([{"input": "2+2", "output": "4", "score": 1.0, "gts": "4", "step": 3}], "rollout_data_dir, which holds texts"),
+    ],
+)
+def test_a_dump_without_log_probabilities_is_refused(tmp_path, rows, message):
+    with pytest.raises(UserError, match=message):
+        list(Dump(jsonl(tmp_path / "d.jsonl", rows)).batches())
+
+
+def test_paths_that_hold_no_dump_are_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="no dump there"):
+        Dump(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"this run wrote no dumps; set dump.every"):
+        Dump(tmp_path / "run")
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(UserError, match=r"cannot tell what it is by .csv"):
+        Dump(tmp_path / "a.csv")
+    with pytest.raises(UserError, match="unknown; known are"):
+        presets(["nonesuch"])
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    files.write(tmp_path / "d" / "step-7.parquet", random_columns())
+    files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))
+    command = [sys.executable, "-m", "experiments.cli", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
+    done = subprocess.run([*command, "--corrections", "icepop,verl/decoupled_token_is"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "icepop" in done.stdout and "K3" in done.stdout and "false rejections" in done.stdout
+    page = (tmp_path / "d" / "replay" / "replay.html").read_text()
+    assert page.count("<svg") == 2 and "verl/decoupled_token_is" in page and "http-equiv" not in page
+    lines = (tmp_path / "d" / "replay" / "thresholds.csv").read_text().splitlines()
+    assert len(lines) == 1 + 1000 * len({line.split(",")[0] for line in lines[1:]})
+    bad = subprocess.run([*command, "--corrections", "nonesuch"], capture_output=True, text=True)
+    assert bad.returncode == 2 and bad.stderr.startswith("correction nonesuch: unknown") and bad.stderr.count("\n") == 1
