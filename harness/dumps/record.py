@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def dump(
-    *, folder: RunFolder, step: int, batch: NamedTuple, order: tuple[Tensor, ...], logp: Tensor, rewards: Tensor, version: int
+    *, folder: RunFolder, step: int, batch: NamedTuple, order: tuple[Tensor, ...], logp: Tensor, rewards: Tensor, version: Tensor
 ) -> None:
     """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
 
     batch: the trainer's `Batch`. order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its
-    own optimizer step. rewards: [prompts, samples]. version: of the weights that sampled.
+    own optimizer step. rewards: [prompts, samples]. version [B, T]: of the weights that sampled each token.
     """
     minibatch = np.empty(len(batch.mask), dtype=np.int64)
     for number, rows in enumerate(order):
@@ -33,12 +33,12 @@ def dump(
         "logp_old": batch.logp_old,
         "logp": logp,
         "advantages": batch.advantages,
+        "version": version,
     }
     columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
     columns["step"] = np.full(len(minibatch), step)
     columns["group"] = np.repeat(np.arange(rewards.shape[0]), rewards.shape[1])
     columns["minibatch"] = minibatch
-    columns["version"] = np.full(batch.mask.shape, version)
     path = folder.path / "dumps" / f"step-{step:08d}.parquet"
     with writing(path):
         write(path, columns)
