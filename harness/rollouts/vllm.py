@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -37,15 +38,16 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 QUANTIZATIONS = {
-    (None, None): None,
-    ("fp8_tensor", "fp8_token"): "fp8_per_tensor",
-    ("fp8_channel", "fp8_token"): "fp8_per_channel",
-    ("fp8_block", "fp8_group"): "fp8_per_block",
-    ("fp8_block", None): "fp8_per_block",
-    ("int8_channel", "int8_token"): "int8",
+    "fp32, bf16, fp16": (None, None, None),
+    "fp8_tensor": ("fp8_tensor", "fp8_token", "fp8_per_tensor"),
+    "fp8_channel": ("fp8_channel", "fp8_token", "fp8_per_channel"),
+    "fp8_block": ("fp8_block", "fp8_group", "fp8_per_block"),
+    "fp8_block_w8a16": ("fp8_block", None, "fp8_per_block"),
+    "int8": ("int8_channel", "int8_token", "int8"),
 }
-"""(weights, activations) -> vLLM's name for it. vLLM quantises FP8 when it loads; int8 has no such mode for dense layers
-(`int8_per_channel_weight_only` leaves them as they are, without a word), so it is loaded as a quantised checkpoint."""
+"""Options of rollout/precision: formats of weights and activations, vLLM's name for them. vLLM quantises to FP8 when it loads.
+For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they are, without a word), so the weights are
+given to it as those of a quantised checkpoint."""
 
 INT8_CHECKPOINT = {
     "quant_method": "compressed-tensors",
@@ -60,6 +62,8 @@ INT8_CHECKPOINT = {
     },
 }
 
+FP8_TOO_SLOW = 100.0
+"""Million products a second: 15 were measured on a CPU with AMX, where oneDNN falls back on reference code, 3000 without AMX."""
 MAX_SEQUENCES = 512
 """Responses decoded side by side; the rest wait."""
 PREFILL_TOKENS = 16384
@@ -88,7 +92,7 @@ class VllmEngine(RolloutEngine):
     ):
         self.precision, self.temperature = precision, temperature
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
-        self.quantization = QUANTIZATIONS[precision.weights, precision.activations]
+        self.quantization = QUANTIZATIONS[_option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.expected = _parameters(shape)
@@ -121,14 +125,10 @@ class VllmEngine(RolloutEngine):
     def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
         _vllm()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        possible = {name: reason for name, reason in weight_formats().items()}
-        asked = (precision.weights, precision.activations)
-        if reason := possible.get(asked, "vLLM has no such format"):
-            able = ", ".join(f"weights={w or 'null'} activations={a or 'null'}" for (w, a), why in possible.items() if not why)
-            raise UserError(
-                f"rollout.precision={precision.name}: vLLM cannot compute weights={asked[0] or 'null'} "
-                f"activations={asked[1] or 'null'} here ({reason}); it can {able}"
-            )
+        refusals = weight_formats()
+        if refusal := refusals.get(_option(precision), "vLLM has no such combination of formats"):
+            able = ", ".join(name for name, refused in refusals.items() if not refused)
+            raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
             raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
 
@@ -189,26 +189,27 @@ class VllmEngine(RolloutEngine):
             raise ValueError(f"weights that vLLM was not given: {', '.join(missing)}")
 
 
-def weight_formats() -> dict[tuple[str | None, str | None], str | None]:
-    """(weights, activations) -> why vLLM cannot compute them on this machine, None where it can. It is vLLM that is asked."""
+def weight_formats() -> dict[str, str | None]:
+    """Options of rollout/precision -> why vLLM cannot compute in them here, None where it can. It is vLLM that is asked."""
     _vllm()
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
     from vllm.platforms import current_platform
 
-    reasons: dict[tuple[str | None, str | None], str | None] = dict.fromkeys(QUANTIZATIONS)
+    refusals: dict[str, str | None] = dict.fromkeys(QUANTIZATIONS)
     if current_platform.is_cpu():
         if not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments:  # declared, but empty
-            reasons["fp8_tensor", "fp8_token"] = "its CPU build has no per-tensor FP8 quantisation"
+            refusals["fp8_tensor"] = "its CPU build has no per-tensor FP8 quantisation"
         w8a16, w8a8 = cpu.CPUFp8BlockScaledMMKernel.is_supported(), cpu.CPUFp8W8A8BlockScaledMMKernel.is_supported()
-        reasons["fp8_block", None] = "this CPU multiplies in W8A8" if w8a8[0] else w8a16[1]
-        reasons["fp8_block", "fp8_group"] = w8a8[1]
+        refusals["fp8_block_w8a16"] = "this CPU multiplies in W8A8" if w8a8[0] else w8a16[1]
+        refusals["fp8_block"] = w8a8[1]
+        if (speed := _fp8_speed()) < FP8_TOO_SLOW:
+            refusals["fp8_channel"] = f"torch multiplies FP8 at {speed:.0f} million products a second on this CPU"
     else:
-        reasons["fp8_block", None] = "a GPU quantises activations too: use fp8_block"
+        refusals["fp8_block_w8a16"] = "a GPU quantises activations too: use fp8_block"
         if not current_platform.supports_fp8():
-            for asked in reasons:
-                if "fp8" in (asked[0] or ""):
-                    reasons[asked] = f"{current_platform.get_device_name()} has no FP8 units"
-    return reasons
+            for name in (name for name in refusals if "fp8" in name):
+                refusals[name] = f"{current_platform.get_device_name()} has no FP8 units"
+    return refusals
 
 
 def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
@@ -244,6 +245,23 @@ def installed() -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def _option(precision: Precision) -> str | None:
+    formats = (precision.weights, precision.activations)
+    return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)
+
+
+@functools.cache
+def _fp8_speed() -> float:
+    """Million products a second of torch's FP8 matrix product, which vLLM uses on a CPU; the best of three."""
+    one, times = torch.ones(()), []
+    x, w = torch.ones(64, 256).to(torch.float8_e4m3fn), torch.ones(256, 256).to(torch.float8_e4m3fn).t()
+    for _ in range(3):
+        began = time.perf_counter()
+        torch._scaled_mm(x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        times.append(time.perf_counter() - began)
+    return x.numel() * w.shape[1] / min(times) / 1e6
 
 
 def _ranks() -> int:

