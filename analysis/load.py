@@ -1,76 +1,131 @@
-"""Run folders as data frames. Never imports torch."""
+"""A sweep as tidy frames, from run folders, W&B's offline files or a W&B server alike. Never imports torch."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from analysis import folders
+from analysis.problems import problems
+from analysis.store import Record, collect
+from harness.collapse import outcome
 from harness.errors import UserError
-from harness.records import RunFolder, arm_name, run_folders
+from harness.records import FINISHED, arm_name
 
 OPERATION = ("run.", "tracking.", "checkpoint.", "dump.")
 """Keys that say how a run is operated: they change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "correction.weight.level", "correction.weight.action")
 """Keys that `arm_name` tells already."""
+OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
 class Sweep(NamedTuple):
-    """runs: a row per run (index: hash) with arm, seed, state, error, collapse onsets. steps: a row per run and step."""
+    """name: of the sweep. problems: what a reader must know before averaging, a sentence each.
 
+    runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
+    seed, state, error, step (the last one recorded), onsets by detector; outcome collapsed | never learned | survived |
+    unfinished, with onset, detector, cause; minibatches; time: optimizer steps until the collapse, or until the record ends;
+    event: whether there was one (else the time is censored).
+    steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
+    """
+
+    name: str
     runs: pd.DataFrame
     steps: pd.DataFrame
     configs: dict[str, dict[str, Any]]
     provenance: dict[str, list[dict[str, Any]]]
+    problems: list[str]
 
 
-def load(sweep: Path | str) -> Sweep:
-    """The runs of a sweep. A metric that a run did not record is NaN. Raises UserError when there is no run folder."""
-    folders = run_folders(sweep)
-    configs = {folder.path.name: folder.read("config.json") for folder in folders}
-    made = {folder.path.name: folder for folder in folders if (folder.path / "provenance.json").exists()}
-    provenance = {name: folder.read("provenance.json")["processes"] for name, folder in made.items()}
-    arms = _arms(configs)
-    runs, steps = [], []
-    for folder in folders:
-        name = folder.path.name
-        runs.append({"run": name, "arm": arms[name], "seed": configs[name]["seed"], **_outcome(folder)})
-        steps.append(pd.DataFrame(folder.metrics()).assign(run=name, arm=arms[name], seed=configs[name]["seed"]))
-    seen: dict[tuple, str] = {}
-    for run in runs:
-        twin = seen.setdefault((run["arm"], run["seed"]), run["run"])
-        if twin != run["run"]:
-            what = f"seed {run['seed']} of {run['arm']}"
-            raise UserError(f"{sweep}: {twin} and {run['run']} are both {what}; move one of them away")
-    return Sweep(pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True), configs, provenance)
+def load(source: Path | str) -> Sweep:
+    """The runs of `source`: the folder of a sweep; `wandb-offline:FOLDER`, the offline files anywhere below it; or
+    `wandb:[entity/]project[:group]` on a server. Raises UserError when there is no run that can be read."""
+    text = str(source)
+    if text.startswith((OFFLINE, SERVER)):
+        from analysis import wandb_runs
+
+        if text.startswith(OFFLINE):
+            name, found = Path(text.removeprefix(OFFLINE)).resolve().name, wandb_runs.offline(Path(text.removeprefix(OFFLINE)))
+        else:
+            name, found = text.removeprefix(SERVER), wandb_runs.server(text.removeprefix(SERVER))
+        cache = wandb_runs.cache(text)
+    else:
+        name, found = Path(source).resolve().name, folders.sources(Path(source))
+        cache = Path(source) / ".analysis" / "runs.parquet"
+    records, table, unreadable = collect(found, cache)
+    if not records:
+        raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
+    configs = {run: record.config for run, record in records.items()}
+    runs = _runs(source, records, _arms(configs))
+    steps = table.to_pandas(split_blocks=True)
+    provenance = {run: record.provenance for run, record in records.items() if record.provenance}
+    damaged = unreadable | {run: record.damage for run, record in records.items() if record.damage}
+    metrics = {run: set(record.metrics) for run, record in records.items()}
+    return Sweep(name, runs, steps, configs, provenance, problems(runs, metrics, provenance, damaged))
 
 
-def _outcome(folder: RunFolder) -> dict[str, Any]:
-    status = folder.read("status.json") if (folder.path / "status.json").exists() else {"state": "queued"}
-    onsets: dict[str, int] = {}
-    for event in folder.events():  # a resumed run may record an event again; it is the same one
-        if event["kind"] == "collapse":
-            onsets.setdefault(event["detector"], event["onset"])
-    return {"state": status["state"], "error": status.get("error", ""), "step": status.get("step", 0), "collapse": onsets}
+def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[str, str]]) -> pd.DataFrame:
+    rows, seen = [], {}
+    for run, record in records.items():
+        seed, minibatches = record.config["seed"], record.config["actor"]["minibatches"]
+        twin = seen.setdefault((arms[run]["arm"], seed), run)
+        if twin != run:
+            what = f"seed {seed} of {arms[run]['arm']}"
+            raise UserError(f"{source}: {twin} and {run} are both {what}; move one of them away")
+        ended = outcome(record.onsets, record.config["collapse"]["detectors"])
+        kind = ended.kind if record.state in FINISHED or ended.kind == "collapsed" else "unfinished"
+        rows.append(
+            {"run": run, **arms[run], "seed": seed, "state": record.state, "error": record.error, "step": record.step}
+            | {"onsets": record.onsets, "outcome": kind, "event": kind == "collapsed", "minibatches": minibatches}
+            | {"onset": ended.onset if kind == "collapsed" else np.nan, "detector": ended.detector, "cause": ended.cause}
+        )
+    runs = pd.DataFrame(rows).set_index("run")
+    # A collapse in the very first step has lived through it: the clock counts steps taken.
+    return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.minibatches)
 
 
-def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Names of arms: precision, loss, correction, and any other key in which the runs of the sweep differ."""
+def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Per run the parts of its arm's name: precision, loss, correction, and any other key in which the runs differ."""
     flat = {run: flatten(config) for run, config in configs.items()}
     short = {run: arm_name(config, seed=False) for run, config in configs.items()}
-    arm_keys = {key for values in flat.values() for key in values if not key.startswith(("seed", *OPERATION))}
-    keys = sorted(arm_keys.difference(NAMED))
-    everywhere = [key for key in keys if differs(key, flat.values())]
-    names = {}
+    same: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run, values in flat.items():
+        same[short[run]].append(values)
+    differing = {name: _differing(values) for name, values in same.items()}
+    everywhere = _differing(flat.values())
+    arms = {}
     for run, values in flat.items():
         # A key counts if runs of the same short name differ in it, or if it has nothing to do with what the name tells.
-        same = [flat[other] for other in flat if short[other] == short[run]]
-        told = [k for k in everywhere if differs(k, same) or not k.startswith(("rollout.precision.", "loss.", "correction."))]
-        names[run] = " ".join([short[run], *(f"{key}={json.dumps(values[key])}" for key in told if key in values)])
-    return names
+        other = [k for k in everywhere if not k.startswith(("rollout.precision.", "loss.", "correction."))]
+        told = [key for key in sorted({*other, *differing[short[run]]}) if key in values]
+        words = {key: f"{key}={json.dumps(values[key])}" for key in told}
+        precision, loss, *correction = short[run].split(" ")
+        correction += [words[key] for key in told if key.startswith("correction.")]
+        arms[run] = {
+            "arm": " ".join([short[run], *words.values()]),
+            "precision": precision,
+            "loss": " ".join([loss, *(words[key] for key in told if key.startswith("loss."))]),
+            "correction": " ".join(correction) or "none",
+            "setting": " ".join(words[key] for key in told if not key.startswith(("correction.", "loss."))),
+        }
+    return arms
+
+
+def _differing(configs: Iterable[dict[str, Any]]) -> list[str]:
+    """The keys, in order, in which flattened configs disagree and which neither operate a run nor are told by its name."""
+    configs = list(configs)
+    found: dict[str, list[str]] = defaultdict(list)
+    for values in configs:
+        for key, value in values.items():
+            found[key].append(repr(value))
+    keys = [key for key, values in found.items() if len(set(values)) > 1 or len(values) < len(configs)]
+    return sorted(key for key in keys if not key.startswith(("seed", *OPERATION)) and key not in NAMED)
 
 
 def differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:

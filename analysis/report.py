@@ -65,8 +65,8 @@ def curves(sweep: Sweep, arms: list[str]) -> str:
                 axis.plot(rows.step, rows[metric], color=colour, alpha=0.12, linewidth=0.6)
                 rows = rows.assign(**{metric: rows[metric].rolling(SMOOTHED, center=True, min_periods=1).median()})
             axis.plot(rows.step, rows[metric], color=colour, linestyle=style, linewidth=1.3)
-            for onset in run.collapse.values():
-                axis.axvline(onset, color=colour, linewidth=0.8, alpha=0.6)
+            if run.event:
+                axis.axvline(run.onset, color=colour, linewidth=0.8, alpha=0.6)
     axes[0].set_ylim(-0.02, 1.02)
     axes[-1].set_xlabel("RL step")
     handles = [plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], label=arm) for i, arm in enumerate(arms)]
@@ -104,7 +104,7 @@ def _page(name: str, sweep: Sweep, table: pd.DataFrame) -> str:
     some = flat[0]
     settings = {key: some[key] for key in some if not differs(key, flat) and not key.startswith(OPERATION)}
     missing = "K3 of the exact control is 0 and has no line on a logarithmic axis."
-    missing += " A vertical line is the onset of a collapse." if any(sweep.runs.collapse) else ""
+    missing += " A vertical line is the onset of a collapse." if sweep.runs.event.any() else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Faultline: {html.escape(name)}</title>
 <style>
@@ -140,11 +140,11 @@ def _provenance(sweep: Sweep) -> str:
 
 
 def _answer(sweep: Sweep) -> str:
-    collapsed = sum(bool(onsets) for onsets in sweep.runs.collapse)
-    final = sweep.steps.dropna(subset=["eval/reward"]).groupby("run")["eval/reward"].last()
+    collapsed = sweep.runs.event.sum()
+    final = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
     arms = sweep.runs.arm.nunique()
     control = sweep.runs[sweep.runs.arm.str.startswith("fp32")]
-    warning = " The fp32 control collapsed too, so the mismatch is not what these settings show." if any(control.collapse) else ""
+    warning = " The fp32 control collapsed too, so the mismatch is not what these settings show." if control.event.any() else ""
     return (
         f"{collapsed} of {len(sweep.runs)} runs in {arms} arms collapsed; the last evaluations lie between {final.min():.3f} "
         f"and {final.max():.3f}.{warning}"

@@ -18,8 +18,7 @@ def arms(sweep: Sweep) -> pd.DataFrame:
 
 def _run_row(steps: pd.DataFrame, run: pd.Series) -> dict[str, str]:
     evaluations = steps["eval/reward"].dropna() if "eval/reward" in steps else pd.Series(dtype=float)
-    onsets = [f"{detector} at {step}" for detector, step in run.collapse.items()]
-    outcome = ", ".join(onsets) or ("no" if run.state == "done" else run.state)
+    outcome = f"{run.detector} at {run.onset:.0f}" if run.event else ("no" if run.state == "done" else run.state)
     return {
         "final eval": _number(evaluations.iloc[-1:].mean(), ".3f"),
         "best eval": _number(evaluations.max(), ".3f"),

@@ -64,21 +64,19 @@ def replay(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]
     return events
 
 
-def outcome(onsets: dict[str, int]) -> Outcome:
+def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
     """What the onsets by detector mean together: the earliest collapse with its cause, or another outcome of a finished run.
 
-    The cause of a drawdown is the earliest other collapse or warning in the CAUSE_WINDOW steps up to its onset.
-    Without a "learning" event a run that did not collapse never learned.
+    The cause is the earliest warning or numerical failure in the CAUSE_WINDOW steps up to the onset. A run that did not
+    collapse never learned if a detector of learning was among those that `watched` it and reported nothing.
     """
-    role = {name: DETECTORS[name].role for name in onsets}
+    role = {name: DETECTORS[name].role for name in {*onsets, *watched}}
     fatal = {name: step for name, step in onsets.items() if role[name] == "collapse"}
     if not fatal:
-        return Outcome("survived" if "learned" in role.values() else "never learned")
+        told = any(role[name] == "learned" for name in onsets) or "learned" not in role.values()
+        return Outcome("survived" if told else "never learned")
     detector = min(fatal, key=fatal.__getitem__)
     onset = fatal[detector]
-    near = {
-        name: step
-        for name, step in onsets.items()
-        if role[name] != "learned" and name != "drawdown" and onset - CAUSE_WINDOW <= step <= onset
-    }
+    causes = {name: step for name, step in onsets.items() if role[name] != "learned" and name != "drawdown"}
+    near = {name: step for name, step in causes.items() if onset - CAUSE_WINDOW <= step <= onset}
     return Outcome("collapsed", onset, detector, min(near, key=near.__getitem__) if near else None)

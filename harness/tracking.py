@@ -8,6 +8,7 @@ The folder is the record: whatever goes wrong with the mirror never stops a run.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -37,9 +38,9 @@ class Tracker:
             self._tell(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Mirror the row of a step."""
+        """Mirror the row of a step. Committed at once: W&B would keep it in memory until the next step begins."""
         if self._run is not None:
-            self._tell(lambda: self._run.log(metrics, step=step))
+            self._tell(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
         """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
@@ -90,14 +91,14 @@ class Tracker:
             group=config.run.sweep,
             job_type="train",
             tags=[config.rollout.precision.name, config.loss.name],
-            config={**values, "arm": arm_name(values, seed=False), "provenance": _provenance(folder)},
+            config={**values, "arm": arm_name(values, seed=False), "record": _record(values, folder)},
             dir=str(folder),
             resume="allow",
         )
 
 
-def _provenance(folder: Path) -> list[dict[str, Any]]:
-    """The folder's provenance; of uncommitted changes only that there are some."""
-    if not (folder / "provenance.json").exists():
-        return []
-    return [{**process, "diff": bool(process["diff"])} for process in RunFolder(folder).read("provenance.json")["processes"]]
+def _record(config: dict[str, Any], folder: Path) -> str:
+    """Config and provenance as JSON, exact: W&B drops keys that hold nothing. Of uncommitted changes only that there are some."""
+    made = (folder / "provenance.json").exists()
+    processes = RunFolder(folder).read("provenance.json")["processes"] if made else []
+    return json.dumps({"config": config, "provenance": [{**process, "diff": bool(process["diff"])} for process in processes]})

@@ -216,7 +216,7 @@ class Trainer:
                 self.record(step, self.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
-            ended = outcome({name: event["onset"] for name, event in self.events.items()})
+            ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
             exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
             return state
         except Exception as error:

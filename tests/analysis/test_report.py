@@ -20,7 +20,7 @@ def write(sweep, name, *overrides, rewards=(0.4, 0.6, 0.9), k3=0.0, state="done"
         folder.write("config.json", config)
         for step, reward in enumerate(rewards):
             training = {"rollout_corr/k3_kl": k3, "actor/grad_norm": 0.5, "actor/loss": 0.0}
-            folder.log_metrics(step, {"eval/reward": reward, "eval/samples": 10, **training})
+            folder.log_metrics(step, {"eval/reward": reward, "eval/stderr": 0.1, "eval/samples": 10, **training})
         for event in events:
             folder.log_event("collapse", len(rewards), **event)
         folder.status(state, step=len(rewards), steps=len(rewards))
@@ -102,12 +102,6 @@ def test_the_command_line(sweep):
     assert done.returncode == 2 and "no run folder in it" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_reading_a_sweep_never_imports_torch(sweep):
-    code = f"import sys; from analysis.load import load; load({str(sweep)!r}); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
-
-
 def test_an_unreadable_folder_is_named(sweep):
     (sweep / "a" / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"a/config.json: unreadable"):
-        load(sweep)
+    assert "a/config.json: unreadable" in load(sweep).problems[0]

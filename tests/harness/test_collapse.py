@@ -230,7 +230,11 @@ def test_replay_finds_what_a_run_saw_as_it_went():
     ],
 )
 def test_outcomes(onsets, expected):
-    assert outcome(onsets) == expected
+    assert outcome(onsets, DETECTORS.names()) == expected
+
+
+def test_an_unwatched_run_is_not_said_to_have_learned_nothing():
+    assert outcome({}, ["drawdown", "numerical"]) == Outcome("survived")
 
 
 def test_detectors_are_registered():

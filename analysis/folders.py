@@ -1,0 +1,73 @@
+"""Runs from their folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from analysis.store import Record, Source, rows_table, table_of
+from harness.errors import UserError
+from harness.records import RunFolder, run_folders
+
+FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
+
+
+def sources(sweep: Path) -> dict[str, Source]:
+    """The runs of a sweep's folder, by id. Raises UserError when there is none."""
+    return {folder.path.name: Source(_signature(folder.path), lambda f=folder: read(f)) for folder in run_folders(sweep)}
+
+
+def read(folder: RunFolder) -> tuple[Record, pa.Table]:
+    """One run. Raises UserError when its config is unreadable; other damage is told in the record."""
+    damage = []
+
+    def part(name: str) -> dict:
+        try:
+            return folder.read(name) if (folder.path / name).exists() else {}
+        except UserError as error:
+            damage.append(str(error).split("; ")[0])
+            return {}
+
+    onsets: dict[str, int] = {}
+    for event in folder.events():  # a resumed run may record an event again; it is the same one
+        if "detector" in event:
+            onsets.setdefault(event["detector"], event["onset"])
+    config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
+    rows = _rows(folder, damage)
+    step = status.get("step", 0)
+    state, error = status.get("state", "queued"), status.get("error", "")
+    metrics = rows.column_names[2:]
+    return Record(config, provenance.get("processes", []), state, step, error, onsets, metrics, "; ".join(damage)), rows
+
+
+def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
+    path = folder.path / "metrics.jsonl"
+    if not path.exists() or not path.stat().st_size:
+        return rows_table(pa.table({"step": pa.array([], pa.int64())}), folder.path.name)
+    try:
+        options = pj.ReadOptions(use_threads=False, block_size=path.stat().st_size + 1)
+        rows = pj.read_json(path, read_options=options)
+        if rows["step"].null_count:
+            raise pa.ArrowInvalid("a line without a step")
+    except (pa.ArrowInvalid, KeyError):  # a line that a kill cut short: read line by line, the sound ones
+        sound = folder.metrics()
+        with path.open("rb") as file:
+            lost = sum(1 for _ in file) - len(sound)
+        if lost:
+            damage.append(f"metrics.jsonl: {lost} of its lines unreadable or written again")
+        rows = table_of(sound)
+    return rows_table(rows, folder.path.name)
+
+
+def _signature(folder: Path) -> str:
+    parts = []
+    for name in FILES:
+        try:
+            stat = os.stat(f"{folder}/{name}")
+            parts.append(f"{stat.st_size}:{stat.st_mtime_ns}")
+        except FileNotFoundError:
+            parts.append("-")
+    return " ".join(parts)

@@ -1,0 +1,121 @@
+"""Runs read once: what a source gives of a run, and its parquet cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from harness.errors import UserError
+
+VERSION = 1
+"""Of the cache's layout; a cache of another version is read anew."""
+
+
+class Record(NamedTuple):
+    """One run without its rows. onsets: by detector; error: why it failed; metrics: names that it recorded; damage: what of its
+    record is unreadable."""
+
+    config: dict[str, Any]
+    provenance: list[dict[str, Any]]
+    state: str
+    step: int
+    error: str
+    onsets: dict[str, int]
+    metrics: list[str]
+    damage: str
+
+
+class Source(NamedTuple):
+    """Where a run is read from. signature: changes when the run's record does. read: raises UserError if it cannot be read."""
+
+    signature: str
+    read: Callable[[], tuple[Record, pa.Table]]
+
+
+def rows_table(rows: pa.Table, run: str) -> pa.Table:
+    """Rows in order of step, the later of equal steps; metrics as fp64, what is no number missing; a column `run`."""
+    step = rows["step"].to_numpy()
+    if len(step) and not (np.diff(step) > 0).all():
+        _, last = np.unique(step[::-1], return_index=True)
+        rows = rows.take(len(step) - 1 - last)
+    names = [name for name in rows.column_names if name != "step"]
+    kinds = [rows.schema.field(name).type for name in names]
+    numbers = {n: rows[n].cast(pa.float64()) for n, k in zip(names, kinds, strict=True) if pa.types.is_floating(k) or _whole(k)}
+    label = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([run]))
+    return pa.table({"run": label, "step": rows["step"].cast(pa.int64()), **numbers})
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows as a table; a column that holds anything but numbers is left empty."""
+    names = ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
+    columns: dict[str, Any] = {"step": pa.array([row["step"] for row in rows], pa.int64())}
+    for name in names[1:]:
+        values = [row.get(name) for row in rows]
+        number = all(value is None or isinstance(value, int | float) for value in values)
+        columns[name] = pa.array(values, pa.float64()) if number else pa.nulls(len(rows))
+    return pa.table(columns)
+
+
+def _whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
+    """(records, rows of all runs, why runs could not be read), from the cache where the signature still fits."""
+    kept, table = _cached(cache, sources)
+    missing = [run for run in sources if run not in kept]
+    if not missing:
+        return {run: kept[run] for run in sources}, table, {}
+    parts, unreadable = [table] if table is not None else [], {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
+        for run, found in zip(missing, pool.map(lambda run: _try(sources[run].read), missing), strict=True):
+            if isinstance(found, UserError):
+                unreadable[run] = str(found)
+            else:
+                kept[run] = found[0]
+                parts.append(found[1])
+    table = pa.concat_tables(parts, promote_options="default").unify_dictionaries() if parts else pa.table({})
+    with suppress(OSError):  # a folder of someone else's; then the next reading takes as long as this one
+        _write(cache, {run: sources[run].signature for run in kept}, kept, table)
+    return {run: kept[run] for run in sources if run in kept}, table, unreadable
+
+
+def _try(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except UserError as error:
+        return error
+
+
+def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record], pa.Table | None]:
+    try:
+        meta = json.loads(pq.read_schema(cache).metadata[b"faultline"])
+        if meta["version"] != VERSION:
+            return {}, None
+        table = pq.read_table(cache)
+    except (OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
+        return {}, None  # no cache yet, or one that a kill cut short: it is made again from the record
+    fits = [run for run, signature in meta["signatures"].items() if run in sources and sources[run].signature == signature]
+    if len(fits) < len(meta["signatures"]):
+        table = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(fits, pa.string())))
+    return {run: Record(*meta["records"][run]) for run in fits}, table
+
+
+def _write(cache: Path, signatures: dict[str, str], records: dict[str, Record], table: pa.Table) -> None:
+    meta = json.dumps({"version": VERSION, "signatures": signatures, "records": records})
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
+    # Floats are nearly all different: a dictionary or a compressor would cost time and gain no room.
+    table = table.replace_schema_metadata({"faultline": meta})
+    pq.write_table(table, temporary, compression="none", use_dictionary=["run"], write_statistics=False)
+    temporary.replace(cache)

@@ -1,0 +1,157 @@
+"""One frame from folders, offline files and a server; damage is named; the cache gives what the record gives."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from analysis.load import load
+from harness.errors import UserError
+from tests.analysis.synthetic import rows, write
+
+FP8 = "rollout/precision=fp8_tensor"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path, "rollout/precision=fp32", seed=seed, steps=100)
+        write(tmp_path, FP8, seed=seed, steps=100, collapse=60)
+    return tmp_path
+
+
+def test_the_frames_hold_the_rows_as_written(sweep):
+    found = load(sweep)
+    run = found.runs.index[found.runs.arm == "fp32 ppo"][0]
+    steps = found.steps[found.steps.run == run].set_index("step")
+    for row in rows("fp32", 0, 100):
+        for name, value in row.items():
+            if name != "step":
+                assert steps.loc[row["step"], name] == value  # the same bits
+    assert pd.isna(steps.loc[1, "eval/reward"]) and pd.isna(steps.loc[100, "actor/loss"])  # not recorded there
+
+
+def test_outcomes_and_times(sweep):
+    """Half the way from 0.96 to 0.07 is 0.515. At 65 the reward is 2/3·0.96 + 1/3·0.05 = 0.66, at 70 it is 0.35: the onset, in
+    the 71st step."""
+    runs = load(sweep).runs.set_index(["arm", "seed"])
+    fp8 = runs.loc[("fp8_tensor ppo", 0)]
+    assert (fp8.outcome, fp8.onset, fp8.detector, fp8.cause, fp8.time, fp8.event) == (
+        "collapsed",
+        70,
+        "drawdown",
+        "distribution",
+        71,
+        True,
+    )
+    fp32 = runs.loc[("fp32 ppo", 0)]
+    assert (fp32.outcome, fp32.time, fp32.event) == ("survived", 100, False)
+
+
+def test_the_clock_counts_optimizer_steps(tmp_path):
+    write(tmp_path, FP8, "actor.minibatches=4", steps=100, collapse=60)
+    assert load(tmp_path).runs.time.item() == 71 * 4
+
+
+def test_the_cache_gives_what_the_record_gives_and_sees_a_change(sweep):
+    cold = load(sweep)
+    assert (sweep / ".analysis" / "runs.parquet").exists()
+    warm = load(sweep)
+    pd.testing.assert_frame_equal(cold.steps, warm.steps)
+    pd.testing.assert_frame_equal(cold.runs, warm.runs)
+    with open(next(sweep.glob("fp32-1/metrics.jsonl")), "a") as file:
+        file.write('{"step": 101, "actor/loss": 7.5}\n')
+    changed = load(sweep)
+    assert len(changed.steps) == len(cold.steps) + 1 and 7.5 in changed.steps["actor/loss"].values
+    (sweep / ".analysis" / "runs.parquet").write_bytes(b"PAR1 cut short")
+    assert len(load(sweep).steps) == len(changed.steps)
+
+
+def test_of_a_step_recorded_twice_the_later_row_counts(tmp_path):
+    folder = write(tmp_path, steps=6)
+    folder._append("metrics.jsonl", {"step": 3, "actor/loss": 5.0})
+    steps = load(tmp_path).steps
+    assert list(steps.step) == list(range(7)) and steps["actor/loss"][3] == 5.0 and pd.isna(steps["actor/grad_norm"][3])
+
+
+def test_a_line_cut_short_is_left_out_and_named(tmp_path):
+    folder = write(tmp_path, steps=6, state="running")
+    path = folder.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    found = load(tmp_path)
+    assert list(found.steps.step) == list(range(6))
+    assert any("1 of its lines unreadable" in problem for problem in found.problems)
+
+
+def test_not_a_number_stays_not_a_number(tmp_path):
+    folder = write(tmp_path, steps=6)
+    folder._append("metrics.jsonl", {"step": 8, "actor/loss": float("inf"), "actor/grad_norm": float("nan")})
+    last = load(tmp_path).steps.iloc[-1]
+    assert last["actor/loss"] == float("inf") and pd.isna(last["actor/grad_norm"])
+
+
+def test_problems_are_named(tmp_path):
+    for seed in (0, 1, 2):
+        write(tmp_path, "rollout/precision=fp32", seed=seed, steps=20)
+    write(tmp_path, FP8, seed=0, steps=20, drop=("mismatch/ess_token", "eval/stderr"))
+    write(tmp_path, FP8, seed=1, steps=20, until=12, state="failed", error="out of memory", commit="b" * 40)
+    broken = write(tmp_path, "rollout/precision=bf16", seed=0, steps=20)
+    (broken.path / "config.json").write_text("{")
+    queued = write(tmp_path, "rollout/precision=bf16", seed=1, steps=20, until=0, state="running")
+    assert queued.metrics() == []
+    text = "\n".join(load(tmp_path).problems)
+    for expected in (
+        "fp8_tensor ppo has no seed 2, which other arms have.",
+        "fp8_tensor ppo seed 1: failed at step 11, counted until there. out of memory",
+        "fp8_tensor ppo seed 0 did not record eval/stderr, mismatch/ess_token, which other seeds of the arm have.",
+        "bf16 ppo seed 1: running at step 0.",
+        "bf16-0/config.json: unreadable",
+        "The runs were made by 2 versions of the code (aaaaaaaaaa: 5 runs in 3 arms; bbbbbbbbbb: 1 runs in 1 arms).",
+    ):
+        assert expected in text, text
+
+
+def test_a_clean_sweep_has_no_problems(sweep):
+    assert load(sweep).problems == []
+
+
+def test_an_empty_sweep(tmp_path):
+    with pytest.raises(UserError, match="no run folder in it"):
+        load(tmp_path)
+    write(tmp_path, steps=4).write("config.json", [])
+    with pytest.raises(UserError, match="no run in it can be read"):
+        load(tmp_path)
+
+
+def test_reading_never_imports_torch(sweep):
+    code = (
+        f"import sys; from analysis.load import load; load({str(sweep)!r}); print('torch' in sys.modules, 'wandb' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False False", done.stderr
+
+
+def test_five_hundred_runs_of_a_thousand_steps_in_proportion(tmp_path):
+    """10 s cold and 1 s warm for 500 runs x 1,000 steps x 60 metrics on two cores: 20 and 1 s of CPU, so 0.8 and 0.04 for 20."""
+    import resource
+
+    lines = []
+    for step in range(1000):
+        lines.append(json.dumps({"step": step, **{f"x/{i}": (step * 61 + i) ** 0.5 for i in range(60)}}))
+    for seed in range(20):
+        folder = write(tmp_path, seed=seed, steps=4)
+        (folder.path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+    def cost() -> float:
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        assert load(tmp_path).steps.shape == (20_000, 62)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    cold = cost()
+    warm = min(cost() for _ in range(3))
+    print(f"cold {cold:.2f} s, warm {warm:.3f} s of CPU; {os.cpu_count()} cores")
+    assert cold < 2 * 0.8 and warm < 2 * 0.04  # twice: other work disturbs the caches of a shared machine

@@ -1,0 +1,181 @@
+"""What W&B holds of a run is what its folder holds: offline files, whole, in fragments or damaged, and a server's."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+from analysis.load import load
+from harness.errors import UserError
+from harness.tracking import Tracker
+from tests.analysis.fake_wandb import FakeServer
+from tests.analysis.synthetic import write
+from tests.harness.conftest import TINY, composed
+
+FP8 = "rollout/precision=fp8_tensor"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Two runs, mirrored offline; of the second the fragments of a run that was cut short at 60 and resumed from 51."""
+    root = tmp_path_factory.mktemp("sweep")
+    whole = write(root, "rollout/precision=fp32", steps=20)
+    cut = write(root, FP8, steps=100, collapse=60)
+    mirror("offline", f"{whole.path}", f"{cut.path}:0:60")
+    time.sleep(1.1)  # W&B names a fragment by the second of its start
+    mirror("offline", f"{cut.path}:51:")
+    return root
+
+
+def mirror(mode, *parts, **environment):
+    command = [sys.executable, "-m", "tests.analysis.mirror", mode, *parts]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def tidy(found):
+    """Frames without the ids, which folders written by hand do not share with W&B."""
+    runs = found.runs.set_index(["arm", "seed"]).sort_index()
+    steps = found.steps.assign(arm=found.steps.run.astype(str).map(found.runs.arm)).drop(columns="run")
+    return runs.sort_index(axis=1), steps.sort_values(["arm", "step"]).sort_index(axis=1).reset_index(drop=True)
+
+
+def same(one, other):
+    for left, right in zip(tidy(one), tidy(other), strict=True):
+        pd.testing.assert_frame_equal(left, right, check_exact=True, check_categorical=False)
+
+
+def test_offline_files_give_the_frames_of_the_folders(sweep):
+    offline = load(f"wandb-offline:{sweep}")
+    same(load(sweep), offline)
+    assert offline.problems == []
+    same(offline, load(f"wandb-offline:{sweep}"))  # from the cache
+
+
+def test_a_truncated_file_is_read_up_to_the_damage(sweep, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep, copy, symlinks=True)
+    last = sorted(copy.glob("*fp8*/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.parent.name)[-1]
+    data = last.read_bytes()
+    last.write_bytes(data[: len(data) // 2])
+    found = load(f"wandb-offline:{copy}")
+    run = found.runs.index[found.runs.precision == "fp8_tensor"][0]
+    steps = found.steps.step[found.steps.run == run]
+    assert list(steps) == list(range(len(steps))) and 60 < len(steps) < 101
+    assert any("damaged, read up to byte" in problem for problem in found.problems)
+    assert found.runs.state[run] == "running"  # of its end there is no word
+
+
+def test_every_flipped_byte_is_noticed_or_harmless(sweep, tmp_path):
+    """The checksum covers each piece; a flip in a length makes it fail too. Rows before the damage stay as they are."""
+    path = next(sweep.glob("fp32*/wandb/offline-run-*/run-*.wandb"))
+    from analysis.wandb_runs import _damaged, _records
+
+    data = path.read_bytes()
+    whole = [content for _, content in _records(data)]
+    assert not _damaged(data, max(end for end, _ in _records(data)))
+    for place in range(7, len(data), 997):
+        flipped = data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
+        found = list(_records(flipped))
+        kept = [content for _, content in found]
+        assert kept == whole[: len(kept)] and len(kept) < len(whole)
+        assert _damaged(flipped, found[-1][0] if found else 0)
+
+
+def test_an_empty_file_is_named(sweep, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep, copy, symlinks=True)
+    next(copy.glob("*fp32*/wandb/offline-run-*/run-*.wandb")).write_bytes(
+        b":W&B\xbe\xe1\x00"
+    )  # all that a kill at the start leaves
+    found = load(f"wandb-offline:{copy}")
+    assert len(found.runs) == 1 and any("no config of this harness in it" in problem for problem in found.problems)
+
+
+def test_a_folder_without_offline_runs(tmp_path):
+    with pytest.raises(UserError, match="no offline W&B run below it"):
+        load(f"wandb-offline:{tmp_path}")
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    fake = FakeServer()
+    for name, value in {"WANDB_BASE_URL": fake.url, "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    yield fake
+    fake.close()
+
+
+def test_a_server_gives_the_frames_of_the_folders(server, tmp_path):
+    """wandb 0.31 against the local fake: logged online by the harness, read back through wandb.Api."""
+    for seed in (0, 1):
+        write(tmp_path / "s", FP8, seed=seed, steps=100, collapse=60)
+    mirror("online", *(str(path) for path in sorted((tmp_path / "s").iterdir())))
+    assert [run["group"] for run in server.runs.values()] == ["default"] * 2
+    assert all(run["alerts"] == ["collapse: drawdown"] for run in server.runs.values())
+    assert all(run["summary"]["collapse/onset"] == 70 for run in server.runs.values())
+    same(load(tmp_path / "s"), load("wandb:someone/faultline:default"))
+    with pytest.raises(UserError, match="no run in it; the form is"):
+        load("wandb:someone/faultline:nosuch")
+    assert server.unknown == []
+
+
+def test_a_resumed_online_run_is_one_run(server, tmp_path):
+    folder = write(tmp_path / "s", FP8, steps=100, collapse=60)
+    mirror("online", f"{folder.path}:0:60")
+    mirror("online", f"{folder.path}:51:")
+    assert len(server.runs) == 1
+    same(load(tmp_path / "s"), load("wandb:someone/faultline"))
+
+
+def test_an_unreachable_server_is_named(monkeypatch, tmp_path):
+    for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="check WANDB_BASE_URL, WANDB_API_KEY"):
+        load("wandb:someone/faultline")
+
+
+def test_the_mirror_of_a_killed_process_holds_what_was_flushed(tmp_path):
+    """Killed without warning three seconds after the last row: the flush of every second has written all of them."""
+    folder = write(tmp_path / "s", FP8, steps=30)
+    code = f"""
+import os, signal, time
+from tests.analysis.mirror import *
+config = parse(RunFolder({str(folder.path)!r}).read("config.json") | {{"tracking": {{"mode": "offline", "project": "x"}}}})
+tracker = Tracker(config, RunFolder({str(folder.path)!r}).path)
+for row in RunFolder({str(folder.path)!r}).metrics():
+    tracker.log(row.pop("step"), row)
+time.sleep(3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -9
+    found = load(f"wandb-offline:{tmp_path / 's'}")
+    assert len(found.steps) == 31 and found.runs.state.item() == "running" and found.runs.outcome.item() == "unfinished"
+
+
+def test_a_row_costs_the_run_at_most_5_ms_at_the_median(tmp_path):
+    """Wall clock of the caller, 60 metrics a row, as a run of this harness writes them."""
+    from harness.config import parse
+
+    config = parse(composed(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
+    tracker = Tracker(config, tmp_path / "run")
+    taken = []
+    for step in range(200):
+        row = {f"x/{i}": float(step * i) for i in range(60)}
+        began = time.perf_counter()
+        tracker.log(step, row)
+        taken.append(time.perf_counter() - began)
+    tracker.finish(0, state="done")
+    print(f"median {1e3 * statistics.median(taken):.2f} ms")
+    assert statistics.median(taken) < 5e-3
