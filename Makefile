@@ -25,6 +25,7 @@ test: $(VENV)/vllm $(ORACLES)/installed
 
 bench: $(VENV)/installed
 	$(RUN) -m experiments.bench
+	$(RUN) -m experiments.bench_replay
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

@@ -1,4 +1,4 @@
-"""The `faultline` command."""
+"""The `faultline` command. Each subcommand imports what it needs when it runs, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -13,35 +13,69 @@ def main() -> None:
     """Entry point; a UserError is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="faultline", description="Compare losses and corrections under rollout mismatch.")
     commands = parser.add_subparsers(dest="command", required=True)
-    report = commands.add_parser("report", help="table and HTML page of a sweep")
-    report.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
-    importer = commands.add_parser("import-config", help="a verl, SkyRL or TRL config as an experiment file of this project")
-    importer.add_argument("file", type=Path, help="YAML or JSON, nested or dotted keys")
-    replay = commands.add_parser("replay", help="what each correction at each threshold would have done to a dump")
-    replay.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
-    replay.add_argument("--corrections", type=lambda names: names.split(","), help="presets, as icepop,skyrl/token_tis")
-    replay.add_argument("--null", type=Path, help="a dump of the control: adds the false rejections")
-    replay.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
-    replay.add_argument("--out", type=Path, help="folder of the page and the CSV files")
-    arguments = parser.parse_args()
+    for add in (_report, _import_config, _replay):
+        add(commands)
+    arguments = vars(parser.parse_args())
+    del arguments["command"]
     try:
-        if arguments.command == "report":
-            from analysis.report import report as make
-
-            print(f"Page: {make(arguments.sweep).resolve()}")
-        elif arguments.command == "replay":
-            from experiments.replay.command import replay_command
-
-            a = arguments
-            page = replay_command(a.dump, corrections=a.corrections, null=a.null, skip_bad=a.skip_bad, out=a.out)
-            print(f"Page: {page.resolve()}")
-        else:
-            from experiments.importer import import_config
-
-            print(import_config(arguments.file), end="")
+        arguments.pop("run")(**arguments)
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _report(commands) -> None:
+    parser = commands.add_parser("report", help="table and HTML page of a sweep")
+    parser.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
+
+    def run(sweep: Path) -> None:
+        from analysis.report import report
+
+        print(f"Page: {report(sweep).resolve()}")
+
+    parser.set_defaults(run=run)
+
+
+def _import_config(commands) -> None:
+    parser = commands.add_parser("import-config", help="a verl, SkyRL or TRL config as an experiment file of this project")
+    parser.add_argument("file", type=Path, help="YAML or JSON, nested or dotted keys")
+
+    def run(file: Path) -> None:
+        from experiments.importer import import_config
+
+        print(import_config(file), end="")
+
+    parser.set_defaults(run=run)
+
+
+def _replay(commands) -> None:
+    parser = commands.add_parser("replay", help="what each correction at each threshold would have done to a dump")
+    parser.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
+    parser.add_argument("--corrections", type=lambda names: names.split(","), help="presets, as icepop,skyrl/token_tis; all")
+    parser.add_argument("--null", type=Path, help="a dump of the control: adds the false rejections")
+    parser.add_argument("--recommend", action="store_true", help="propose bounds from the data")
+    parser.add_argument("--keep", type=_share, default=0.99, help="share of tokens that a proposed filter keeps (0.99)")
+    parser.add_argument("--ess", type=_share, default=0.9, help="effective sample size that a proposed truncation has (0.9)")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
+    parser.add_argument("--out", type=Path, help="folder of the page and the CSV files")
+
+    def run(dump: Path, **options) -> None:
+        from experiments.replay.command import replay_command
+
+        print(f"Page: {replay_command(dump, **options).resolve()}")
+
+    parser.set_defaults(run=run)
+
+
+def _share(text: str) -> float:
+    """A number in (0, 1]."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share, a number above 0 and up to 1")
+    return value
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from algos.diagnostics import finish_mismatch, mismatch_rows
 from algos.profiles import BINS
 from algos.rows import Rows, merge
 from algos.spec import Correction
+from experiments.replay.advice import Advisor
 from experiments.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums, replay
 from experiments.replay.sources import Dump
 from experiments.replay.thresholds import Thresholds
@@ -22,7 +23,7 @@ Parts = dict[str, list[Rows]]
 @dataclass
 class Replayed:
     """What a dump says. mismatch: metrics of the uncorrected ratio; corrections and profiles: a row per correction (and bin);
-    skipped: why a correction could not be replayed; thresholds: see `Thresholds.table`."""
+    skipped: why a correction could not be replayed; thresholds: sums of every family."""
 
     batches: int
     responses: int
@@ -32,7 +33,7 @@ class Replayed:
     corrections: pd.DataFrame
     profiles: pd.DataFrame
     skipped: dict[str, str]
-    thresholds: pd.DataFrame
+    thresholds: Thresholds
 
 
 @dataclass
@@ -42,12 +43,17 @@ class _Sums:
     skipped: dict[str, str] = field(default_factory=dict)
 
 
-def collect(dump: Dump, specs: dict[str, Correction]) -> Replayed:
-    """Read `dump` once. Statistics are of all its responses together; a batch normalisation is within its training batch."""
+def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
+    """Read `dump` once. Statistics are of all its responses together; a batch normalisation is within its training batch.
+
+    advisor: takes in the same batches.
+    """
     sums, thresholds, ratios, batches = _Sums(), Thresholds(), [], 0
     for responses in dump.batches():
         batch = padded(responses)
         thresholds.add(responses)
+        if advisor is not None:
+            advisor.add(responses)
         ratios.append(mismatch_rows(batch.log_ratio, batch.mask, batch.logp_rollout))
         batches += 1
         for name, spec in specs.items():
@@ -69,7 +75,7 @@ def collect(dump: Dump, specs: dict[str, Correction]) -> Replayed:
         corrections=pd.DataFrame(effects),
         profiles=pd.concat([_profile(name, sums.profiles[name]) for name in usable], ignore_index=True),
         skipped=sums.skipped,
-        thresholds=thresholds.table(),
+        thresholds=thresholds,
     )
 
 

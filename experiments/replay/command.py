@@ -7,26 +7,43 @@ from pathlib import Path
 import torch
 
 from experiments.replay import page
+from experiments.replay.advice import Advisor, Target
 from experiments.replay.collect import collect
 from experiments.replay.presets import presets
 from experiments.replay.sources import Dump
 
 
-def replay_command(path: Path, *, corrections: list[str] | None, null: Path | None, skip_bad: bool, out: Path | None) -> Path:
+def replay_command(
+    path: Path,
+    *,
+    corrections: list[str] | None = None,
+    null: Path | None = None,
+    recommend: bool = False,
+    keep: float = 0.99,
+    ess: float = 0.9,
+    skip_bad: bool = False,
+    out: Path | None = None,
+) -> Path:
     """Print what the corrections would have done to the dump at `path` and write page and CSV files; the page's path.
 
-    corrections: names of presets, all if None. null: a dump of the control, for false rejections. out: folder of the
-    files; by default `replay` in the dump's folder, or `<file>-replay` beside a file.
+    corrections: names of presets, all if None. null: a dump of the control, for false rejections. recommend: propose
+    bounds that keep the share `keep` of the tokens, or have an ESS of `ess`. out: folder of the files; by default
+    `replay` in the dump's folder, or `<file>-replay` beside a file.
     """
     torch.set_num_threads(1)
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
-    replayed = collect(Dump(path, skip_bad=skip_bad), specs)
+    advisor = Advisor(Target(keep, ess)) if recommend else None
+    replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     for line in page.summary(replayed):
         print(line)
     page.show("presets", page.corrections_table(replayed, control))
     page.show("grid: share of tokens kept, ESS", page.grid_table(replayed))
+    advice = None
+    if advisor is not None:
+        advice = advisor.propose(None if control is None else control.thresholds)
+        page.show(f"bounds that keep {keep:.2%} of the tokens, or have an ESS of {ess:g}", page.advice_table(advice))
     for name, reason in replayed.skipped.items():
         print(f"{name}: {reason}, so it is left out")
     out = out or (path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay"))
-    return page.write(out, path.name, replayed, control, None)
+    return page.write(out, path.name, replayed, control, advice)

@@ -57,11 +57,21 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
 def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
     """A row per family, a column per bound C: share of tokens kept, and ESS. Each bound is the nearest of the thresholds."""
     rows = []
-    for family, part in replayed.thresholds.groupby("family", sort=False):
+    for family, part in replayed.thresholds.table().groupby("family", sort=False):
         near = [part.iloc[int(np.abs(np.log(part.c.to_numpy()) - np.log(c)).argmin())] for c in bounds]
         cells = {f"C = {c:g}": f"{row.kept_tokens:.3f}  {row.ess:.3f}" for c, row in zip(bounds, near, strict=True)}
         rows.append({"family": family, **cells})
     return pd.DataFrame(rows)
+
+
+def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
+    """The proposals, formatted."""
+    formats = {"tokens kept": ".4f", "ESS": ".4f", "false rejections": ".2e"}
+    number = lambda form: lambda value: "–" if pd.isna(value) else format(value, form)  # noqa: E731
+    shown = advice.copy()
+    for name in advice.columns.drop(["family", "verdict"]):
+        shown[name] = advice[name].map(number(formats.get(name, ".5g")))
+    return shown.rename(columns={"low": "C 2.5 %", "high": "C 97.5 %"})
 
 
 def show(title: str, table: pd.DataFrame) -> None:
@@ -80,9 +90,9 @@ def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, ad
     folder.mkdir(parents=True, exist_ok=True)
     replayed.corrections.to_csv(folder / "corrections.csv", index=False)
     replayed.profiles.to_csv(folder / "profiles.csv", index=False)
-    replayed.thresholds.to_csv(folder / "thresholds.csv", index=False)
+    replayed.thresholds.table().to_csv(folder / "thresholds.csv", index=False)
     if null is not None:
-        null.thresholds.to_csv(folder / "null_thresholds.csv", index=False)
+        null.thresholds.table().to_csv(folder / "null_thresholds.csv", index=False)
     if advice is not None:
         advice.to_csv(folder / "advice.csv", index=False)
     page = folder / "replay.html"
@@ -104,7 +114,7 @@ td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }
 </style>
 <h1>{html.escape(name)}: what each correction would have done</h1>
 {lines}
-{f"<h2>Proposed bounds</h2>{advice.to_html(index=False, border=0)}" if advice is not None else ""}
+{f"<h2>Proposed bounds</h2>{advice_table(advice).to_html(index=False, border=0)}" if advice is not None else ""}
 <h2>Every threshold</h2>
 {_curves(replayed, null)}
 <p class="note">C is the bound: ratios are held to [1/C, C], truncated at C. Kept: tokens with an effective weight above 0. ESS:
@@ -124,11 +134,12 @@ of the effective weights over all tokens. Agreement: with the exact sequence wei
 
 def _curves(replayed: Replayed, null: Replayed | None) -> str:
     metrics = {"kept_tokens": "share of tokens kept", "ess": "ESS", "agreement": "agreement"}
+    tables = [(data.thresholds.table(), style) for data, style in ((replayed, "-"), (null, "--")) if data is not None]
     figure, axes = plt.subplots(len(metrics), 1, figsize=(9, 9), sharex=True, layout="constrained")
     for axis, (metric, label) in zip(axes, metrics.items(), strict=True):
-        for data, style in ((replayed, "-"), (null, "--")):
-            for i, family in enumerate(CURVES if data else ()):
-                part = data.thresholds[data.thresholds.family == family]
+        for table, style in tables:
+            for i, family in enumerate(CURVES):
+                part = table[table.family == family]
                 axis.plot(np.log(part.c), part[metric], color=COLOURS[i], linestyle=style, linewidth=1.3, label=family)
         axis.set_xscale("log")
         axis.set_ylabel(label)

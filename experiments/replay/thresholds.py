@@ -252,12 +252,8 @@ class _Sorted:
         """Responses with a unit inside the bounds."""
         if len(self.units.row) == (self.count > 0).sum():  # a unit is a response
             return units.astype(np.float64)
-        closest = self.units.values
-        if family.statistic == "ratio":  # [1/C, C]
-            closest = np.maximum(closest, 1 / closest)
-        elif family.statistic == "prob_diff":  # ± the same bound
-            closest = np.abs(closest)
-        return np.searchsorted(np.sort(_by_row(np.minimum, closest, self.units.row)), upper, "right").astype(np.float64)
+        best = _by_row(np.minimum, closest(family, self.units.values), self.units.row)
+        return np.searchsorted(np.sort(best), upper, "right").astype(np.float64)
 
 
 def all_thresholds(batches: Iterable[Responses], c: np.ndarray = DEFAULT, chosen: list[Family] | None = None) -> Thresholds:
@@ -266,6 +262,25 @@ def all_thresholds(batches: Iterable[Responses], c: np.ndarray = DEFAULT, chosen
     for responses in batches:
         thresholds.add(responses)
     return thresholds
+
+
+def units_of(responses: Responses, family: Family) -> Units:
+    """The units of a batch whose values a family compares with its bounds."""
+    return _Tokens(responses).units(family.level, family.statistic)
+
+
+def log_ratios(responses: Responses) -> dict[str, np.ndarray]:
+    """log ρ at levels token, sequence and geometric, nats, not clamped; of responses with tokens."""
+    tokens = _Tokens(responses)
+    total, size = tokens.sum(tokens.l)[tokens.count > 0], tokens.count[tokens.count > 0]
+    return {"token": tokens.l, "sequence": total, "geometric": total / size}
+
+
+def closest(family: Family, values: np.ndarray) -> np.ndarray:
+    """Values v' such that v lies inside the bounds at C if and only if v' ≤ upper(C)."""
+    if family.statistic == "ratio" and family.action != "truncate":  # [1/C, C]
+        return np.maximum(values, 1 / values)
+    return np.abs(values) if family.statistic == "prob_diff" else values  # ± the same bound
 
 
 def _by_row(reduce: np.ufunc, values: np.ndarray, row: np.ndarray) -> np.ndarray:

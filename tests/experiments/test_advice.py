@@ -1,0 +1,89 @@
+"""Proposed bounds against the quantiles of known distributions, and the dumps for which no bound is to be trusted."""
+
+import numpy as np
+import pytest
+
+from experiments.replay.advice import ADVISED, Advisor, Target, _binned, _curve
+from experiments.replay.thresholds import DEFAULT, Family, all_thresholds
+from tests.experiments.replay_cases import as_responses, random_columns
+
+TARGET = Target(kept=0.99, ess=0.9)
+
+
+def dump(rows, length, draw, seed=0):
+    """One batch of full responses whose log ratios are `draw(rng, shape)`."""
+    rollout = np.full((rows, length), -30.0)
+    ratio = draw(np.random.default_rng(seed), (rows, length))
+    return as_responses({"mask": np.ones((rows, length), bool), "logp_rollout": rollout, "logp_old": rollout + ratio})
+
+
+def gaussian(sigma):
+    return lambda rng, shape: sigma * rng.standard_normal(shape)
+
+
+def proposed(batch, null=None, target=TARGET):
+    advisor = Advisor(target)
+    advisor.add(batch)
+    return advisor.propose(null).set_index("family")
+
+
+def test_bounds_are_the_quantiles_of_a_known_distribution():
+    """l ~ N(0, .1²) per token, 50 tokens: |l| stays within 2.5758 σ with 99 %, at token level σ = .1, over the product .1·√50,
+    over the geometric mean .1/√50. The grid is 1.7 % apart in log C."""
+    table = proposed(dump(4000, 50, gaussian(0.1)))
+    for family, sigma, tolerance in (
+        ("mask-token", 0.1, 0.03),
+        ("mask-sequence", 0.1 * 50**0.5, 0.08),
+        ("reject-geometric", 0.1 / 50**0.5, 0.08),
+    ):
+        row = table.loc[family]
+        assert np.log(row.C) == pytest.approx(2.5758 * sigma, rel=tolerance)
+        assert row.low <= row.C <= row.high and row.verdict == "ok"
+        assert row["tokens kept"] >= 0.99 and row.upper == row.C and row.lower == pytest.approx(1 / row.C)
+
+
+def test_a_truncation_is_the_largest_that_has_the_ess():
+    """Sequence weights are lognormal with σ = .1·√50 = .707: ESS e^−σ² = .61 untruncated, so a bound is needed; token weights
+    have e^−.01 = .99, so none is."""
+    table = proposed(dump(4000, 50, gaussian(0.1)))
+    row = table.loc["truncate-sequence"]
+    assert pytest.approx(0.9, abs=0.01) == row.ESS and row.ESS >= 0.9 and row.low <= row.C <= row.high
+    assert table.loc["truncate-token", "verdict"].startswith("no bound needed: ESS 0.99")
+
+
+def test_the_interval_narrows_as_the_dump_grows():
+    """Four times the responses, half the width."""
+    widths = []
+    for rows in (1000, 4000):
+        row = proposed(dump(rows, 20, gaussian(0.2))).loc["mask-sequence"]
+        widths.append(np.log(row.high) - np.log(row.low))
+    assert 1.4 < widths[0] / widths[1] < 2.9
+
+
+def test_a_small_dump_and_a_heavy_tail_are_told_of():
+    assert (
+        proposed(dump(60, 20, gaussian(0.1))).loc["mask-sequence", "verdict"].startswith("dump too small: 0 responses lie beyond")
+    )
+    heavy = proposed(dump(4000, 20, lambda rng, shape: rng.exponential(1.5, shape)))  # ρ is Pareto with k = 1.5
+    assert heavy.loc["mask-token", "verdict"].startswith("not to be trusted: Pareto k = 1.")
+    assert heavy.loc["truncate-sequence", "verdict"].startswith("not to be trusted")
+
+
+def test_a_filter_stays_outside_the_band_of_the_null():
+    """The null is as wide as the dump and a filter may reject a thousandth of it: 3.29 σ instead of 2.58."""
+    batch = dump(4000, 50, gaussian(0.1))
+    null = all_thresholds([dump(4000, 50, gaussian(0.1), seed=1)])
+    row = proposed(batch, null).loc["mask-token"]
+    assert np.log(row.C) == pytest.approx(0.329, rel=0.04) and row["false rejections"] <= 1e-3
+
+
+@pytest.mark.parametrize("family", ADVISED, ids=lambda family: family.name)
+def test_what_is_resampled_is_what_all_thresholds_give(family: Family):
+    batches = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
+    advisor = Advisor(TARGET)
+    for batch in batches:
+        advisor.add(batch)
+    curve = _curve(family, _binned(advisor._joined(family), None))
+    table = all_thresholds(batches, DEFAULT, [family]).table()
+    np.testing.assert_allclose(curve.ess, table.ess, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(curve.kept, table.kept_tokens, rtol=1e-12, atol=1e-12)
