@@ -1,0 +1,71 @@
+"""Replay of dumps that the packages themselves have written, against verl's own function on the same batch."""
+
+import pytest
+import torch
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+from experiments.replay.collect import collect
+from experiments.replay.presets import presets
+from experiments.replay.sources import Dump
+from tests.oracles.comparing import batch
+from tests.oracles.verl_cases import PRESETS
+
+DECOUPLED = [name for name in PRESETS if name.startswith("decoupled") or name == "disabled"]
+SEEDS = range(4)
+
+
+def replayed(path, name):
+    found = collect(Dump(path), {name: presets([f"verl/{name}"])[f"verl/{name}"].correction})
+    return found.mismatch | found.corrections.iloc[0].to_dict()
+
+
+@pytest.mark.parametrize("name", DECOUPLED)
+def test_verls_own_function_on_the_same_dump(tmp_path, name):
+    """The metrics whose definitions agree: shares that are kept, the mean and ESS of the applied weights, K1, K3, χ².
+
+    verl's ESS is of weights clamped to [0, threshold], which truncated weights are; of IcePop's, which it only masks, the mean is
+    compared. Its sums have 1e-8 in their denominators.
+    """
+    made = getattr(RolloutCorrectionConfig, name)()
+    keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_is_batch_normalize")
+    for seed in SEEDS:
+        b = batch(seed)
+        tensors = {"response_mask": b.mask.long(), "old_log_probs": b.old, "rollout_log_probs": b.rollout}
+        path = tmp_path / f"step_{seed}.pt"
+        torch.save(tensors, path)
+        settings = {key: getattr(made, key) for key in keys}
+        weights, kept, theirs = compute_rollout_correction_and_rejection_mask(b.old, b.rollout, b.mask.double(), **settings)
+        theirs = {key.removeprefix("rollout_corr/"): float(value) for key, value in theirs.items()}
+        ours = replayed(path, name)
+        for key in ("kl", "k3_kl", "chi2_token", "chi2_seq", "ppl_ratio"):
+            assert ours[f"rollout_corr/{key}"] == pytest.approx(theirs[key], abs=1e-6), key
+        assert ours["correction/kept_tokens"] == pytest.approx(float(kept.sum() / b.mask.sum()), abs=1e-6)
+        if made.rollout_rs:
+            for key in ("rollout_rs_masked_fraction", "rollout_rs_seq_masked_fraction"):
+                assert ours[f"rollout_corr/{key}"] == pytest.approx(theirs[key], abs=1e-6), key
+        if weights is not None:
+            assert ours["correction/weight_mean"] == pytest.approx(theirs["rollout_is_mean"], abs=1e-6)
+            if "icepop" not in name:
+                assert ours["correction/weight_ess"] == pytest.approx(theirs["rollout_is_eff_sample_size"], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_skyrls_own_file(tmp_path, dtype):
+    """TrainingInputBatch.save, as trainer.dump_data_batch calls it, read without skyrl's classes: the arrays are those."""
+    b = batch(0)
+    tensors = {"action_log_probs": b.old, "rollout_logprobs": b.rollout, "advantages": b.advantages}
+    theirs = TrainingInputBatch({name: tensor.to(dtype) for name, tensor in tensors.items()} | {"loss_mask": b.mask.long()})
+    theirs.metadata = {"response_length": 12, "pad_size": 2, "policy_prompt_boundaries": [(0, 4), (4, 8)]}
+    path = tmp_path / "global_step_3_training_input.pkl"
+    theirs.save(str(path))
+    (found,) = Dump(path).batches()
+    assert len(found) == 6 and set(found.step) == {3}
+    mask = torch.zeros(6, 12, dtype=torch.bool)
+    for row, (start, end) in enumerate(zip(found.offsets[:-1], found.offsets[1:], strict=True)):
+        mask[row, : end - start] = torch.tensor(found.mask[start:end])
+    assert torch.equal(mask, b.mask[:6])
+    for name, tensor in {"logp_old": b.old, "logp_rollout": b.rollout, "advantages": b.advantages}.items():
+        expected = tensor.to(dtype).float()[:6][b.mask[:6]]
+        assert torch.equal(torch.tensor(getattr(found, name))[torch.tensor(found.mask)], expected), name
