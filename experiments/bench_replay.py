@@ -34,7 +34,7 @@ def main() -> None:
                 thresholds.table()
                 seconds[len(c)] = time.process_time() - began
             many, one = seconds.values()
-            print(f"  {what}, {len(thresholds.families)} families: {many:.1f} s for {len(DEFAULT)} thresholds, {one:.1f} s for one")
+            print(f"  {what}, {len(thresholds.families)} families: {many:.1f} s for {len(DEFAULT)} bounds, {one:.1f} s for one")
         began = time.process_time()
         spec = Family("truncate", "token").at(2.0)
         finish_effect(merge([effect_rows(batch, replay(batch, spec)) for batch in map(padded, dump.batches())]))
