@@ -22,9 +22,7 @@ def main(composed: DictConfig) -> str:
         config = parse(OmegaConf.to_container(composed, resolve=True))
         from harness.trainer import train
 
-        state = train(config)
-        print(f"{state}: {config.path}")
-        return state
+        return train(config)
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
@@ -42,6 +40,8 @@ def refusal(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    # The deepspeed launcher adds it; its environment says it too.
+    sys.argv = [word for word in sys.argv if not word.startswith("--local_rank=")]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism comes from runs
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors reach us, not a printer of its own
     try:

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import Actor as ActorConfig
 from harness.errors import UserError
 from harness.models import device
+from harness.ranks import join
 
-# One process needs no launcher: a rank of its own, and gloo on the loopback interface. Read when deepspeed is imported.
-os.environ.setdefault("LOCAL_RANK", "0")
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
 import deepspeed
 import deepspeed.ops
+from deepspeed.checkpoint import ds_to_universal
 
 
 class Actor(Protocol):
-    """Life cycle: any number of (`logp` with gradient, `step`), weights readable between steps."""
+    """Life cycle: any number of (`logp` with gradient and `backward`, several times over, then `step`), weights readable between.
+
+    Every rank makes the same calls in the same order, each with its own rows.
+    """
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached)."""
 
-    def step(self, loss: Tensor) -> float | None:
-        """One optimizer step along the gradient of `loss`; the global gradient norm before clipping.
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of `loss` to that of the coming step. `last`: of the micro-batches of this step."""
+
+    def step(self) -> float | None:
+        """One optimizer step along the gradient, summed over micro-batches and ranks; its global norm before clipping.
 
         None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
         """
@@ -41,17 +48,20 @@ class Actor(Protocol):
         """All weights under their transformers names, in the actor's dtype."""
 
     def save(self, folder: Path) -> None:
-        """Write model and optimizer under `folder`."""
+        """Write model and optimizer under `folder`, which every rank sees."""
 
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote, bit for bit."""
+    def load(self, folder: Path, ranks: int) -> None:
+        """Read what `save` wrote on `ranks` ranks: bit for bit on as many, up to rounding on another number."""
 
 
 class DeepSpeedActor:
-    """ZeRO stage 0-3 in one process: no launcher, no port open but gloo's own on loopback. AdamW, clipped by global norm."""
+    """ZeRO stage 0-3 on the ranks that there are. AdamW, clipped by global norm."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
-        _join_process_group()
+        self.ranks = join()
+        deepspeed.logger.setLevel("ERROR")
+        # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.temperature, self.config = temperature, config
         model = model.to(device()).train()
         optimizer = torch.optim.AdamW(
@@ -78,8 +88,11 @@ class DeepSpeedActor:
         entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
         return logp.gather(-1, ids[:, -length:, None])[..., 0], entropy
 
-    def step(self, loss: Tensor) -> float | None:
-        self.engine.backward(loss)
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
+
+    def step(self) -> float | None:
         # DeepSpeed reports no norm for stage 0 in fp32, so it is taken from the gradients before they are clipped.
         norm = self._grad_norm() if self.config.zero_stage == 0 and self.config.dtype == "fp32" else None
         self.engine.step()
@@ -94,10 +107,19 @@ class DeepSpeedActor:
     def save(self, folder: Path) -> None:
         self.engine.save_checkpoint(str(folder), tag="actor")
 
-    def load(self, folder: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(folder), tag="actor")
+    def load(self, folder: Path, ranks: int) -> None:
+        resharded = ranks != self.ranks.size and self.config.zero_stage > 0  # stage 0 has no shards
+        if resharded and self.ranks.rank == 0:
+            _reshard(folder)
+        self.ranks.barrier()
+        self.engine._config.load_universal_checkpoint = resharded
+        path, _ = self.engine.load_checkpoint(str(folder), tag=RESHARDED if resharded else "actor")
+        self.engine._config.load_universal_checkpoint = False
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
+        self.ranks.barrier()
+        if resharded and self.ranks.rank == 0:
+            shutil.rmtree(folder / RESHARDED)
 
     def _gathered(self):
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
@@ -107,12 +129,21 @@ class DeepSpeedActor:
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
 
 
-def _join_process_group() -> None:
-    """A process group of one, whose store is in memory: DeepSpeed's own would open a port on every interface."""
-    deepspeed.logger.setLevel("ERROR")
-    # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        deepspeed.init_distributed(backend, verbose=False)
+RESHARDED = "resharded"
+"""Name of a checkpoint in DeepSpeed's universal format, which any number of ranks can load."""
+
+
+def _reshard(folder: Path) -> None:
+    """Turn the shards of `save` into a universal checkpoint beside them."""
+    shutil.rmtree(folder / RESHARDED, ignore_errors=True)
+    settings = argparse.Namespace(
+        input_folder=str(folder / "actor"),
+        output_folder=str(folder / RESHARDED),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        ds_to_universal.main(settings)

@@ -1,12 +1,13 @@
 """Checkpoints of a run: whole or absent, verified before they are trusted, the one before kept.
 
-    checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them
-                              state.json     next step, optimizer steps, detector states
+    checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
+                              state.json     next step, optimizer steps, detector states, number of ranks
                               manifest.json  SHA-256 of every file above
 
-A checkpoint is written beside its place and renamed. Random generators need no place in it: they are functions of the seed and
-the step (`seeding.py`), and the data cursor is the step. The manifest finds damage, not forgery: load checkpoints only from run
-folders you trust, since DeepSpeed's files are pickles.
+A checkpoint is written beside its place and renamed; rank 0 does all but the actor's files, and every rank sees the folder.
+Random generators need no place in it: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
+step. The manifest finds damage, not forgery: load checkpoints only from run folders you trust, since DeepSpeed's files are
+pickles.
 """
 
 from __future__ import annotations
@@ -21,32 +22,44 @@ from pathlib import Path
 from typing import Any
 
 from harness.actor import Actor
+from harness.ranks import Ranks, lost_a_rank
 from harness.records import RunFolder, writing
 
 
-def save(run: RunFolder, actor: Actor, state: dict[str, Any], keep: int) -> None:
+def save(run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
     folder = run.path / "checkpoints"
     temporary = folder / f".writing-{step}"
     try:
         with writing(folder):
-            _write(temporary, folder / f"step-{step:08d}", actor, state)
+            if ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            ranks.barrier()
+            _save(actor, temporary / "actor")
+            ranks.barrier()
+            if ranks.rank == 0:
+                _complete(temporary, folder / f"step-{step:08d}", {**state, "ranks": ranks.size})
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
         raise
-    for old in _newest_first(run)[keep:]:
-        shutil.rmtree(old)
+    if ranks.rank == 0:
+        for old in _newest_first(run)[keep:]:
+            shutil.rmtree(old)
     run.log_event("checkpoint", step)
 
 
-def _write(temporary: Path, final: Path, actor: Actor, state: dict[str, Any]) -> None:
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+def _save(actor: Actor, folder: Path) -> None:
     try:
-        actor.save(temporary / "actor")
+        actor.save(folder)
     except RuntimeError as error:  # torch.save tells a full disk in its own words
+        if lost_a_rank(error):
+            raise
         raise OSError(errno.EIO, f"torch.save: {str(error).splitlines()[0]}") from error
+
+
+def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     (temporary / "state.json").write_text(json.dumps(state))
     (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
     for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
@@ -64,19 +77,29 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def load(run: RunFolder, actor: Actor) -> dict[str, Any] | None:
+def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
     """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and told of."""
+    step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
+    if step < 0:
+        return None
+    folder = run.path / "checkpoints" / f"step-{step:08d}"
+    state = json.loads((folder / "state.json").read_text())
+    actor.load(folder / "actor", state["ranks"])
+    return state
+
+
+def _newest_sound(run: RunFolder) -> int:
+    """Its step, −1 if there is none."""
     for folder in _newest_first(run):
-        damage = _damage(folder)
+        step, damage = int(folder.name.removeprefix("step-")), _damage(folder)
         if damage is None:
-            actor.load(folder / "actor")
-            return json.loads((folder / "state.json").read_text())
+            return step
         aside = folder.with_name(f"damaged-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        run.log_event("checkpoint_damaged", int(folder.name.removeprefix("step-")), reason=damage)
+        run.log_event("checkpoint_damaged", step, reason=damage)
         print(f"{aside}: damaged ({damage}); using the checkpoint before it, if there is one", flush=True)
-    return None
+    return -1
 
 
 def _newest_first(run: RunFolder) -> list[Path]:

@@ -197,6 +197,20 @@ class RunFolder:
                 yield row
 
 
+class Onlooker(RunFolder):
+    """The folder as the ranks above 0 have it: they read, rank 0 writes."""
+
+    @contextmanager
+    def claim(self) -> Iterator[RunFolder]:
+        yield self
+
+    def write(self, name: str, content: Any) -> None:
+        pass
+
+    def _append(self, name: str, row: dict) -> None:
+        pass
+
+
 def arm_name(config: dict[str, Any], *, seed: bool = True) -> str:
     """How a run is called where people read: precision, loss, correction, and its seed unless the arm of all seeds is meant."""
     weight = config["correction"]["weight"]

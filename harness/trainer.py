@@ -1,16 +1,25 @@
-"""One run: the loop from prompts to an optimizer step, its record, and its resume."""
+"""One run: the loop from prompts to an optimizer step, its record, and its resume.
+
+On several ranks (`ranks.py`) each samples and trains on its share of the rows; whatever is counted or averaged is so over the
+whole batch, which all of them hold.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from algos.corrections import Corrected
 from algos.diagnostics import mismatch
 from algos.objective import applied
 from algos.ratios import log_ratio
@@ -25,7 +34,9 @@ from harness.lifecycle import Preempted, Progress, stop_signals
 from harness.models import build, device
 from harness.plugins import build_advantage, build_detectors, build_engine, build_objective, check
 from harness.provenance import provenance
-from harness.records import FINISHED, RunFolder
+from harness.ranks import Ranks, check_ranks, join
+from harness.records import FINISHED, Onlooker, RunFolder
+from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator, seed_globals
 from harness.tasks.chain import Chain
@@ -34,7 +45,7 @@ from harness.warmstart import policy_config, warm_start
 
 
 class Batch(NamedTuple):
-    """One step's responses, [B, T] each: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
+    """Responses, [B, T] each, of all ranks: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
 
     prompts is [B, P]. forward_old: log π_old as the training forward gives it, which exact scoring may differ from in the
     last bits; None where a forward at π_old is the current one.
@@ -57,7 +68,7 @@ class Trainer:
     """The pieces of one run. `step` is the algorithm; `run` is its life."""
 
     def __init__(self, config: Config, folder: RunFolder):
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.ranks = config, folder, join()
         self.objective, self.advantage = build_objective(config), build_advantage(config)
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.task = Chain(config.task)
@@ -92,7 +103,7 @@ class Trainer:
         prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0).to(device())
         with self.clock("generate"):
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(c.seed, "rollout", step))
-            rollout = self.engine.generate(prompts, uniforms)
+            rollout = self.gathered(self.engine.generate(*map(self.ranks.share, (prompts, uniforms))))
         rewards = torch.from_numpy(self.task.reward(prompts.cpu().numpy(), rollout.tokens.cpu().numpy())).float().to(device())
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
         mask = rollout.logp.isfinite()
@@ -122,48 +133,79 @@ class Trainer:
         metrics["throughput/rollout_tokens"] = rollout.tokens.numel() / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
 
+    def gathered(self, rollout: Rollout) -> Rollout:
+        """The responses of all ranks, from those of each."""
+        return Rollout(*map(self.ranks.gather, rollout))
+
     def score(self, prompts: Tensor, tokens: Tensor, order: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         """(log π_old, the training forward's own log π_old where a later mini-batch needs it)."""
         exact = self.config.actor.scoring == "exact"
         forward = None
         if not exact or len(order) > 1:
-            forward = torch.empty(tokens.shape, device=tokens.device)
+            forward = torch.zeros(tokens.shape, device=tokens.device)
             with torch.no_grad():
-                for rows in order:  # in the shapes of the mini-batches, so that an unmoved policy gives the same bits
-                    forward[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
-        return (self.policy.score(prompts, tokens) if exact else forward), forward
+                for rows in order:
+                    forward[rows] = self.forward(prompts[rows], tokens[rows])
+        if not exact:
+            return forward, forward
+        return self.ranks.gather(self.policy.score(self.ranks.share(prompts), self.ranks.share(tokens))), forward
+
+    @torch.no_grad()
+    def forward(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log π_θ of a mini-batch by the training forward, in the shapes of `update`: an unmoved policy gives the same bits."""
+        logp = torch.zeros(tokens.shape, device=tokens.device)
+        for part in self.parts(len(tokens)):
+            logp[part] = self.actor.logp(prompts[part], tokens[part])[0]
+        return self.ranks.sum(logp)  # of the other ranks' rows each has 0
+
+    def parts(self, rows: int) -> tuple[Tensor, ...]:
+        """The micro-batches of this rank, as numbers of rows of a mini-batch; every rank has as many."""
+        return (self.ranks.share(torch.arange(rows)),)
 
     def update(self, batch: Batch, order: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
         metrics, per_step, norms = applied(whole, batch.mask), [], []
-        trained = torch.empty_like(batch.logp_old)
+        trained = torch.zeros_like(batch.logp_old)
         for rows in order:
             mini = batch.rows(rows)
-            forward, entropy = self.actor.logp(mini.prompts, mini.tokens)
-            start = forward.detach() if mini.forward_old is None else mini.forward_old
-            logp = mini.logp_old + (forward - start)  # at π_old this is logp_old to the bit, with the forward's gradient
-            trained[rows] = logp.detach()
-            if self.config.correction.ratio == "current":  # normalised, if at all, over the mini-batch: π_θ moves between them
-                corrected = self.objective.corrected(logp, mini.logp_rollout, mini.mask, mini.advantages)
-            else:
-                corrected = type(whole)(*(part[rows] for part in whole))
+            trained[rows] = 0.0
+            corrected = self.correction(mini) if self.config.correction.ratio == "current" else taken(whole, rows)
             inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
-            loss, extra = self.objective(
-                logp, *inputs, corrected, Counts.of(corrected.counted), self.objective.select(*inputs)
-            )
-            extra["actor/loss"] = loss.detach()
-            extra["actor/entropy"] = torch.where(mini.mask, entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
-            norms.append(self.actor.step(loss))
+            selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted), Counter()
+            parts = self.parts(len(rows))
+            for part in parts:
+                logp, entropy = self.logp(mini.rows(part))
+                trained[rows[part]] = logp.detach()
+                own = [None if x is None else x[part] for x in inputs]
+                loss, extra = self.objective(
+                    logp, *own, taken(corrected, part), counts, None if selected is None else selected[part]
+                )
+                self.actor.backward(loss, last=part is parts[-1])
+                extra["actor/loss"] = loss.detach()
+                extra["actor/entropy"] = torch.where(own[-1], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
+                sums.update({name: value.double() for name, value in extra.items()})
+            norms.append(self.actor.step())
             self.updates += 1
-            per_step.append(extra)
-        for name in per_step[0]:
-            metrics[name] = torch.stack([extra[name].double() for extra in per_step]).mean()
-        taken = [norm for norm in norms if norm is not None]
-        metrics["actor/skipped"] = 1 - len(taken) / len(norms)
-        if taken:
-            metrics["actor/grad_norm"] = torch.tensor(taken, dtype=torch.float64).amax()  # NaN, if there is one
-        return metrics, trained
+            per_step.append(self.ranks.sum(torch.stack(list(sums.values()))))
+        metrics |= dict(zip(sums, torch.stack(per_step).mean(0), strict=True))
+        steps = [norm for norm in norms if norm is not None]
+        metrics["actor/skipped"] = 1 - len(steps) / len(norms)
+        if steps:
+            metrics["actor/grad_norm"] = torch.tensor(steps, dtype=torch.float64).amax()  # NaN, if there is one
+        return metrics, self.ranks.sum(trained)
+
+    def logp(self, rows: Batch) -> tuple[Tensor, Tensor]:
+        """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
+        forward, entropy = self.actor.logp(rows.prompts, rows.tokens)
+        start = forward.detach() if rows.forward_old is None else rows.forward_old
+        return rows.logp_old + (forward - start), entropy
+
+    def correction(self, mini: Batch) -> Corrected:
+        """That of the current ratio of a mini-batch, normalised, if at all, over it: π_θ moves between mini-batches."""
+        forward = self.forward(mini.prompts, mini.tokens)
+        start = forward if mini.forward_old is None else mini.forward_old
+        return self.objective.corrected(mini.logp_old + (forward - start), mini.logp_rollout, mini.mask, mini.advantages)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out reward of the policy's current weights, with the same prompts and the same random numbers every time."""
@@ -171,8 +213,8 @@ class Trainer:
             e = self.config.evaluation
             prompts = self.held_out[: e.prompts].repeat_interleave(e.samples, dim=0)
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(0, "evaluation"))
-            answers = self.policy.generate(prompts, uniforms).tokens.cpu().numpy()
-            reward = self.task.reward(prompts.numpy(), answers)
+            answers = self.gathered(self.policy.generate(*map(self.ranks.share, (prompts, uniforms)))).tokens
+            reward = self.task.reward(prompts.numpy(), answers.cpu().numpy())
         by_prompt = reward.reshape(e.prompts, e.samples).mean(1)
         # Clustered by prompt, as the responses to one are not independent: sqrt(Σ_p (R_p − R)² / (P (P − 1))).
         stderr = float(by_prompt.std(ddof=1)) / e.prompts**0.5
@@ -204,13 +246,14 @@ class Trainer:
                 step += 1
                 progress.show(step, metrics)
                 folder.status("running", step=step, steps=c.steps)
-                if step % c.checkpoint.every == 0 or step == c.steps or stopped:
+                stop = self.ranks.any(max(stopped, default=0))  # a signal to one rank is a signal to all
+                if step % c.checkpoint.every == 0 or step == c.steps or stop:
                     self.save(step)
-                if stopped and step < c.steps:
-                    folder.log_event("preempted", step, signal=stopped[0].name)
+                if stop and step < c.steps:
+                    folder.log_event("preempted", step, signal=signal.Signals(stop).name)
                     folder.status("preempted", step=step, steps=c.steps)
                     ending = {"state": "preempted"}
-                    raise Preempted(128 + stopped[0])
+                    raise Preempted(128 + stop)
             if not (c.collapse.stop and self.collapsed):
                 self.policy.load_weights(self.actor.weights(), self.updates)
                 self.record(step, self.evaluate(), track)
@@ -243,7 +286,7 @@ class Trainer:
     def resume(self) -> int:
         """Restore the last sound checkpoint; the step to go on with."""
         self.events: dict[str, dict] = {}
-        state = checkpoint.load(self.folder, self.actor)
+        state = checkpoint.load(self.folder, self.ranks, self.actor)
         if state is None:
             return 0
         self.updates, self.events = state["updates"], state["events"]
@@ -259,7 +302,7 @@ class Trainer:
             "events": self.events,
             "detectors": {name: detector.state for name, detector in self.detectors.items()},
         }
-        checkpoint.save(self.folder, self.actor, state, self.config.checkpoint.keep)
+        checkpoint.save(self.folder, self.ranks, self.actor, state, self.config.checkpoint.keep)
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -268,23 +311,48 @@ class Trainer:
         self.seconds[phase] = time.perf_counter() - began
 
 
+def taken(corrected: Corrected, rows: Tensor) -> Corrected:
+    """Some rows of a correction."""
+    return Corrected(*(part[rows] for part in corrected))
+
+
 def train(config: Config) -> str:
-    """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state."""
-    folder = RunFolder(config.path)
+    """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state.
+
+    On several ranks rank 0 keeps the record and speaks; when one dies or fails, all stop and say which.
+    """
     check(config)
-    with folder.claim():
-        if folder.state in FINISHED:
+    ranks = join()
+    check_ranks(config, ranks.size)
+    if ranks.rank == 0:
+        state = _train(config, RunFolder(config.path), ranks)
+        print(f"{state}: {config.path}", flush=True)
+        return state
+    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        return _train(config, Onlooker(config.path), ranks)
+
+
+def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
+    with stop_signals() as stopped, ranks.together(partial(_last_words, config.path)), folder.claim():
+        if ranks.first(folder.state in FINISHED):
             return folder.state
         folder.write("config.json", config.model_dump(mode="json"))
         _add_provenance(folder)
         folder.status("running", step=0, steps=config.steps, phase="warm start")
         try:
-            with stop_signals() as stopped:
-                return Trainer(config, folder).run(stopped)
+            return Trainer(config, folder).run(stopped)
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too; the first error tells
                 folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
             raise
+
+
+def _last_words(path: Path, rank: int, reason: str) -> None:
+    """Record that another rank has died: rank 0, which holds the folder, or whoever can claim it when it was rank 0."""
+    folder = RunFolder(path)
+    with suppress(UserError), folder.claim() if rank else nullcontext():
+        folder.status("failed", **folder.progress(), error=reason)
 
 
 def _add_provenance(folder: RunFolder) -> None:

@@ -1,0 +1,166 @@
+"""Two real ranks under real launchers: the numbers of one rank, and an end together when one is killed."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from harness.actor import DeepSpeedActor
+from harness.errors import UserError
+from harness.models import build
+from harness.ranks import check_ranks
+from harness.records import RunFolder, run_folders
+from harness.trainer import train
+from harness.warmstart import policy_config
+from tests.harness.conftest import TINY
+from tests.harness.test_trainer import folder_of, untimed
+
+SHARED = ["rollout/precision=fp32", "actor.minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
+BINARIES = Path(sys.executable).parent
+
+
+def port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def torchrun(*overrides: str, multirun: bool = False) -> list[str]:
+    command = [str(BINARIES / "torchrun"), "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port()}"]
+    return [*command, "-m", "experiments.train", *(["-m"] if multirun else []), *TINY, *overrides]
+
+
+def finished(command: list[str], **environment: str) -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BINARIES}:{os.environ['PATH']}", **environment}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_same(rows: list[dict], expected: list[dict]) -> None:
+    """To 1e-5, as rounding allows: ranks add in another order. A gradient norm is of size 1 to 10."""
+    assert len(rows) == len(expected) > 0
+    for row, other in zip(untimed(rows), untimed(expected), strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
+    """Rewards, losses, gradient norms and mismatch of every step; then the checkpoint of two ranks goes on in one."""
+    config = tiny(*SHARED, "steps=3", "run.sweep=one-rank")
+    train(config)
+    stages = "actor.zero_stage=1,2,3"
+    finished(torchrun(f"run.root={root}", "run.sweep=two-ranks", "steps=3", *SHARED, stages, multirun=True))
+    folders = run_folders(root / "two-ranks")
+    assert {folder.read("config.json")["actor"]["zero_stage"] for folder in folders} == {1, 2, 3}
+    for folder in folders:
+        assert_same(folder.metrics(), folder_of(config).metrics())
+        assert folder.state == "done" and len(folder.read("provenance.json")["processes"]) == 1
+        assert_resumes_alike(config, folder)
+
+
+def assert_resumes_alike(config, folder: RunFolder) -> None:
+    """Weights, and the next step, which optimizer states that were lost would change by its whole size."""
+    after = []
+    for source, ranks in ((folder, 2), (folder_of(config), 1)):
+        settings = config.actor.model_copy(update={"zero_stage": source.read("config.json")["actor"]["zero_stage"]})
+        actor = DeepSpeedActor(build(policy_config(config), 5), settings)
+        actor.load(source.path / "checkpoints/step-00000003/actor", ranks=ranks)
+        before = {name: w.detach().clone() for name, w in actor.weights()}
+        tokens = torch.arange(12).view(2, 6) % 5
+        actor.backward(-actor.logp(tokens[:, :3], tokens[:, 3:])[0].mean(), last=True)
+        actor.step()
+        after.append((before, {name: w.detach().clone() for name, w in actor.weights()}))
+    (two, stepped), (one, expected) = after
+    for name in one:
+        assert torch.allclose(two[name], one[name], atol=1e-6), name
+        assert torch.allclose(stepped[name] - two[name], expected[name] - one[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_rank_is_named_and_the_others_stop(tiny, root, victim):
+    """Killed without a word at step 10 of 300: within 30 s nothing is left, and one rank goes on where the two were."""
+    sweep, length = f"run.sweep=killed-rank-{victim}", ["steps=300", "checkpoint.every=5"]
+    config = tiny(*SHARED, *length, sweep)
+    folder = folder_of(config)
+    command = torchrun(*SHARED, *length, sweep, f"run.root={root}")
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (folder.path / "checkpoints/step-00000010").exists():
+        assert launcher.poll() is None, launcher.stdout.read()
+        time.sleep(0.05)
+    ranks = {int(p.environ()["RANK"]): p for p in psutil.Process(launcher.pid).children()}
+    everything = psutil.Process(launcher.pid).children(recursive=True)
+    ranks[victim].kill()
+    began = time.time()
+    output = launcher.communicate(timeout=30)[0]
+    assert launcher.returncode != 0 and time.time() - began < 30
+    assert f"rank {victim} died" in output and f"rank {1 - victim} stops too" in output
+    assert not [p for p in everything if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert folder.state == "failed" and f"rank {victim} died" in folder.read("status.json")["error"]
+
+    resumed_at = max(event["step"] for event in folder.events() if event["kind"] == "checkpoint")
+    stop_after = resumed_at + 4
+    with contextlib.suppress(SystemExit):
+        train_until(config, stop_after)
+    reference = tiny(*SHARED, *length, f"run.sweep=undisturbed-{victim}")
+    with contextlib.suppress(SystemExit):
+        train_until(reference, stop_after)
+    rows, expected = (folder_of(c).metrics()[:stop_after] for c in (config, reference))
+    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [resumed_at]
+    assert_same(rows, expected)
+
+
+def train_until(config, step: int) -> None:
+    """Train in this process and stop as SIGTERM does once the row of `step` is recorded."""
+    log = RunFolder.log_metrics
+
+    def stopping(self, number, metrics):
+        log(self, number, metrics)
+        if number >= step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "log_metrics", stopping)
+        train(config)
+
+
+def test_the_deepspeed_launcher_starts_ranks(tiny, root):
+    config = tiny(*SHARED, "steps=1", "run.sweep=deepspeed-launcher")
+    launcher = [str(BINARIES / "deepspeed"), "--num_gpus=2", "--master_addr=127.0.0.1", f"--master_port={port()}"]
+    overrides = [*TINY, *SHARED, "steps=1", "run.sweep=deepspeed-launcher", f"run.root={root}"]
+    output = finished([*launcher, "--module", "experiments.train", *overrides])
+    assert folder_of(config).state == "done" and output.count("step 1/1") == 1  # rank 0 alone speaks
+
+
+def test_srun_starts_ranks(tiny, root):
+    """The variables that srun gives each task of a step; rank 0 listens on loopback alone."""
+    config = tiny(*SHARED, "steps=40", "run.sweep=srun")
+    overrides = [*TINY, *SHARED, "steps=40", "run.sweep=srun", f"run.root={root}"]
+    tasks = []
+    for rank in ("0", "1"):
+        step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+        env = {**os.environ, **step, "SLURM_JOB_ID": "4711", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        tasks.append(subprocess.Popen([sys.executable, "-m", "experiments.train", *overrides], env=env))
+    listening = set()
+    while any(task.poll() is None for task in tasks):
+        for task in tasks:
+            with contextlib.suppress(psutil.Error):
+                connections = psutil.Process(task.pid).net_connections()
+                listening |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+        time.sleep(0.1)
+    assert [task.returncode for task in tasks] == [0, 0] and folder_of(config).state == "done"
+    assert listening == {"127.0.0.1"}
+
+
+def test_rows_that_cannot_be_shared_are_refused(tiny):
+    with pytest.raises(UserError, match="16 responses in 2 mini-batches: 8 rows cannot be shared evenly by 3 ranks"):
+        check_ranks(tiny(*SHARED), 3)
+    with pytest.raises(UserError, match=r"evaluation.prompts x evaluation.samples responses: 15 rows"):
+        check_ranks(tiny(*SHARED, "evaluation.prompts=3", "evaluation.samples=5"), 2)
