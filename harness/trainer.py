@@ -127,7 +127,7 @@ class Trainer:
         with self.clock("train"):
             updated, logp = self.update(batch, order)
         metrics |= updated
-        if c.dump.every and step % c.dump.every == 0:
+        if c.dump.every and step % c.dump.every == 0 and self.ranks.rank == 0:
             dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
         self.seconds["step"] = time.perf_counter() - began
         metrics["throughput/rollout_tokens"] = rollout.tokens.numel() / self.seconds["generate"]
