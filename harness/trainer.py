@@ -38,6 +38,7 @@ from harness.ranks import Ranks, check_ranks, join
 from harness.records import FINISHED, Onlooker, RunFolder
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.sync import SyncCheck
 from harness.seeding import generator, seed_globals
 from harness.tasks.chain import Chain
 from harness.tracking import Tracker
@@ -83,6 +84,9 @@ class Trainer:
         self.engine = build_engine(config)(
             shape, config.rollout.precision, kv_cache=config.rollout.kv_cache, temperature=temperature
         )
+        asked = self.train_prompts[:4]
+        uniforms = torch.rand(len(asked), min(16, self.task.answer_length), generator=generator(config.seed, "probe"))
+        self.verify = SyncCheck(asked, uniforms)
         # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
         own = Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
         self.policy = LocalEngine(shape, own, temperature=temperature)
@@ -96,10 +100,8 @@ class Trainer:
         c, began = self.config, time.perf_counter()
         self.seconds = {}
         seed_globals(c.seed, step)
-        with self.clock("sync"):
-            self.engine.load_weights(self.actor.weights(), self.updates)
-            self.policy.load_weights(self.actor.weights(), self.updates)
-        metrics = self.evaluate() if step % c.evaluation.every == 0 else {}
+        metrics = self.sync()
+        metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
         prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0).to(device())
         with self.clock("generate"):
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(c.seed, "rollout", step))
@@ -136,6 +138,17 @@ class Trainer:
     def gathered(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
         return Rollout(*map(self.ranks.gather, rollout))
+
+    def sync(self) -> dict[str, float]:
+        """The actor's weights to the engine, verified where another library loads them, and to the trainer's own policy."""
+        with self.clock("sync"):
+            self.engine.load_weights(self.actor.weights(), self.updates)
+        self.policy.load_weights(self.actor.weights(), self.updates)
+        if self.engine.tolerance is None:
+            return {}
+        with self.clock("verify"):
+            difference = self.verify(self.engine, self.actor)
+        return {} if difference is None else {"rollout/sync_difference": difference}
 
     def score(self, prompts: Tensor, tokens: Tensor, order: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         """(log π_old, the training forward's own log π_old where a later mini-batch needs it)."""

@@ -35,8 +35,8 @@ class RolloutEngine(ABC):
     checked against the signature.
     """
 
-    foreign = False
-    """Whether another library loads the weights: then each load is verified against the actor (`sync.py`)."""
+    tolerance: float | None = None
+    """Where another library loads the weights: how far, in nats, its answers may be off the actor's after a load (`sync.py`)."""
 
     @classmethod
     @abstractmethod

@@ -30,6 +30,7 @@ from harness.config import Precision
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.rollouts.sync import tolerance
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -74,10 +75,9 @@ class VllmEngine(RolloutEngine):
     """See RolloutEngine. Tensors of a GPU may be given; the answers lie where the prompts did.
 
     kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit, the model's limit if None.
-    tensor_parallel: ranks that share one engine; each of them must be asked the same.
+    tensor_parallel: ranks that share one engine; each of them must be asked the same. sync_tolerance: nats, None for that of the
+    precision.
     """
-
-    foreign = True
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class VllmEngine(RolloutEngine):
         kv_cache_gib: float = 1.0,
         context: int | None = None,
         tensor_parallel: int = 1,
+        sync_tolerance: float | None = None,
     ):
+        self.tolerance = sync_tolerance or tolerance(precision, kv_cache)
         self.precision, self.temperature = precision, temperature
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
         self.quantization = QUANTIZATIONS[_option(precision)][2]
@@ -99,7 +101,7 @@ class VllmEngine(RolloutEngine):
         llm = _vllm().LLM
         if self.quantization == "int8":
             _keep_scales_alive()
-        with _explained("cannot start"), tempfile.TemporaryDirectory() as folder:
+        with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
             _write_config(Path(folder), shape, self.quantization)
             self.llm = llm(
                 model=folder,
@@ -125,6 +127,8 @@ class VllmEngine(RolloutEngine):
     def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
         _vllm()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        if (sizes := _head_sizes()) and head_dim not in sizes:
+            raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
         refusals = weight_formats()
         if refusal := refusals.get(_option(precision), "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
@@ -226,6 +230,14 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     except NotImplementedError as error:
         return str(error).rstrip(".")
     return None
+
+
+def _head_sizes() -> list[int] | None:
+    """That vLLM's attention on a CPU has kernels for: with another it fails at the first forward only. None on a GPU."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return CPUAttentionBackend.get_supported_head_sizes() if current_platform.is_cpu() else None
 
 
 @functools.cache

@@ -1,0 +1,296 @@
+"""The real vLLM against transformers, on this machine, in every precision that it can compute in; the others must be refused."""
+
+import functools
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import BertConfig
+
+from experiments.install_vllm import plan
+from harness.config import Model, Precision
+from harness.errors import UserError
+from harness.models import build, qwen3_config
+from harness.plugins import check
+from harness.rollouts.sync import SyncCheck
+from harness.rollouts.vllm import QUANTIZATIONS, VllmEngine, kv_cache_refusal, weight_formats
+from harness.trainer import train
+from tests.harness.test_resume import finished, lines, wait_for
+from tests.harness.test_trainer import folder_of, stepped, untimed
+
+ENGINE = "rollout/engine=vllm"
+SIZES = Model(name="qwen3", hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=256)  # multiples of 128: FP8 in blocks
+VOCABULARY, CONTEXT = 17, 320
+BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+
+
+def precision(option: str) -> Precision:
+    name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
+    weights, activations, _ = QUANTIZATIONS[name]
+    return Precision(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
+
+
+@functools.cache
+def net(seed=1):
+    """Sharp logits and gains off 1, so that no term can be missing unnoticed."""
+    made, generator = build(qwen3_config(SIZES, VOCABULARY, CONTEXT), seed), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+            else:
+                parameter.mul_(3)
+    return made
+
+
+@functools.cache
+def engine(option: str, kv_cache: str, temperature: float) -> VllmEngine:
+    return VllmEngine(net().config, precision(option), kv_cache=kv_cache, temperature=temperature, kv_cache_gib=0.25)
+
+
+def loaded(option: str, kv_cache: str = "compute", *, temperature: float = 1.0, seed: int = 1) -> VllmEngine:
+    """One engine of a kind for all tests: a start takes seconds, and so does the first forward."""
+    made = engine(option, kv_cache, temperature)
+    made.load_weights(net(seed).named_parameters(), version=7)
+    return made
+
+
+def asked(rows=64, prompt=5, length=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (rows, prompt), generator=generator), torch.rand(rows, length, generator=generator)
+
+
+def off(rollout, prompts, seed=1, temperature=1.0):
+    """log μ − log π of transformers in fp32, on the sampled tokens."""
+    with torch.no_grad():
+        logits = net(seed)(torch.cat([prompts, rollout.tokens], 1)).logits[:, prompts.shape[1] - 1 : -1] / temperature
+    return rollout.logp - logits.log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
+
+
+def cpu_flags() -> set[str]:
+    return set(next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split())
+
+
+# Mean |Δ log-prob| against fp32, nats: (not less, not more). The unit roundoff of the coarsest number on the way is 2⁻²⁴, 2⁻¹²,
+# 2⁻⁹, 2⁻⁸ (int8: half a step of max/127), 2⁻⁴ (e4m3) and 2⁻³ (e5m2); it is met some ten times, at logits of about 5. A format
+# that is silently not applied falls below the lower bound, which for those of 8 bits is above what bf16 alone gives.
+NORMAL = {
+    ("fp32", "compute"): (0, 1e-5),
+    ("fp16", "compute"): (1e-5, 3e-3),
+    ("bf16", "compute"): (5e-4, 3e-2),
+    ("int8", "compute"): (1e-2, 0.1),
+    ("fp8_tensor", "compute"): (2e-2, 0.4),
+    ("fp8_channel", "compute"): (2e-2, 0.4),
+    ("fp8_block", "compute"): (2e-2, 0.4),
+    ("fp8_block_w8a16", "compute"): (2e-2, 0.4),
+    ("bf16", "fp8_e4m3"): (2e-2, 0.4),
+    ("bf16", "fp8_e5m2"): (3e-2, 0.6),
+}
+
+
+@pytest.mark.parametrize(("option", "kv_cache"), NORMAL)
+def test_a_precision_is_computed_as_such_or_refused_before_the_start(option, kv_cache):
+    refused = weight_formats().get(option) or (kv_cache_refusal(kv_cache, 32) if kv_cache != "compute" else None)
+    if refused:
+        with pytest.raises(UserError, match=r"it can in fp32, bf16, fp16.*|use rollout.kv_cache=compute"):
+            VllmEngine.check(net().config, precision(option), kv_cache)
+        if not torch.cuda.is_available() and "block" not in option:  # the refusal is right: vLLM itself fails, only later
+            with pytest.raises(UserError, match=r"rollout.engine=vllm: cannot start with a qwen3 model"):
+                VllmEngine(net().config, precision(option), kv_cache=kv_cache)
+    else:
+        VllmEngine.check(net().config, precision(option), kv_cache)
+        prompts, uniforms = asked()
+        rollout = loaded(option, kv_cache).generate(prompts, uniforms)
+        difference = off(rollout, prompts).abs()
+        low, high = NORMAL[option, kv_cache]
+        assert low <= difference.mean() <= high and rollout.logp.dtype == torch.float32
+        assert (rollout.version == 7).all() and rollout.version.shape == rollout.tokens.shape == uniforms.shape
+
+
+def test_what_is_refused_is_what_the_cpu_lacks():
+    """By the flags of the processor: blocks of FP8 need AMX tiles, an FP8 cache AVX-512. A GPU is asked by its own flags."""
+    flags, refusals = cpu_flags(), weight_formats()
+    if torch.cuda.is_available():
+        assert (refusals["fp8_channel"] is None) == (torch.cuda.get_device_capability() >= (8, 9))
+        return
+    assert any(refusals[name] is None for name in ("fp8_block", "fp8_block_w8a16")) == ("amx_tile" in flags)
+    assert (kv_cache_refusal("fp8_e4m3", 32) is None) == ("avx512f" in flags)
+    assert "head_size divisible by 32" in kv_cache_refusal("fp8_e4m3", 48) or "avx512f" not in flags
+
+
+def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny):
+    with pytest.raises(UserError, match=r"rollout.precision=nvfp4: vLLM cannot.*no such combination.*can in fp32, bf16"):
+        check(tiny(ENGINE, "rollout/precision=nvfp4"))
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match=r"model.head_dim=16: vLLM's attention on a CPU takes 32, 64, "):
+            check(tiny(ENGINE, "rollout/precision=bf16", "model.head_dim=16"))
+    with pytest.raises(UserError, match=r"rollout.engine.colour: unknown; it takes kv_cache_gib, context"):
+        check(tiny(ENGINE, "rollout/precision=bf16", "+rollout.engine.colour=red"))
+
+
+def test_responses_repeat_and_do_not_depend_on_their_neighbours():
+    prompts, uniforms = asked()
+    made = loaded("fp32")
+    whole, again, part = (made.generate(prompts[rows], uniforms[rows]) for rows in (slice(None), slice(None), slice(5, 9)))
+    assert torch.equal(whole.tokens, again.tokens) and torch.equal(whole.logp, again.logp)
+    assert torch.equal(part.tokens, whole.tokens[5:9]) and torch.allclose(part.logp, whole.logp[5:9], atol=1e-5)
+    other = made.generate(prompts, asked(seed=1)[1])
+    assert not torch.equal(other.tokens, whole.tokens)
+
+
+def test_sampling_follows_the_distribution_and_its_temperature_is_reported():
+    """Of 4000 first tokens, each share is within five standard deviations, √(p(1−p)/n) ≤ 0.008, of its probability."""
+    prompts = torch.full((4000, 5), 2)
+    made = loaded("fp32", temperature=0.6)
+    rollout = made.generate(prompts, torch.rand(4000, 1, generator=torch.Generator().manual_seed(3)))
+    with torch.no_grad():
+        p = (net()(prompts[:1]).logits[0, -1] / 0.6).softmax(-1)
+    share = torch.bincount(rollout.tokens[:, 0], minlength=VOCABULARY) / 4000
+    assert (share - p).abs().max() < 0.04
+    assert off(rollout, prompts, temperature=0.6).abs().max() < 1e-4
+
+
+def test_new_weights_count_at_once_after_long_prompts_too():
+    """Prompts of two cache blocks of 128: without a reset of the prefix cache the keys of the old weights would answer."""
+    prompts, uniforms = asked(rows=4, prompt=290, length=8)
+    made = loaded("fp32")
+    made.generate(prompts, uniforms)
+    rollout = loaded("fp32", seed=2).generate(prompts, uniforms)
+    assert off(rollout, prompts, seed=2).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("option", ["int8", "bf16"])
+def test_weights_come_back_bit_for_bit(option):
+    prompts, uniforms = asked()
+    before = loaded(option).generate(prompts, uniforms)
+    loaded(option, seed=2)
+    after = loaded(option).generate(prompts, uniforms)
+    assert torch.equal(before.tokens, after.tokens) and torch.equal(before.logp, after.logp)
+
+
+def test_half_a_sync_leaves_nothing_to_sample_from():
+    made, weights = loaded("fp32"), list(net().named_parameters())
+
+    def cut():
+        yield from weights[:5]
+        raise OSError("the connection is gone")
+
+    with pytest.raises(OSError, match="the connection is gone"):
+        made.load_weights(cut(), 1)
+    with pytest.raises(RuntimeError, match="no whole weights"):
+        made.generate(*asked())
+    with pytest.raises(ValueError, match=r"weights that vLLM was not given: .*lm_head"):
+        made.load_weights(weights[:-1], 1)
+    with pytest.raises(ValueError, match="of another shape"):
+        made.load_weights([(weights[0][0], weights[0][1][:2])], 1)
+    assert off(loaded("fp32").generate(*asked()), asked()[0]).abs().max() < 1e-4  # and it recovers
+
+
+class Scorer:
+    """The actor, as far as a sync needs one."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def logp(self, prompts, tokens):
+        with torch.no_grad():
+            logits = net(self.seed)(torch.cat([prompts, tokens], 1)).logits[:, prompts.shape[1] - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0], None
+
+
+def test_a_sync_is_verified():
+    made = loaded("bf16")
+    probe = SyncCheck(*asked(rows=4))
+    assert 0 < probe(made, Scorer(1)) < 0.03
+    with pytest.raises(UserError, match=r"off the actor's by .* nats on average, more than 0.3.*rollout.engine.sync_tolerance"):
+        probe(made, Scorer(2))
+
+
+def test_an_engine_that_keeps_old_weights_is_found_out():
+    """The actor moves by less than the tolerance, so only the unmoved answer gives it away."""
+    made = loaded("bf16")
+    probe = SyncCheck(*asked(rows=4))
+    probe(made, Scorer(1))
+    nudged = build(net().config, 1)
+    nudged.load_state_dict({name: w * 1.01 if "lm_head" in name else w for name, w in net().state_dict().items()})
+    actor = Scorer(1)
+    actor.logp = lambda prompts, tokens: (Scorer.logp(actor, prompts, tokens)[0] - 0.1, None)
+    with pytest.raises(UserError, match=r"the actor has moved by 0.1 nats, and the engine answers bit for bit as before"):
+        probe(made, actor)
+    made.load_weights(nudged.named_parameters(), 8)
+    probe(made, actor)  # it answers otherwise, so it has heard of them
+
+
+def test_lost_weights_are_for_the_collapse_detectors():
+    made = loaded("bf16")
+    made.load_weights([(name, torch.full_like(w, torch.nan)) for name, w in net().named_parameters()], 1)
+    assert not made.generate(*asked()).logp.isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: loaded("fp32").generate(*asked(prompt=310)), r"context=320: 310 prompt tokens and 12 of a response do not fit"),
+        (lambda: VllmEngine(net().config, precision("fp32"), kv_cache_gib=1e-6), r"rollout.engine=vllm: .*cache"),
+        (lambda: VllmEngine(BERT, precision("fp32")), r"rollout.engine=vllm: cannot start with a bert model: "),
+    ],
+)
+def test_wrong_input_is_one_line(call, message):
+    with pytest.raises(UserError, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def test_the_fp32_control_is_within_rounding(tiny):
+    """Two implementations of fp32: K3 = E[Δ²]/2 of Δ of some 1e-6 nats; a sync is off by no more."""
+    metrics, _ = stepped(tiny(ENGINE, "rollout/precision=fp32"))
+    assert 0 < metrics["mismatch/log_ratio_max_abs"] < 1e-4
+    assert metrics["rollout_corr/k3_kl"] < 1e-9 and metrics["rollout/sync_difference"] < 1e-5
+    assert metrics["rollout/version_lag"] == 0
+
+
+def test_a_killed_run_resumes_bit_for_bit(tiny):
+    """And no port was open but on the loopback interface."""
+    kv_cache = "compute" if kv_cache_refusal("fp8_e4m3", 32) else "fp8_e4m3"
+    overrides = [ENGINE, "rollout/precision=bf16", f"rollout.kv_cache={kv_cache}"]
+    overrides += ["steps=12", "checkpoint.every=4", "rollout.engine.kv_cache_gib=0.25"]
+    undisturbed = tiny(*overrides, "run.sweep=vllm-undisturbed")
+    context = multiprocessing.get_context("forkserver")
+    finished(begun(context, undisturbed))
+    config = tiny(*overrides, "run.sweep=vllm-killed")
+    process = begun(context, config)
+    wait_for(lambda: lines(folder_of(config)) >= 6, process)
+    listening = {c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN}
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    finished(begun(context, config))
+    assert untimed(folder_of(config).metrics()) == untimed(folder_of(undisturbed).metrics())
+    assert listening <= {"127.0.0.1", "::1"}
+
+
+def begun(context, config):
+    process = context.Process(target=train, args=(config,))
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize(
+    ("machine", "outcome"),
+    [
+        (dict(system="Linux", machine="x86_64", gpu=False, build=None, avx2=True), ["--no-deps", "-r", "constraints.txt"]),
+        (dict(system="Linux", machine="x86_64", gpu=True, build="13.0", avx2=True), ["-c", "constraints.txt", "vllm==0.32.0"]),
+        (dict(system="Darwin", machine="arm64", gpu=False, build=None, avx2=False), "this is Darwin on arm64"),
+        (dict(system="Linux", machine="x86_64", gpu=False, build=None, avx2=False), "neither"),
+        (dict(system="Linux", machine="x86_64", gpu=False, build="13.0", avx2=True), "--index-url https://download.pytorch.org/whl/cpu"),
+    ],
+)
+def test_make_vllm_picks_the_package_or_says_why(machine, outcome):
+    if isinstance(outcome, list):
+        assert plan(**machine) == outcome
+    else:
+        with pytest.raises(SystemExit, match=outcome):
+            plan(**machine)
