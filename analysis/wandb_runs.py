@@ -126,9 +126,7 @@ def server(path: str) -> dict[str, Source]:
 
 def read_server(run: Any) -> tuple[Record, pa.Table]:
     """One run of a server; `scan_history` gives every row, where `history` would sample."""
-    rows = [
-        {"step": int(row["_step"]), **{k: v for k, v in row.items() if not k.startswith("_")}} for row in run.scan_history()
-    ]
+    rows = [{"step": int(row["_step"]), **{k: v for k, v in row.items() if not k.startswith("_")}} for row in run.scan_history()]
     return _run(run.id, dict(run.config), {key: run.summary[key] for key in run.summary.keys()}, rows, "")  # noqa: SIM118
 
 

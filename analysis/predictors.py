@@ -1,0 +1,150 @@
+"""Which diagnostic warned before the collapse: its lead time, its false alarms and how well it ranks runs at any step.
+
+A diagnostic alarms at the first step at which its running median over WINDOW steps passes a threshold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+WINDOW = 5
+"""Steps of the running median: one noisy step is no alarm."""
+HORIZON = 50
+"""Steps ahead in which the time-dependent AUC looks for a collapse."""
+CANDIDATES = 50
+"""Thresholds tried: quantiles of the extremes that the runs reached."""
+
+DIAGNOSTICS = {
+    "rollout_corr/k3_kl": ("K3", 1),
+    "mismatch/ess_sequence": ("sequence ESS", -1),
+    "mismatch/log_ratio_max_abs": ("largest |log ratio|", 1),
+    "actor/grad_norm": ("gradient norm", 1),
+    "actor/entropy": ("entropy", -1),
+    "rollout_corr/training_ppl": ("perplexity of π_old", 1),
+    "correction/weight_zero": ("tokens weighted 0", 1),
+}
+"""Metric -> name, and +1 if a high value is the warning, −1 if a low one."""
+
+
+class Signal(NamedTuple):
+    """One diagnostic of one run: steps, and the extreme of its running median so far, signed so that high is bad."""
+
+    steps: np.ndarray
+    level: np.ndarray
+    smooth: np.ndarray
+
+
+def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
+    """The diagnostic of each run that recorded it."""
+    sign = DIAGNOSTICS[metric][1]
+    found = {}
+    for run, rows in steps.loc[steps[metric].notna(), ["run", "step", metric]].groupby("run", observed=True):
+        smooth = (sign * rows[metric]).rolling(WINDOW, min_periods=1).median().to_numpy()
+        found[run] = Signal(rows.step.to_numpy(), np.maximum.accumulate(smooth), smooth)
+    return found
+
+
+def alarm(signal: Signal, threshold: float) -> float:
+    """The first step at or above the threshold, NaN if there is none."""
+    at = np.searchsorted(signal.level, threshold)
+    return float(signal.steps[at]) if at < len(signal.steps) else np.nan
+
+
+def auc_at(score: np.ndarray, case: np.ndarray) -> float:
+    """P(score of a case > score of a control), ties half: the area under the ROC curve."""
+    cases = int(case.sum())
+    controls = len(case) - cases
+    return float((rankdata(score)[case].sum() - cases * (cases + 1) / 2) / (cases * controls))
+
+
+def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
+    """Cumulative AUC, averaged over landmarks t with the number of cases as weight.
+
+    At t, of the runs not yet collapsed: cases collapse in (t, t + ahead], controls are watched beyond t + ahead without; runs
+    whose record ends in between are left out. The score is the running median at t. NaN without a case and a control.
+    """
+    known = runs.loc[[run for run in runs.index if run in found]]
+    if known.empty:
+        return np.nan
+    total, weight = 0.0, 0
+    for t in range(spacing, int(known.step.max()), spacing):
+        risk = known[~(known.event & (known.onset <= t)) & (known.step > t)]
+        case = (risk.event & (risk.onset <= t + ahead)).to_numpy()
+        control = ((~risk.event | (risk.onset > t + ahead)) & (risk.step >= t + ahead)).to_numpy()
+        if not (case.any() and control.any()):
+            continue
+        used = case | control
+        score = np.array([_at(found[run], t) for run in risk.index[used]])
+        total += auc_at(score, case[used]) * case.sum()
+        weight += int(case.sum())
+    return total / weight if weight else np.nan
+
+
+def _at(signal: Signal, step: int) -> float:
+    return float(signal.smooth[max(np.searchsorted(signal.steps, step, side="right") - 1, 0)])
+
+
+def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
+    """The threshold that maximises detected share − false-alarm share; the middle of equals, which is the farthest from the runs
+    on either side. NaN without both kinds of runs."""
+    tops = np.array([found[run].level[-1] for run in runs.index])
+    event = runs.event.to_numpy(bool)
+    if not event.any() or event.all():
+        return np.nan
+    # A detection comes before the onset, so what counts of a collapsed run is its level just before.
+    before = [found[run].level[found[run].steps < onset] for run, onset in runs.onset[event].items()]
+    reached = np.array([level[-1] if len(level) else -np.inf for level in before])
+    candidates = np.unique(np.quantile(np.concatenate([tops, reached[np.isfinite(reached)]]), np.linspace(0, 1, CANDIDATES)))
+    skill = np.array([(reached >= c).mean() - (tops[~event] >= c).mean() for c in candidates])
+    best = candidates[skill >= skill.max() - 1e-12]
+    return float(best[len(best) // 2])
+
+
+def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """A row per diagnostic: detected of the collapsed runs, median lead (steps), false alarms of the others, AUC.
+
+    The threshold that a run is judged by was chosen on the runs of the other seeds. Where there are no collapsed runs, no
+    others, or a single seed, the cells are missing and `said` says why.
+    """
+    rows = []
+    for metric, (name, _) in DIAGNOSTICS.items():
+        if metric not in steps or steps[metric].isna().all():
+            continue
+        found = signals(steps, metric)
+        known = runs.loc[[run for run in runs.index if run in found]]
+        lead, false = _left_out(known, found)
+        collapsed, others = int(known.event.sum()), int((~known.event).sum())
+        said = "" if len(lead) and len(false) else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
+        rows.append(
+            {
+                "diagnostic": name,
+                "collapsed runs": collapsed,
+                "other runs": others,
+                "detected": np.isfinite(lead).mean() if len(lead) else np.nan,
+                "median lead (steps)": float(np.nanmedian(lead)) if np.isfinite(lead).any() else np.nan,
+                "false alarms": false.mean() if len(false) else np.nan,
+                f"AUC {HORIZON} steps ahead": time_dependent_auc(known, found),
+                "said": said,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _left_out(runs: pd.DataFrame, found: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
+    """(lead of each collapsed run, NaN if there was no alarm before; whether each other run had a false alarm)."""
+    lead, false = [], []
+    for seed in runs.seed.unique():
+        threshold = best_threshold(runs[runs.seed != seed], found)
+        if np.isnan(threshold):
+            continue
+        for run in runs[runs.seed == seed].itertuples():
+            at = alarm(found[run.Index], threshold)
+            if run.event:
+                lead.append(run.onset - at if at < run.onset else np.nan)
+            else:
+                false.append(np.isfinite(at))
+    return np.array(lead, float), np.array(false, bool)

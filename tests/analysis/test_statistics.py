@@ -1,0 +1,240 @@
+"""Each statistic against a closed form, an enumeration or another package on the same data."""
+
+from itertools import permutations
+from math import comb
+
+import numpy as np
+import pandas as pd
+import pytest
+from lifelines import KaplanMeierFitter
+from lifelines.statistics import logrank_test
+from lifelines.utils import restricted_mean_survival_time
+from scipy import stats
+
+from analysis import performance, predictors, survival
+
+RNG = np.random.default_rng
+
+
+def frame(time, event, seeds=None):
+    seeds = range(len(time)) if seeds is None else seeds
+    return pd.DataFrame({"seed": list(seeds), "time": time, "event": event})
+
+
+# --- survival ----------------------------------------------------------------------------------------------------------
+
+
+def test_kaplan_meier_by_hand():
+    """Times 10, 20 (censored), 30, 40 (censored): S = 3/4 after 10; at 30 two are at risk, so 3/8."""
+    km = survival.kaplan_meier(np.array([10, 20, 30, 40]), np.array([True, False, True, False])).set_index("time")
+    assert km.survival.to_dict() == pytest.approx({0: 1, 10: 0.75, 20: 0.75, 30: 0.375, 40: 0.375})
+    assert km.at_risk.to_dict() == {0: 4, 10: 4, 20: 3, 30: 2, 40: 1}
+    assert ((km.lower <= km.survival) & (km.survival <= km.upper)).all()
+
+
+def test_rmst_uncensored_is_the_mean_of_what_was_lived_up_to_tau():
+    """min(T, 50) of 10, 30, 70: (10 + 30 + 50)/3 = 30."""
+    assert survival.rmst(np.array([10, 30, 70]), np.array([True] * 3), 50)[0] == pytest.approx(30)
+    assert survival.rmst(np.array([100.0]), np.array([False]), 50)[0] == pytest.approx(50)
+
+
+def test_rmst_against_lifelines():
+    rng = RNG(0)
+    for _ in range(50):
+        n = int(rng.integers(2, 12))
+        time, event = rng.integers(1, 15, n), rng.random(n) < 0.6
+        fitted = KaplanMeierFitter().fit(time, event)
+        for tau in (5, 9, 14):
+            # Ties of a censored run and a collapse, and of two collapses, are among these.
+            assert survival.rmst(time, event, tau)[0] == pytest.approx(restricted_mean_survival_time(fitted, t=tau), abs=1e-9)
+
+
+def test_rmst_difference_of_paired_arms():
+    """Gains of 10, 20, 30 by seed: mean 20, and no draw of seeds leaves 10..30; unpaired draws of the same data spread more."""
+    base = np.array([10, 50, 90])
+    reference = frame(base, [True] * 3)
+    arm = frame(base + np.array([10, 20, 30]), [True] * 3)
+    paired = survival.rmst_difference(arm, reference, 200, RNG(0))
+    unpaired = survival.rmst_difference(arm, reference.assign(seed=[7, 8, 9]), 200, RNG(0))
+    assert paired.value == unpaired.value == pytest.approx(20)
+    assert paired.lower >= 10 and paired.upper <= 30 and unpaired.lower < -20 and unpaired.upper > 60
+
+
+def test_the_bootstrap_of_rmst_against_its_normal_approximation():
+    """200 uncensored runs: the standard error of a difference of means is sqrt(s²/n + s²/n)."""
+    rng = RNG(1)
+    one, other = frame(rng.exponential(100, 200), [True] * 200), frame(rng.exponential(60, 200), [True] * 200, range(200, 400))
+    found = survival.rmst_difference(one, other, 1e9, rng, reps=4000)
+    error = np.sqrt(one.time.var() / 200 + other.time.var() / 200)
+    assert (found.upper - found.lower) == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+@pytest.mark.parametrize(("n", "p"), [(3, 0.1), (4, 0.0286), (5, 0.0079), (6, 0.0022), (8, 1.55e-4)])
+def test_smallest_p_at_full_separation(n, p):
+    """2/C(2n, n), by the formula and by the test itself."""
+    time = np.arange(1, 2 * n + 1)
+    found = survival.logrank_exact(time, np.ones(2 * n, bool), time <= n, RNG(0))
+    assert found == pytest.approx(survival.smallest_p(n, n)) == pytest.approx(2 / comb(2 * n, n)) == pytest.approx(p, rel=0.02)
+
+
+def test_the_exact_logrank_by_brute_force_with_lifelines():
+    """|O − E| of lifelines' own table under every relabelling of 4 + 3 runs, with censoring and ties."""
+    time, event = np.array([3, 5, 5, 8, 9, 9, 9]), np.array([1, 1, 1, 1, 0, 1, 0], bool)
+    group = np.array([1, 1, 0, 1, 0, 0, 1], bool)
+
+    def distance(labels):
+        observed = expected = 0.0
+        for t in np.unique(time[event]):
+            risk = time >= t
+            died = (time == t) & event
+            observed += (died & labels).sum()
+            expected += died.sum() * (risk & labels).sum() / risk.sum()
+        return abs(observed - expected)
+
+    labels = {tuple(order) for order in permutations(group)}
+    reached = [distance(np.array(order)) >= distance(group) - 1e-9 for order in labels]
+    assert survival.logrank_exact(time, event, group, RNG(0)) == pytest.approx(np.mean(reached))
+
+
+def test_many_runs_are_drawn_and_agree_with_chi_square():
+    """60 + 60 runs: the normal approximation of lifelines holds there."""
+    rng = RNG(2)
+    time = np.concatenate([rng.exponential(100, 60), rng.exponential(140, 60)])
+    event, group = time < 200, np.arange(120) < 60
+    time = np.minimum(time, 200)
+    theirs = logrank_test(time[group], time[~group], event[group], event[~group]).p_value
+    assert survival.logrank_exact(time, event, group, rng) == pytest.approx(theirs, abs=0.02)
+
+
+def test_sign_flip_by_enumeration():
+    """Differences 1, 2, 3, −1: sum 5. Of the 16 sums of ±1 ± 2 ± 3 ± 1, |sum| ≥ 5 for 7, 5, 5 and their negatives: 6/16."""
+    assert survival.sign_flip(np.array([1, 2, 3, -1]), RNG(0)) == pytest.approx(6 / 16)
+    theirs = stats.permutation_test(([1, 2, 3, -1],), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert survival.sign_flip(np.array([1, 2, 3, -1]), RNG(0)) == pytest.approx(theirs.pvalue)
+
+
+def test_holm_by_hand():
+    """p = .01, .04, .03 of three: 3·.01 = .03; 2·.03 = .06; 1·.04, raised to .06. A missing one is no comparison."""
+    assert survival.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert survival.holm([0.01, np.nan, 0.9])[[0, 2]] == pytest.approx([0.02, 0.9])
+    assert survival.holm([0.5, 0.6]) == pytest.approx([1, 1])
+
+
+def test_clopper_pearson_in_closed_form():
+    """0 of n: upper 1 − (α/2)^(1/n); n of n: lower (α/2)^(1/n)."""
+    none, all_ = survival.fraction(0, 5), survival.fraction(5, 5)
+    assert (none.lower, none.upper) == pytest.approx((0, 1 - 0.025**0.2)) and all_.lower == pytest.approx(0.025**0.2)
+
+
+def test_the_horizon_is_what_every_arm_was_watched_for():
+    runs = pd.DataFrame({"arm": ["a", "a", "b"], "step": [100, 60, 80], "minibatches": [1, 1, 2], "time": [30, 60, 160]})
+    assert survival.horizon(runs) == 100
+
+
+# --- reward ------------------------------------------------------------------------------------------------------------
+
+
+def test_iqm_by_hand():
+    """Of eight, two go at each end: (2 + 3 + 4 + 5)/4 = 3.5. Of five, one: the middle three."""
+    assert performance.iqm(np.array([0, 100, 2, 3, 4, 5, -9, 99.0])) == 3.5
+    assert performance.iqm(np.array([0, 1, 2, 3, 100.0])) == 2
+
+
+def test_the_bootstrap_against_scipy():
+    rng = RNG(3)
+    values = rng.random(12)
+    ours = performance.bootstrap(pd.Series(values), pd.Series(["one"] * 12), performance.iqm, rng, reps=20_000)
+    theirs = stats.bootstrap((values,), performance.iqm, method="percentile", n_resamples=20_000, rng=rng).confidence_interval
+    assert (ours.lower, ours.upper) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    assert ours.value == performance.iqm(values)
+
+
+def test_the_bootstrap_draws_within_strata():
+    """Two strata without spread inside: every draw is the same."""
+    values, strata = pd.Series([0.0, 0, 0, 1, 1, 1]), pd.Series(list("aaabbb"))
+    found = performance.bootstrap(values, strata, np.mean, RNG(0))
+    assert (found.value, found.lower, found.upper) == (0.5, 0.5, 0.5)
+
+
+def test_the_bootstrap_covers_as_often_as_it_says():
+    """Means of 30 normal values. The percentile interval is ±1.96·sqrt(29/30) standard errors, so by Student's t of 29 degrees it
+    covers P(|t| < 1.927) = 93.6 %; of 1000 samples ±2.3 % (three standard errors)."""
+    rng = RNG(4)
+    hits = 0
+    for _ in range(1000):
+        found = performance.bootstrap(pd.Series(rng.normal(size=30)), pd.Series(["one"] * 30), np.mean, rng, reps=500)
+        hits += found.lower <= 0 <= found.upper
+    expected = 1 - 2 * stats.t.sf(stats.norm.ppf(0.975) * np.sqrt(29 / 30), 29)
+    assert hits / 1000 == pytest.approx(expected, abs=0.023)
+
+
+def test_a_paired_difference_uses_the_seeds_that_both_have():
+    one, other = pd.Series([1.0, 2, 9], index=[0, 1, 5]), pd.Series([0.5, 1.5, 7], index=[0, 1, 2])
+    assert performance.paired_difference(one, other, RNG(0)) == pytest.approx((0.5, 0.5, 0.5))
+
+
+# --- predictors --------------------------------------------------------------------------------------------------------
+
+
+def toy(seeds=4, length=100, lead=20):
+    """K3 steps up from 1 to 10 `lead` steps before the collapse at 60 of every second run; the others stay near 1."""
+    runs, steps = [], []
+    for seed in range(seeds):
+        for collapsed in (True, False):
+            name = f"{seed}{collapsed}"
+            k3 = np.where((np.arange(length) >= 60 - lead) & collapsed, 10.0, 1.0) + 0.01 * seed
+            runs.append({"run": name, "seed": seed, "event": collapsed, "onset": 60.0 if collapsed else np.nan, "step": length})
+            steps.append(pd.DataFrame({"run": name, "step": np.arange(length), "rollout_corr/k3_kl": k3}))
+    return pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True)
+
+
+def test_lead_time_and_false_alarms_of_a_known_signal():
+    """The median of 5 passes at the third step of the rise: 40 + 2 = 42, so 18 steps ahead; the others never reach it."""
+    runs, steps = toy()
+    row = predictors.evaluate(runs, steps).iloc[0]
+    assert (row["detected"], row["median lead (steps)"], row["false alarms"], row["said"]) == (1, 18, 0, "")
+    assert row["AUC 50 steps ahead"] < 1  # before the rise it knows nothing, and ties count half
+
+
+def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
+    """Landmarks 5, 10, ... of 4 collapsing and 4 other runs; a case at t collapses in (t, t + 50], so there are cases from 10 on.
+    K3 differs from 42 on (the median), so at 45 and 50 the AUC is 1. Controls must be watched to t + 50 ≤ 100: t ≤ 50."""
+    runs, steps = toy()
+    steps["rollout_corr/k3_kl"] = steps["rollout_corr/k3_kl"].round()  # no differences between seeds: ties before the rise
+    found = predictors.signals(steps, "rollout_corr/k3_kl")
+    expected = np.mean([0.5] * 7 + [1.0] * 2)  # landmarks 10..40 and 45, 50
+    assert predictors.time_dependent_auc(runs, found) == pytest.approx(expected)
+
+
+def test_auc_against_mann_whitney():
+    rng = RNG(5)
+    score, case = rng.integers(0, 5, 30).astype(float), rng.random(30) < 0.4
+    theirs = stats.mannwhitneyu(score[case], score[~case]).statistic / (case.sum() * (~case).sum())
+    assert predictors.auc_at(score, case) == pytest.approx(theirs)
+
+
+def test_the_threshold_is_not_chosen_on_the_seed_that_it_judges():
+    """Noise that tells nothing: chosen on the very runs, some threshold looks skilled; left out, detections are as frequent as
+    false alarms but for chance."""
+    rng = RNG(6)
+    runs, steps = toy(seeds=40)
+    steps["rollout_corr/k3_kl"] = np.repeat(rng.random(len(runs)), 100)
+    row = predictors.evaluate(runs, steps).iloc[0]
+    assert abs(row["detected"] - row["false alarms"]) < 0.3
+    found = predictors.signals(steps, "rollout_corr/k3_kl")
+    assert 0.3 < row["AUC 50 steps ahead"] < 0.7 and np.isfinite(predictors.best_threshold(runs, found))
+
+
+def test_too_few_runs_are_said_to_be_too_few():
+    runs, steps = toy(seeds=1)
+    row = predictors.evaluate(runs, steps).iloc[0]
+    assert np.isnan(row["detected"]) and row["said"] == "1 collapsed, 1 not, 1 seeds: too few"
+    runs["event"] = False
+    assert predictors.evaluate(runs, steps).iloc[0]["said"] == "0 collapsed, 2 not, 1 seeds: too few"
+
+
+def test_a_low_value_warns_where_low_is_bad():
+    runs, steps = toy()
+    steps["mismatch/ess_sequence"] = 1 / steps["rollout_corr/k3_kl"]
+    table = predictors.evaluate(runs, steps).set_index("diagnostic")
+    assert table.loc["sequence ESS", "median lead (steps)"] == 18
