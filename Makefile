@@ -11,13 +11,13 @@ export OMP_NUM_THREADS := 1
 
 ARMS := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
 
-.PHONY: demo test bench vllm clean
+.PHONY: demo test bench vllm chromium clean
 
 demo: $(VENV)/installed
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
 	$(VENV)/bin/faultline report runs/demo && exit $$status
 
-test: $(VENV)/vllm $(ORACLES)/installed
+test: $(VENV)/vllm $(ORACLES)/installed chromium
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(RUN) -m pytest --forbid-skips
@@ -33,6 +33,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
+
+# The report's page is opened in a real browser.
+chromium:
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+	|| { echo "The tests open the report in chromium: install it (Debian: apt-get install chromium)"; exit 1; }
 
 vllm: $(VENV)/vllm
 

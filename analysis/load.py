@@ -26,7 +26,8 @@ OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
 class Sweep(NamedTuple):
-    """name: of the sweep. problems: what a reader must know before averaging, a sentence each.
+    """name: of the sweep; folder: where its run folders lie, None for W&B. problems: what a reader must know before averaging,
+    a sentence each.
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
     seed, state, error, step (the last one recorded), onsets by detector; outcome collapsed | never learned | survived |
@@ -36,6 +37,7 @@ class Sweep(NamedTuple):
     """
 
     name: str
+    folder: Path | None
     runs: pd.DataFrame
     steps: pd.DataFrame
     configs: dict[str, dict[str, Any]]
@@ -46,7 +48,7 @@ class Sweep(NamedTuple):
 def load(source: Path | str) -> Sweep:
     """The runs of `source`: the folder of a sweep; `wandb-offline:FOLDER`, the offline files anywhere below it; or
     `wandb:[entity/]project[:group]` on a server. Raises UserError when there is no run that can be read."""
-    text = str(source)
+    text, folder = str(source), None
     if text.startswith((OFFLINE, SERVER)):
         from analysis import wandb_runs
 
@@ -56,8 +58,9 @@ def load(source: Path | str) -> Sweep:
             name, found = text.removeprefix(SERVER), wandb_runs.server(text.removeprefix(SERVER))
         cache = wandb_runs.cache(text)
     else:
-        name, found = Path(source).resolve().name, folders.sources(Path(source))
-        cache = Path(source) / ".analysis" / "runs.parquet"
+        folder = Path(source)
+        name, found = folder.resolve().name, folders.sources(folder)
+        cache = folder / ".analysis" / "runs.parquet"
     records, table, unreadable = collect(found, cache)
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
@@ -67,7 +70,7 @@ def load(source: Path | str) -> Sweep:
     provenance = {run: record.provenance for run, record in records.items() if record.provenance}
     damaged = unreadable | {run: record.damage for run, record in records.items() if record.damage}
     metrics = {run: set(record.metrics) for run, record in records.items()}
-    return Sweep(name, runs, steps, configs, provenance, problems(runs, metrics, provenance, damaged))
+    return Sweep(name, folder, runs, steps, configs, provenance, problems(runs, metrics, provenance, damaged))
 
 
 def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[str, str]]) -> pd.DataFrame:

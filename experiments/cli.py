@@ -25,13 +25,15 @@ def main() -> None:
 
 
 def _report(commands) -> None:
-    parser = commands.add_parser("report", help="table and HTML page of a sweep")
-    parser.add_argument("sweep", type=Path, help="folder of the sweep, as runs/demo")
+    parser = commands.add_parser("report", help="what a sweep says: an HTML page, Markdown and CSV")
+    parser.add_argument("sweep", help="its folder, as runs/demo; or wandb-offline:FOLDER, or wandb:[entity/]project[:group]")
+    parser.add_argument("--out", type=Path, help="where the report goes, if not into the sweep's own folder")
+    parser.add_argument("--into", type=Path, help="a Markdown file that takes the results between its two marks, as README.md")
 
-    def run(sweep: Path) -> None:
+    def run(sweep: str, out: Path | None, into: Path | None) -> None:
         from analysis.report import report
 
-        print(f"Page: {report(sweep).resolve()}")
+        print(f"Page: {report(sweep, out, into).resolve()}")
 
     parser.set_defaults(run=run)
 

@@ -1,107 +1,224 @@
-"""Loading, the arm table and the page, on folders written by hand."""
+"""The report: what it says, that its page opens in a real browser, what it does with sweeps that are uneven, large or empty."""
 
+import re
+import shutil
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
+from PIL import Image
 
 from analysis import tables
+from analysis.figures import FIGURES
+from analysis.figures.style import chunks, plt, svg
 from analysis.load import load
-from analysis.report import _smallest_p, report
+from analysis.report import BEGIN, END, insert, report
 from harness.errors import UserError
-from harness.records import RunFolder
-from tests.harness.conftest import composed
+from tests.analysis.synthetic import study, write
+
+FP32, FP8 = "rollout/precision=fp32", "rollout/precision=fp8_tensor"
 
 
-def write(sweep, name, *overrides, rewards=(0.4, 0.6, 0.9), k3=0.0, state="done", events=()):
-    config = composed(*overrides)
-    with RunFolder(sweep / name).claim() as folder:
-        folder.write("config.json", config)
-        for step, reward in enumerate(rewards):
-            training = {"rollout_corr/k3_kl": k3, "actor/grad_norm": 0.5, "actor/loss": 0.0}
-            folder.log_metrics(step, {"eval/reward": reward, "eval/stderr": 0.1, "eval/samples": 10, **training})
-        for event in events:
-            folder.log_event("collapse", len(rewards), **event)
-        folder.status(state, step=len(rewards), steps=len(rewards))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The sweep of synthetic.study with five seeds, and its report."""
+    sweep = study(tmp_path_factory.mktemp("sweeps") / "study")
+    return sweep, report(sweep)
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    fp32, fp8 = "rollout/precision=fp32", "rollout/precision=fp8_tensor"
-    write(tmp_path, "a", fp32, "seed=0")
-    write(tmp_path, "b", fp32, "seed=1", rewards=(0.4, 0.7, 1.0))
-    collapse = {"detector": "drawdown", "onset": 1}
-    write(tmp_path, "c", fp8, "seed=0", k3=1e-3, rewards=(0.4, 0.1, 0.0), state="collapsed", events=(collapse, collapse))
-    write(tmp_path, "d", fp8, "seed=1", k3=2e-3, state="failed")
-    return tmp_path
+def test_the_answer_counts_what_was_put_into_the_sweep(made):
+    text = (made[0] / "report.md").read_text()
+    for expected in (
+        "- 6 of 50 runs in 10 arms collapsed.",
+        "- The fp32 control never collapsed in 10 runs; 10 of them reached a held-out reward of 0.95.",
+        "- Uncorrected bf16 rollouts: 0 of 10 (95 % interval 0% to 31%) collapsed.",
+        "- Uncorrected fp8_tensor rollouts: 4 of 10 (95 % interval 12% to 74%) collapsed.",
+        "- With a correction under fp8_tensor: sequence-mask 0 of 10; token-truncate 2 of 10.",
+        "too few seeds to carry an order, so read this as a description of these runs.",
+        "- Never learned, which is another outcome than a collapse: 1 of 50 runs.",
+        "K3 warned best: it saw 100% of 6 collapses",
+    ):
+        assert expected in text, text[:3000]
 
 
-def test_the_table_shows_every_seed(sweep):
-    table = tables.arms(load(sweep)).set_index("arm")
-    assert list(table.index) == ["fp32 ppo", "fp8_tensor ppo"]
-    assert table.loc["fp32 ppo", "final eval"] == "0.900 / 1.000"
-    assert table.loc["fp32 ppo", "K3 (nats)"] == "0.0e+00 / 0.0e+00"
-    assert table.loc["fp32 ppo", "collapsed"] == "no / no"
-    assert table.loc["fp8_tensor ppo", "best eval"] == "0.400 / 0.900"
-    assert table.loc["fp8_tensor ppo", "collapsed"] == "drawdown at 1 / failed"  # recorded twice by a resume, told once
-    assert table.loc["fp8_tensor ppo", "lowest sequence ESS"] == "– / –"  # not recorded, so not a number
+def test_outcomes_by_hand(made):
+    """fp8 ppo: seeds 0..3 collapse at 40, 50, 60, 70 as put; their onsets are the evaluations at 50, 60, 70, 80, so times 51, 61,
+    71, 81 and one of 100 (all watched to 100): RMST 72.8. With truncation seeds 0, 1 at 61, 71: 86.4; 13.6 steps gained."""
+    table = tables.outcomes(load(made[0])).set_index("arm")
+    plain, truncated = table.loc["fp8_tensor ppo"], table.loc["fp8_tensor ppo token-truncate"]
+    assert plain["RMST (steps)"] == pytest.approx((51 + 61 + 71 + 81 + 100) / 5)
+    assert truncated["steps gained"] == pytest.approx((61 + 71 + 300) / 5 - 72.8)
+    assert truncated.reference == "fp8_tensor ppo" and plain.reference == "fp32 ppo" and bool(truncated["paired by seed"])
+    assert table.loc["fp8_tensor pg sequence-mask", "never learned"] == 1
+    assert plain["Holm p"] >= plain["exact p"] and table.loc["fp32 ppo", "said"] == "no reference arm"
 
 
-def test_arms_that_differ_in_another_key_are_told_apart(sweep):
-    write(sweep, "e", "rollout/precision=fp32", "seed=0", "actor.lr=0.5")
-    assert {"fp32 ppo actor.lr=0.0005", "fp32 ppo actor.lr=0.5"} <= set(tables.arms(load(sweep)).arm)
+def test_many_seeds_tell_an_effect_from_chance(tmp_path):
+    """8 collapse at different steps, 8 do not: p = 2/C(16, 8) = 1.6e-4."""
+    for seed in range(8):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, seed=seed, collapse=40 + seed)
+    report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "Told from chance: fp8_tensor ppo against fp32 ppo" in text and "Holm p = 0.00016" in text
 
 
-def test_thresholds_of_one_kind_are_told_apart(sweep):
-    for name, upper in (("f", 2), ("g", 5)):
-        write(sweep, name, "correction=token_truncate", f"correction.weight.upper={upper}")
-    arms = set(tables.arms(load(sweep)).arm)
-    assert {f"fp8_tensor ppo token-truncate correction.weight.upper={upper}" for upper in ("2", "5")} <= arms
-    assert "fp32 ppo" in arms  # the other arms are not told of a bound that they do not have
+def test_robustness_shrinks_with_delta_and_m(made):
+    grid = tables.robustness(load(made[0])).loc["fp8_tensor ppo"]
+    assert grid["δ=0.5 m=3"] == 4  # as the runs' own detector found
+    by_m = [grid[f"δ=0.5 m={m}"] for m in tables.LENGTHS]
+    assert by_m == sorted(by_m, reverse=True)
 
 
-def test_a_parameter_of_a_loss_or_a_precision_makes_an_arm(sweep):
-    write(sweep, "h", "rollout/precision=fp32", "loss.eps_high=0.28")
-    write(sweep, "i", "rollout/precision=nvfp4", "rollout.kv_cache=fp8_e4m3")
-    arms = set(tables.arms(load(sweep)).arm)
-    assert 'fp32 ppo loss.eps_high=0.28 rollout.kv_cache="compute"' in arms and 'nvfp4 ppo rollout.kv_cache="fp8_e4m3"' in arms
+def test_the_page_needs_nothing_else_and_is_small(made):
+    page = made[1].read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) and "<script" not in page
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
+    assert len(page) < 1_500_000
+    assert page.count("<svg") == len(FIGURES) - 3  # no bounds, dumps or learning rates to compare in this sweep
+    assert "Not drawn: One learning rate only" in page
 
 
-def test_two_runs_that_would_be_one_seed_of_one_arm_are_named(sweep):
-    write(sweep, "j", "rollout/precision=fp32", "seed=0")
-    with pytest.raises(UserError, match="a and j are both seed 0 of fp32 ppo"):
-        load(sweep)
+def browser(page, shot, height=900):
+    """A screenshot by Debian's chromium, and what its console said."""
+    program = shutil.which("chromium")
+    assert program, "chromium is missing: apt-get install chromium (make test does it as root)"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size=1280,{height}",
+        "--enable-logging=stderr",
+    ]
+    where = [f"--user-data-dir={shot.parent / 'profile'}", f"--screenshot={shot}", f"file://{page}"]
+    done = subprocess.run([program, *options, *where], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return Image.open(shot).convert("L"), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def test_a_missing_cell_stays_missing(sweep):
-    frame = load(sweep).steps
-    assert isinstance(frame, pd.DataFrame) and len(frame) == 12
+def test_a_real_browser_shows_words_and_a_figure_on_the_first_screen(made, tmp_path):
+    image, console = browser(made[1], tmp_path / "first.png")
+    assert image.size == (1280, 900) and console == []
+    dark = pd.Series([sum(v < 128 for v in image.crop((0, y, 1280, y + 50)).tobytes()) for y in range(0, 900, 50)])
+    assert dark[:6].min() > 100  # lines of text
+    assert dark[9:].sum() > 3000  # axes and curves below them
 
 
-def test_the_page_is_self_contained_and_names_what_failed(sweep, capsys):
-    page = report(sweep).read_text()
-    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page and "<script" not in page
-    assert "fp8_tensor ppo seed 1: failed at step 3" in page
-    assert "p = 0.33" in page and page.count("<svg") == 1
-    assert "fp32 ppo" in capsys.readouterr().out
-    lines = (sweep / "report.md").read_text().splitlines()
-    assert lines[0].startswith("| arm") and len({line.count("|") for line in lines}) == 1  # as many cells in each row
+def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
+    """The document as the browser has it: each figure has a size, and nothing is wider than the window."""
+    copy = tmp_path / "measured.html"
+    script = """<script>onload = () => { const r = e => e.getBoundingClientRect();
+      document.title = JSON.stringify({ svg: [...document.querySelectorAll("svg")].map(e => [r(e).width, r(e).height]),
+      wide: document.documentElement.scrollWidth, tables: document.querySelectorAll("table").length }) }</script>"""
+    copy.write_text(made[1].read_text().replace("</body>", f"{script}</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=120
+    )
+    import html
+    import json
+
+    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+    assert len(found["svg"]) == len(FIGURES) - 3 and all(w > 800 and h > 100 for w, h in found["svg"])
+    assert found["wide"] <= 1280 and found["tables"] == 6
 
 
-def test_smallest_p_by_enumeration():
-    """All splits of 2n runs into two groups of n; the fully separated ones are 2 of C(2n, n): 6, 20, 70, 252."""
-    assert [round(2 / _smallest_p(n)) for n in (2, 3, 4, 5)] == [6, 20, 70, 252]
+def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path, FP32, seed=seed)
+    write(tmp_path, FP8, seed=0, drop=("eval/stderr", "mismatch/ess_sequence"), commit="b" * 40)
+    write(tmp_path, FP8, seed=1, until=30, state="failed", error="disk full <&>")
+    (write(tmp_path, FP8, seed=2).path / "config.json").write_text("{")
+    page = report(tmp_path).read_text()
+    assert "fp8_tensor ppo seed 1: failed at step 29, counted until there. disk full &lt;&amp;&gt;" in page
+    assert "did not record" in page and "2 versions of the code" in page and "config.json: unreadable" in page
+    table = tables.outcomes(load(tmp_path)).set_index("arm").loc["fp8_tensor ppo"]
+    assert (table.runs, table.unfinished, table.collapsed) == (2, 1, 0)
 
 
-def test_the_command_line(sweep):
+def test_runs_that_recorded_nothing_yet(tmp_path):
+    write(tmp_path, FP32, until=0, state="running")
+    assert "running at step 0" in report(tmp_path).read_text()
+
+
+def test_no_collapse_anywhere(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, seed=seed)
+    page = report(tmp_path).read_text()
+    assert "Not drawn: No run collapsed" in page and page.index('id="reward"') < page.index("Not drawn")
+
+
+def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
+    """20 bounds of one correction: panels of at most eight lines, each line of a panel with a colour and a dash of its own."""
+    for upper in range(20):
+        at = 40 + upper if upper % 3 == 0 else None
+        write(tmp_path, FP8, "correction=token_truncate", f"correction.weight.upper={1.5 + upper}", collapse=at, steps=80)
+    sweep = load(tmp_path)
+    for name in ("survival", "reward"):
+        figure = FIGURES[name].draw(sweep)
+        assert len(figure.axes) == 3
+        for axis in figure.axes:
+            lines = [line for line in axis.lines if not line.get_label().startswith("_")]
+            assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
+        plt.close(figure)
+    assert not isinstance(FIGURES["bounds"].draw(sweep), str)
+
+
+def test_chunks_are_even():
+    assert [len(part) for part in chunks(list(range(20)))] == [6, 7, 7] and chunks([1, 2]) == [[1, 2]]
+
+
+def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
+    """500 runs in 10 arms: the runs of the study under 50 names of seeds."""
+    sweep = load(made[0])
+    copies = [sweep.runs.assign(seed=sweep.runs.seed + 5 * k).rename(index=lambda run, k=k: f"{run}-{k}") for k in range(10)]
+    steps = [sweep.steps.assign(run=sweep.steps.run.astype(str) + f"-{k}") for k in range(10)]
+    many = sweep._replace(
+        runs=pd.concat(copies),
+        steps=pd.concat(steps, ignore_index=True).astype({"run": "category"}),
+        configs={f"{run}-{k}": config for run, config in sweep.configs.items() for k in range(10)},
+    )
+    assert len(many.runs) == 500
+    drawn = [output.draw(many) for output in FIGURES.values()]
+    size = sum(len(svg(figure)) for figure in drawn if not isinstance(figure, str)) + len(tables.arms(many).to_html())
+    assert size < 5_000_000, size
+
+
+def test_the_results_go_between_the_marks(made, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n\n{BEGIN}\nstale words\n{END}\n\n## After\n")
+    report(made[0], out=tmp_path / "out", into=readme)
+    text = readme.read_text()
+    assert (
+        text.startswith(f"# Title\n\n{BEGIN}\n- 6 of 50 runs")
+        and text.endswith(f"{END}\n\n## After\n")
+        and "stale words" not in text
+    )
+    assert "faultline report" in text and (tmp_path / "out" / "arms.csv").exists()
+    report(made[0], out=tmp_path / "out", into=readme)
+    assert readme.read_text() == text  # the same sweep gives the same words
+    readme.write_text("# No marks\n")
+    with pytest.raises(UserError, match="needs the line <!-- results: begin --> once"):
+        insert(readme, "x")
+
+
+def test_csv_holds_the_numbers(made):
+    arms, runs = pd.read_csv(made[0] / "arms.csv"), pd.read_csv(made[0] / "runs.csv")
+    assert len(arms) == 10 and len(runs) == 50 and arms["collapsed"].sum() == runs["event"].sum() == 6
+    assert runs.loc[runs.event, "onset drawdown"].notna().all()
+
+
+def test_the_command_line(made, tmp_path):
     command = [sys.executable, "-m", "experiments.cli", "report"]
-    done = subprocess.run([*command, str(sweep)], capture_output=True, text=True)
-    assert done.returncode == 0 and f"Page: {sweep}/report.html" in done.stdout
-    done = subprocess.run([*command, str(sweep / "none")], capture_output=True, text=True)
-    assert done.returncode == 2 and "no run folder in it" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_an_unreadable_folder_is_named(sweep):
-    (sweep / "a" / "config.json").write_text("{")
-    assert "a/config.json: unreadable" in load(sweep).problems[0]
+    done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)
+    assert done.returncode == 0 and f"Page: {tmp_path}/r/report.html" in done.stdout, done.stderr
+    for wrong, said in (
+        ([str(tmp_path / "none")], "no run folder in it"),
+        (["wandb-offline:" + str(tmp_path)], "no offline W&B run below it"),
+        ([str(made[0]), "--into", str(tmp_path / "no.md")], "needs the line"),
+    ):
+        done = subprocess.run([*command, *wrong], capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

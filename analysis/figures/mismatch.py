@@ -1,0 +1,173 @@
+"""Figures of the mismatch: how much there is, what it costs, and what happens around a collapse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures.outcome import thinned
+from analysis.figures.style import COLOURS, MARKERS, WIDTH, grid, plt, short
+from analysis.load import Sweep
+from analysis.tables import PRECISIONS
+
+EARLY = (5, 25)
+"""Steps whose median K3 is a run's early mismatch."""
+AROUND = (-60, 20)
+"""Steps about the onset of a collapse that the aligned traces show."""
+TRACES = {
+    "eval/reward": "held-out reward",
+    "rollout_corr/k3_kl": "K3 (nats)",
+    "mismatch/ess_sequence": "sequence ESS",
+    "mismatch/log_ratio_max_abs": "largest |log ratio|",
+    "rollout_corr/training_ppl": "perplexity of π_old",
+    "actor/grad_norm": "gradient norm",
+    "actor/entropy": "entropy (nats)",
+    "correction/weight_zero": "tokens weighted 0",
+    "correction/kept_sequences": "sequences kept",
+}
+LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
+MOST_TOKENS = 200_000
+"""Tokens of the density, drawn evenly from the dumps."""
+
+
+def dose_response(sweep: Sweep) -> Figure | str:
+    """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
+    if "rollout_corr/k3_kl" not in sweep.steps:
+        return "No run has recorded K3."
+    first, last = EARLY
+    early = sweep.steps[sweep.steps.step.between(first, last)].groupby("run", observed=True)["rollout_corr/k3_kl"].median()
+    runs = sweep.runs.assign(early=early.reindex(sweep.runs.index)).dropna(subset=["early"])
+    if runs.empty:
+        return f"No run has recorded K3 between steps {first} and {last}."
+    figure, axis = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    floor = runs.early[runs.early > 0].min() / 3 if (runs.early > 0).any() else 1e-9
+    for i, precision in enumerate(_sources(runs)):
+        mine = runs[runs.precision == precision]
+        x = mine.early.clip(lower=floor)
+        options = {"marker": MARKERS[i % 8], "color": COLOURS[i % 8], "s": 34}
+        axis.scatter(x[mine.event], mine.time[mine.event], **options)
+        axis.scatter([], [], label=precision, **options)
+        options |= {"facecolors": "none", "edgecolors": options.pop("color")}
+        axis.scatter(x[~mine.event], mine.time[~mine.event], **options)
+    axis.set_xscale("log")
+    axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, is drawn at the left end")
+    axis.set_ylabel("optimizer steps until collapse\n(open: none until the record ends)")
+    axis.legend(title="rollout")
+    return figure
+
+
+def _sources(runs: pd.DataFrame) -> list[str]:
+    known = [precision for precision in PRECISIONS if precision in set(runs.precision)]
+    return known + sorted(set(runs.precision) - set(known))
+
+
+def aligned_traces(sweep: Sweep) -> Figure | str:
+    """Diagnostics of the collapsed runs, aligned at the onset: median and middle half per precision."""
+    collapsed = sweep.runs[sweep.runs.event]
+    if collapsed.empty:
+        return "No run collapsed, so there is nothing to align."
+    steps = sweep.steps[sweep.steps.run.isin(collapsed.index)]
+    at = steps.step - steps.run.astype(str).map(collapsed.onset)
+    steps = steps.assign(at=at, precision=steps.run.astype(str).map(collapsed.precision))[at.between(*AROUND)]
+    shown = {name: word for name, word in TRACES.items() if name in steps and steps[name].notna().any()}
+    figure, axes = grid(len(shown), 3, 2.2, sharex=True)
+    for axis, (name, word) in zip(axes, shown.items(), strict=True):
+        for i, precision in enumerate(_sources(collapsed)):
+            rows = steps[steps.precision == precision].dropna(subset=[name])
+            if rows.empty:
+                continue
+            grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
+            middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
+            number = (collapsed.precision == precision).sum()
+            axis.plot(middle.index, middle, color=COLOURS[i % 8], label=f"{precision} ({number} runs)", linewidth=1.3)
+            axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
+        axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
+        axis.set_title(word)
+        if name in LOG:
+            axis.set_yscale("log")
+    axes[0].legend(fontsize=7)
+    for axis in axes[-3:]:
+        axis.set_xlabel("steps after the onset")
+    return figure
+
+
+def density(sweep: Sweep) -> Figure | str:
+    """Log ratio of a token against log μ, and the tail of |log ratio|, per precision, from the dumps of the runs."""
+    found = _dumped(sweep)
+    if not found:
+        return "No run has dumps: set dump.every to have the log-probabilities of whole batches (docs/dumps.md)."
+    figure, axes = grid(len(found) + 1, 3, 2.9)
+    for i, (precision, tokens) in enumerate(found.items()):
+        axis = axes[i]
+        x, y = tokens["logp_rollout"], tokens["logp_old"] - tokens["logp_rollout"]
+        image = axis.hexbin(x, y, gridsize=50, bins="log", cmap="viridis", mincnt=1, rasterized=True)
+        figure.colorbar(image, ax=axis, shrink=0.8)
+        axis.set_title(f"{precision}: {len(x):,} tokens")
+        axis.set_xlabel("log μ (nats)")
+        axis.set_ylabel("log π_old − log μ (nats)")
+        tail = np.sort(np.abs(y))[::-1]
+        share = np.arange(1, len(tail) + 1) / len(tail)
+        axes[-1].plot(*thinned(tail[tail > 0], share[tail > 0]), color=COLOURS[i % 8], label=precision)
+    axes[-1].set(xscale="log", yscale="log", xlabel="|log π_old − log μ| > x (nats)", ylabel="share of tokens")
+    axes[-1].set_title("tail")
+    if axes[-1].lines:
+        axes[-1].legend()
+    return figure
+
+
+def _dumped(sweep: Sweep) -> dict[str, dict[str, np.ndarray]]:
+    """Flat log-probabilities of dumped tokens by precision."""
+    if sweep.folder is None:
+        return {}
+    from harness.dumps.files import read
+
+    parts: dict[str, list[dict[str, np.ndarray]]] = {}
+    for run in sweep.runs.itertuples():
+        for path in sorted(Path(sweep.folder, run.Index, "dumps").glob("step-*.parquet")):
+            for table in read(path):
+                columns = {n: table[n].combine_chunks().flatten().to_numpy() for n in ("logp_rollout", "logp_old")}
+                finite = np.isfinite(columns["logp_rollout"]) & np.isfinite(columns["logp_old"])
+                parts.setdefault(run.precision, []).append({n: v[finite] for n, v in columns.items()})
+    found = {}
+    for precision in [p for p in PRECISIONS if p in parts] + sorted(set(parts) - set(PRECISIONS)):
+        joined = {n: np.concatenate([part[n] for part in parts[precision]]) for n in ("logp_rollout", "logp_old")}
+        every = -(-len(joined["logp_old"]) // MOST_TOKENS) or 1
+        found[precision] = {n: v[::every] for n, v in joined.items()}
+    return found
+
+
+def deployment_gap(sweep: Sweep) -> Figure | str:
+    """Reward of the rollout policy less the trainer's own at the same step, and reward against the share of sequences kept."""
+    if not {"eval/reward", "reward/rollout"} <= set(sweep.steps.columns):
+        return "The runs have not recorded both rewards."
+    both = sweep.steps.dropna(subset=["eval/reward", "reward/rollout"])
+    if both.empty:
+        return "The runs have not recorded both rewards at one step."
+    names = both.run.astype(str)
+    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], precision=names.map(sweep.runs.precision))
+    figure, axes = grid(2, 2, 3.4)
+    for i, precision in enumerate(_sources(sweep.runs)):
+        rows = both[both.precision == precision]
+        middle = rows.groupby("step").gap.median()
+        if len(middle):
+            x, y = thinned(middle.index, middle.rolling(5, min_periods=1).mean())
+            axes[0].plot(x, y, color=COLOURS[i % 8], label=precision)
+    axes[0].axhline(0, color="grey", linewidth=0.8)
+    axes[0].set(xlabel="RL step", ylabel="rollout's reward − trainer's held-out reward")
+    axes[0].set_title("Reward under μ less reward under π")
+    axes[0].legend()
+    if "correction/kept_sequences" in sweep.steps:
+        rejecting = [run for run, c in zip(sweep.runs.index, sweep.runs.correction, strict=True) if c != "none"]
+        kept = sweep.steps[sweep.steps.run.isin(rejecting)].groupby("run", observed=True)["correction/kept_sequences"].mean()
+        last = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
+        for i, (label, runs) in enumerate(list(sweep.runs.loc[rejecting].groupby("correction"))[:8]):
+            options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
+            axes[1].scatter(kept.reindex(runs.index), last.reindex(runs.index), **options)
+        if rejecting:
+            axes[1].legend(fontsize=7)
+    axes[1].set(xlabel="share of sequences kept, mean of the run", ylabel="last held-out reward")
+    axes[1].set_title("What is thrown away, how the run ends")
+    return figure

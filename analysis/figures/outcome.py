@@ -1,0 +1,138 @@
+"""Figures of what became of the arms: survival, steps of health gained, heat maps, curves of the reward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import survival, tables
+from analysis.figures.style import COLOURS, WIDTH, chunks, grid, look, plt, short
+from analysis.load import Sweep
+
+CURVE_POINTS = 200
+"""Steps at which a curve is drawn: more cannot be seen."""
+
+
+def survival_curves(sweep: Sweep) -> Figure | str:
+    """Share of runs not yet collapsed, per precision and loss, a line per correction, numbers at risk below."""
+    order = tables.arm_order(sweep.runs)
+    if not sweep.runs.event.any():
+        return "No run collapsed: every curve would be flat."
+    collapsed = set(sweep.runs.arm[sweep.runs.event])
+    every = _panels(sweep.runs, order)
+    panels = [(key, part) for key, arms in every if collapsed & set(arms) for part in chunks(arms)]
+    figure, axes = grid(len(panels), 3, 3.3, sharey=True)
+    if quiet := [f"{' '.join(key).strip()} ({sweep.runs.arm.isin(a).sum()} runs)" for key, a in every if not collapsed & set(a)]:
+        figure.suptitle(short(f"No collapse, so not drawn: {', '.join(quiet)}", 130), fontsize=9, x=0.01, ha="left")
+    end = (sweep.runs.step * sweep.runs.minibatches).max()
+    for axis, (key, arms) in zip(axes, panels, strict=True):
+        ticks = np.linspace(0, end, 5)
+        for i, arm in enumerate(arms):
+            runs = sweep.runs[sweep.runs.arm == arm]
+            km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
+            axis.step(km.time, km.survival, where="post", label=short(runs.correction.iloc[0]), **look(i), linewidth=1.4)
+            axis.fill_between(km.time, km.lower, km.upper, step="post", color=COLOURS[i], alpha=0.08, linewidth=0)
+            censored = runs.time[~runs.event].to_numpy()
+            at = np.interp(censored, km.time, km.survival)
+            axis.plot(censored, at, "|", color=COLOURS[i], markersize=6)
+            for t in ticks:
+                risk = int((runs.time >= t).sum())
+                place = (t, -0.32 - 0.085 * i)
+                axis.annotate(str(risk), place, annotation_clip=False, ha="center", fontsize=7, color=COLOURS[i])
+        axis.set_title(short(" ".join(key)))
+        axis.set(xlim=(0, end), ylim=(-0.02, 1.04), xticks=ticks)
+        axis.set_xlabel("optimizer step; runs at risk below", fontsize=8, labelpad=3)
+        axis.legend(loc="lower left", fontsize=7)
+        axis.annotate(" ", (0, -0.34 - 0.085 * len(arms)), annotation_clip=False)  # room for the numbers
+    axes[0].set_ylabel("share not collapsed")
+    return figure
+
+
+def _panels(runs: pd.DataFrame, order: list[str]) -> list[tuple[tuple, list[str]]]:
+    """Arms by (precision, loss, setting), in the order of arms."""
+    arms = runs.drop_duplicates("arm").set_index("arm").loc[order].reset_index()
+    return [(key, list(part.arm)) for key, part in arms.groupby(["precision", "loss", "setting"], sort=False)]
+
+
+def forest(sweep: Sweep) -> Figure | str:
+    """Steps of health gained on the reference arm, with its interval and Holm's p."""
+    table = tables.outcomes(sweep)
+    table = table[table.reference != ""].iloc[::-1].reset_index(drop=True)
+    if table.empty:
+        return "No arm has a reference arm: neither an uncorrected twin nor an fp32 control is in the sweep."
+    figure, axis = plt.subplots(figsize=(WIDTH, 1.2 + 0.32 * len(table)), layout="constrained")
+    for i, row in table.iterrows():
+        axis.plot([row["gained low"], row["gained high"]], [i, i], color=COLOURS[1], linewidth=2)
+        axis.plot(row["steps gained"], i, "o", color=COLOURS[2], markersize=5)
+        weak = " (too few)" if row.said else ""
+        axis.annotate(f"p = {row['Holm p']:.2g}{weak}", (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+    axis.axvline(0, color="grey", linewidth=0.8)
+    axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.runs})" for r in table.itertuples()], fontsize=8)
+    axis.set_xlabel("optimizer steps of health gained on the reference arm (difference of RMST, 95 % bootstrap over seeds)")
+    return figure
+
+
+def heat_maps(sweep: Sweep) -> Figure | str:
+    """Share collapsed and final interquartile mean: loss x correction, per precision, seeds in each cell."""
+    table = tables.outcomes(sweep).set_index("arm")
+    parts = sweep.runs.drop_duplicates("arm").set_index("arm").loc[tables.arm_order(sweep.runs)]
+    precisions = list(parts.precision.unique())
+    rows = list(dict.fromkeys(f"{loss} {setting}".strip() for loss, setting in zip(parts.loss, parts.setting, strict=True)))
+    columns = ["none", *sorted(set(parts.correction) - {"none"})]
+    height = 1.3 + 0.34 * len(rows)
+    figure, axes = plt.subplots(
+        len(precisions), 2, figsize=(WIDTH, height * len(precisions)), squeeze=False, layout="constrained", sharex=True
+    )
+    quantities = (("share", "share collapsed", "viridis_r"), ("final IQM", "final reward, interquartile mean", "viridis"))
+    for i, precision in enumerate(precisions):
+        for j, (name, title, colours) in enumerate(quantities):
+            values = np.full((len(rows), len(columns)), np.nan)
+            axis = axes[i, j]
+            for arm, part in parts[parts.precision == precision].iterrows():
+                place = rows.index(f"{part.loss} {part.setting}".strip()), columns.index(part.correction)
+                values[place] = table.loc[arm].get(name, np.nan)
+                if not np.isnan(values[place]):
+                    dark = (values[place] > 0.5) == (name == "share")
+                    words = f"{values[place]:.2f}\nn={table.loc[arm, 'runs']}"
+                    axis.text(place[1], place[0], words, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+            image = axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
+            axis.set_title(f"{precision}: {title}")
+            axis.set_yticks(range(len(rows)), [short(row, 30) for row in rows], fontsize=7)
+            axis.set_xticks(range(len(columns)), [short(c, 16) for c in columns], fontsize=7, rotation=30, ha="right")
+            axis.spines[:].set_visible(False)
+            figure.colorbar(image, ax=axis, shrink=0.8)
+    return figure
+
+
+def reward_curves(sweep: Sweep) -> Figure | str:
+    """Held-out reward: the median of an arm's seeds with each seed faint behind it, one panel per precision, loss and setting."""
+    if "eval/reward" not in sweep.steps:
+        return "No run has recorded a held-out reward."
+    panels = [(key, part) for key, arms in _panels(sweep.runs, tables.arm_order(sweep.runs)) for part in chunks(arms)]
+    figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
+    evaluated = sweep.steps.dropna(subset=["eval/reward"])
+    by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
+    for axis, (key, arms) in zip(axes, panels, strict=True):
+        for i, arm in enumerate(arms):
+            runs = sweep.runs[sweep.runs.arm == arm]
+            curves = [by_run[run] for run in runs.index if run in by_run]
+            if not curves:
+                continue
+            for curve in curves[:10]:
+                axis.plot(*thinned(curve.step, curve["eval/reward"]), color=COLOURS[i], alpha=0.18, linewidth=0.6)
+            middle = pd.concat(curves).groupby("step")["eval/reward"].median()
+            axis.plot(*thinned(middle.index, middle), **look(i), linewidth=1.4, label=short(runs.correction.iloc[0]))
+        axis.set_title(short(" ".join(key)))
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.2)
+        axis.legend(fontsize=7, loc="lower left")
+    axes[0].set_ylabel("held-out reward")
+    axes[-1].set_xlabel("RL step")
+    return figure
+
+
+def thinned(x, y) -> tuple[np.ndarray, np.ndarray]:
+    """At most CURVE_POINTS points of a curve, the last one among them."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), CURVE_POINTS)).astype(int))
+    return np.asarray(x)[keep], np.asarray(y)[keep]

@@ -1,0 +1,69 @@
+"""How every figure looks: print size, a palette that colour-blind readers tell apart, never more than eight lines in a panel."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808000")
+"""Okabe and Ito's palette, with olive for their yellow, which print loses."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
+"""A line differs by colour and by dash, so that it survives a grey printer."""
+WIDTH = 9.0
+"""Inches."""
+
+plt.rcParams |= {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "faultline",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
+def look(place: int) -> dict:
+    """Colour and dash of the line number `place` of a panel, 0..7."""
+    return {"color": COLOURS[place], "linestyle": DASHES[place]}
+
+
+def chunks(items: Sequence, size: int = len(COLOURS)) -> list[list]:
+    """In parts that one panel can tell apart, as even as they come."""
+    parts = -(-len(items) // size)
+    return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
+
+
+def short(text: str, width: int = 34) -> str:
+    """A label in lines of `width`, keys without the groups that they stand in."""
+    words = [word.split(".")[-1] if "=" in word else word for word in text.split(" ")]
+    return textwrap.fill(" ".join(words), width)
+
+
+def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels in rows of `columns`."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, rows * height), squeeze=False, layout="constrained", **options)
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return figure, list(axes.flat[:count])
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element; closes it."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
+    plt.close(figure)
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
