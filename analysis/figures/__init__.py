@@ -22,8 +22,8 @@ class Output(NamedTuple):
 FIGURES = {
     "survival": Output(
         "Which arm survives how long?",
-        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did, with 95 % bands; a tick is a "
-        "run whose record ended in health; below, the runs still at risk.",
+        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did, with 95 % bands; a tick "
+        "is a run whose record ended in health; below, the runs still at risk.",
         outcome.survival_curves,
     ),
     "reward": Output(
