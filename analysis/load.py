@@ -76,7 +76,8 @@ def load(source: Path | str) -> Sweep:
 def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[str, str]]) -> pd.DataFrame:
     rows, seen = [], {}
     for run, record in records.items():
-        seed, minibatches = record.config["seed"], record.config["actor"]["minibatches"]
+        actor, seed = record.config["actor"], record.config["seed"]
+        minibatches = actor["minibatches"] * actor.get("epochs", 1)
         twin = seen.setdefault((arms[run]["arm"], seed), run)
         if twin != run:
             what = f"seed {seed} of {arms[run]['arm']}"

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
                               state.json     next step, optimizer steps, detector states, number of ranks
+                              rollouts.safetensors  sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above
 
 A checkpoint is written beside its place and renamed; rank 0 does all but the actor's files, and every rank sees the folder.
@@ -21,12 +22,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from harness.actor import Actor
 from harness.ranks import Ranks, lost_a_rank
 from harness.records import RunFolder, writing
 
 
-def save(run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], keep: int) -> None:
+def save(
+    run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
+) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
     folder = run.path / "checkpoints"
@@ -40,6 +46,7 @@ def save(run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], keep
             _save(actor, temporary / "actor")
             ranks.barrier()
             if ranks.rank == 0:
+                save_file(rollouts, temporary / "rollouts.safetensors")
                 _complete(temporary, folder / f"step-{step:08d}", {**state, "ranks": ranks.size})
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
@@ -85,7 +92,7 @@ def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
     folder = run.path / "checkpoints" / f"step-{step:08d}"
     state = json.loads((folder / "state.json").read_text())
     actor.load(folder / "actor", state["ranks"])
-    return state
+    return {**state, "rollouts": load_file(folder / "rollouts.safetensors")}
 
 
 def _newest_sound(run: RunFolder) -> int:

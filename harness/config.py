@@ -108,7 +108,10 @@ class Named(Strict):
 
 
 class Rollout(Strict):
-    """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`."""
+    """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`.
+
+    staleness: the rollout of a step is sampled by the weights of so many steps before. overlap: sample while the trainer trains.
+    """
 
     engine: Named
     precision: Precision
@@ -116,10 +119,19 @@ class Rollout(Strict):
     temperature: Positive
     prompts: Count
     samples: Annotated[int, Field(ge=2)]
+    staleness: Annotated[int, Field(ge=0)]
+    overlap: bool
+
+    @model_validator(mode="after")
+    def _overlapped(self) -> Rollout:
+        if self.overlap and not self.staleness:
+            raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
+        return self
 
 
 class Actor(Strict):
-    """DeepSpeed ZeRO around the model, AdamW. clip_norm: of the global gradient norm. minibatches: optimizer steps per rollout.
+    """DeepSpeed ZeRO around the model, AdamW. clip_norm: of the global gradient norm. minibatches: optimizer steps per epoch;
+    epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward, null for no limit.
 
     scoring `exact`: π_old is scored along the sampling path, so that a rollout in the actor's own dtype has ratio exactly 1;
     `forward`: by the training forward.
@@ -133,6 +145,8 @@ class Actor(Strict):
     weight_decay: Annotated[float, Field(ge=0)]
     clip_norm: Positive
     minibatches: Count
+    epochs: Count
+    micro_tokens: Count | None
     scoring: Literal["exact", "forward"]
 
 

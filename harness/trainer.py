@@ -26,6 +26,7 @@ from algos.ratios import log_ratio
 from algos.reductions import Counts
 from harness import checkpoint
 from harness.actor import DeepSpeedActor
+from harness.ahead import Ahead
 from harness.collapse import outcome
 from harness.config import Config, Precision
 from harness.dumps.record import dump
@@ -90,6 +91,10 @@ class Trainer:
         # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
         own = Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
         self.policy = LocalEngine(shape, own, temperature=temperature)
+        self.row_tokens = start.train.shape[1] + self.task.answer_length
+        self.ahead = Ahead(
+            self.sample, self.gathered, staleness=config.rollout.staleness, overlap=config.rollout.overlap, steps=config.steps
+        )
         self.updates = 0  # optimizer steps so far: the version of the weights
         self.seconds: dict[str, float] = {}
 
@@ -98,21 +103,18 @@ class Trainer:
     def step(self, step: int) -> dict[str, float]:
         """Prompts → rollout → reward → π_old → advantages → correction → mini-batches of objective and optimizer step."""
         c, began = self.config, time.perf_counter()
-        self.seconds = {}
+        self.seconds, self.sampled = {}, 0
         seed_globals(c.seed, step)
         metrics = self.sync()
         metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
-        prompts = self.prompts(step).repeat_interleave(c.rollout.samples, dim=0).to(device())
-        with self.clock("generate"):
-            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(c.seed, "rollout", step))
-            rollout = self.gathered(self.engine.generate(*map(self.ranks.share, (prompts, uniforms))))
+        prompts, rollout = self.prompts(step), self.ahead.take(step)
         rewards = torch.from_numpy(self.task.reward(prompts.cpu().numpy(), rollout.tokens.cpu().numpy())).float().to(device())
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
         mask = rollout.logp.isfinite()
         inputs = {"lengths": mask.sum(-1).view_as(groups)}
         advantages = self.advantage(groups, **{name: inputs[name] for name in self.advantage.func.needs})
         advantages = advantages.view(-1, 1).expand_as(rollout.logp)
-        order = torch.randperm(len(prompts), generator=generator(c.seed, "minibatches", step)).chunk(c.actor.minibatches)
+        order = self.order(step)
         with self.clock("score"):
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
         batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old)
@@ -129,11 +131,28 @@ class Trainer:
         with self.clock("train"):
             updated, logp = self.update(batch, order)
         metrics |= updated
+        self.ahead.settle()
         if c.dump.every and step % c.dump.every == 0 and self.ranks.rank == 0:
             dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
         self.seconds["step"] = time.perf_counter() - began
-        metrics["throughput/rollout_tokens"] = rollout.tokens.numel() / self.seconds["generate"]
+        if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
+            metrics["throughput/rollout_tokens"] = self.sampled / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
+
+    def sample(self, step: int) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds."""
+        with self.clock("generate"):
+            prompts = self.prompts(step)
+            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
+            rollout = self.engine.generate(*map(self.ranks.share, (prompts, uniforms)))
+        self.sampled += rollout.tokens.numel() * self.ranks.size
+        return rollout
+
+    def order(self, step: int) -> list[Tensor]:
+        """The rows of each mini-batch, every epoch in an order of its own."""
+        a, drawn = self.config.actor, generator(self.config.seed, "minibatches", step)
+        rows = self.config.rollout.prompts * self.config.rollout.samples
+        return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=drawn).chunk(a.minibatches)]
 
     def gathered(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
@@ -150,14 +169,14 @@ class Trainer:
             difference = self.verify(self.engine, self.actor)
         return {} if difference is None else {"rollout/sync_difference": difference}
 
-    def score(self, prompts: Tensor, tokens: Tensor, order: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    def score(self, prompts: Tensor, tokens: Tensor, order: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """(log π_old, the training forward's own log π_old where a later mini-batch needs it)."""
         exact = self.config.actor.scoring == "exact"
         forward = None
         if not exact or len(order) > 1:
             forward = torch.zeros(tokens.shape, device=tokens.device)
             with torch.no_grad():
-                for rows in order:
+                for rows in order[: self.config.actor.minibatches]:  # the first epoch, which has them all
                     forward[rows] = self.forward(prompts[rows], tokens[rows])
         if not exact:
             return forward, forward
@@ -173,9 +192,10 @@ class Trainer:
 
     def parts(self, rows: int) -> tuple[Tensor, ...]:
         """The micro-batches of this rank, as numbers of rows of a mini-batch; every rank has as many."""
-        return (self.ranks.share(torch.arange(rows)),)
+        own, budget = self.ranks.share(torch.arange(rows)), self.config.actor.micro_tokens
+        return own.split(max(1, budget // self.row_tokens) if budget else len(own))
 
-    def update(self, batch: Batch, order: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], Tensor]:
+    def update(self, batch: Batch, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
         whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
         metrics, per_step, norms = applied(whole, batch.mask), [], []
@@ -234,11 +254,12 @@ class Trainer:
         return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)}
 
     def prompts(self, step: int) -> Tensor:
-        """The step's prompts: the pool is walked in a new order each time round."""
+        """The step's prompts, one row per sample: the pool is walked in a new order each time round."""
         n, per_step = len(self.train_prompts), self.config.rollout.prompts
         places = range(step * per_step, (step + 1) * per_step)
         orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
-        return self.train_prompts[torch.stack([orders[p // n][p % n] for p in places])]
+        chosen = self.train_prompts[torch.stack([orders[p // n][p % n] for p in places])]
+        return chosen.repeat_interleave(self.config.rollout.samples, dim=0).to(device())
 
     # --- its life ------------------------------------------------------------------------------------------------------
 
@@ -303,6 +324,7 @@ class Trainer:
         if state is None:
             return 0
         self.updates, self.events = state["updates"], state["events"]
+        self.ahead.restore({name: tensor.to(device()) for name, tensor in state["rollouts"].items()})
         for name, detector in self.detectors.items():
             detector.state = state["detectors"][name]
         self.folder.log_event("resumed", state["step"])
@@ -315,13 +337,13 @@ class Trainer:
             "events": self.events,
             "detectors": {name: detector.state for name, detector in self.detectors.items()},
         }
-        checkpoint.save(self.folder, self.ranks, self.actor, state, self.config.checkpoint.keep)
+        checkpoint.save(self.folder, self.ranks, self.actor, state, self.ahead.state(), self.config.checkpoint.keep)
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[phase] = time.perf_counter() - began
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def taken(corrected: Corrected, rows: Tensor) -> Corrected:

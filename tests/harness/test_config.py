@@ -32,6 +32,8 @@ from tests.harness.conftest import composed
         (["reduce.norm=5"], r"reduce.norm=5 has no effect with mode=token_mean"),
         (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
         (["actor.minibatches=3"], r"actor.minibatches=3 does not divide the 256 responses"),
+        (["rollout.overlap=true"], r"rollout.overlap=true needs staleness of at least 1"),
+        (["actor.epochs=0"], r"actor.epochs=0"),
         (["actor.lr=0"], r"actor.lr=0"),
         (["actor.lr=-1"], r"actor.lr=-1: input should be greater than 0"),
         (["actor.zero_stage=4"], r"actor.zero_stage=4: input should be less than or equal to 3"),

@@ -1,0 +1,87 @@
+"""Staleness, overlap, epochs and micro-batches: what they change, and what they must not."""
+
+import contextlib
+
+import pytest
+import torch
+
+from harness.config import Precision
+from harness.rollouts.local import LocalEngine
+from harness.trainer import Trainer, train
+from harness.warmstart import policy_config
+from tests.harness.test_ranks import train_until
+from tests.harness.test_trainer import folder_of, untimed
+
+STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.minibatches=2", "steps=5"]
+FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+
+
+def rows_of(config) -> list[dict]:
+    return untimed(folder_of(config).metrics())
+
+
+def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
+    """What it reported is, to the bit, what an engine with the weights of step s − 2 gives; π_old is that of the present ones."""
+    config = tiny(*STALE)
+    weights, batches = [], []
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        update = trainer.update
+        trainer.update = lambda batch, order: (batches.append(batch), update(batch, order))[1]
+        for step in range(4):
+            weights.append({name: w.detach().clone() for name, w in trainer.actor.weights()})
+            metrics = trainer.step(step)
+            assert metrics["rollout/version_lag"] == 2 * min(step, 2)  # two optimizer steps each
+    engine = LocalEngine(policy_config(config), FP32)
+    for step, batch in enumerate(batches):
+        engine.load_weights(weights[max(0, step - 2)].items(), 0)
+        assert torch.equal(engine.score(batch.prompts, batch.tokens), batch.logp_rollout)
+        engine.load_weights(weights[step].items(), 0)
+        assert torch.equal(engine.score(batch.prompts, batch.tokens), batch.logp_old)
+        assert torch.equal(batch.logp_old, batch.logp_rollout) == (step == 0)
+
+
+def test_overlap_changes_no_number(tiny):
+    train(tiny(*STALE))
+    train(tiny(*STALE, "rollout.overlap=true"))
+    assert rows_of(tiny(*STALE)) == rows_of(tiny(*STALE, "rollout.overlap=true"))
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_stale_run_resumes_to_the_bit(tiny, overlap):
+    """What was sampled ahead is in the checkpoint: it could not be sampled again, the weights being gone."""
+    overrides = [*STALE, "steps=6", f"rollout.overlap={overlap}", "actor.epochs=2"]
+    whole, cut = (tiny(*overrides, f"run.sweep=stale-{overlap}-{name}") for name in ("whole", "cut"))
+    train(whole)
+    with contextlib.suppress(SystemExit):
+        train_until(cut, 2)
+    assert folder_of(cut).state == "preempted"
+    train(cut)
+    assert rows_of(cut) == rows_of(whole)
+
+
+def test_epochs_pass_over_a_rollout_again(tiny):
+    """Two epochs of two mini-batches are four optimizer steps, each epoch with every row once and in its own order."""
+    config = tiny("actor.epochs=2", "actor.minibatches=2")
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        order = trainer.order(0)
+        trainer.step(0)
+    assert trainer.updates == len(order) == 4
+    first, second = torch.cat(order[:2]), torch.cat(order[2:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(16)) and first.tolist() != second.tolist()
+
+
+@pytest.mark.parametrize("ratio", ["old", "current"])
+def test_micro_batches_change_no_number(tiny, ratio):
+    """8 rows of 7 tokens a mini-batch: 15 tokens are two rows, so four micro-batches; stale, so that the correction acts."""
+    loss = {"old": "ppo", "current": "pg"}[ratio]
+    shared = [*STALE, f"loss={loss}", "correction=token_truncate", f"correction.ratio={ratio}", "correction.normalize=batch"]
+    whole, split = tiny(*shared), tiny(*shared, "actor.micro_tokens=15")
+    with folder_of(split).claim() as folder:
+        assert [len(part) for part in Trainer(split, folder).parts(8)] == [2, 2, 2, 2]
+    train(whole)
+    train(split)
+    assert len(rows_of(split)) == 6
+    for row, other in zip(rows_of(split), rows_of(whole), strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-5)
