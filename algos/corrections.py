@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from algos.ratios import LOG_RATIO_BOUND, at_level, bounded_exp, sizes
+from algos.ratios import Ratio, at_level, bounded_exp, sizes
 from algos.registry import CORRECTIONS
+from algos.rows import parts, take
 from algos.spec import Correction, Plugin, Reject, Weight
 
 
@@ -49,6 +51,7 @@ def correct(
     logp_rollout: Tensor | None = None,
     segments: Tensor | None = None,
     batch: WeightSum | None = None,
+    observe: Callable[[Ratio, Tensor, Tensor], None] | None = None,
 ) -> Corrected:
     """Apply `spec` to l = log π − log μ ([B, T], nats, 0 off `mask`).
 
@@ -56,38 +59,38 @@ def correct(
 
     advantages ([B, T]) are read by filters with when=negative_advantage, logp_rollout ([B, T], nats) by prob_diff,
     segments ([B, T] integers, see `ratios.at_level`) by level segment. `batch` is the merged `weight_sum` of the whole
-    global batch for normalize=batch; without it, the tensors given are taken to be that batch.
+    global batch for normalize=batch; without it, the tensors given are taken to be that batch. `observe` is called with
+    each few responses' ratio, weights (not yet normalised) and kept mask, while those are at hand.
     Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞ gives w = ρ; an empty `reject` keeps the mask; no two
     tokens of different responses affect each other except through `batch` and plug-ins. Raises ValueError on a missing
     input.
     """
-    weights = raw_weights(log_ratio, mask, spec.weight, segments)
-    weights = bounded_weights(weights, spec.weight).expand_as(log_ratio)
+    weights, kept = torch.empty_like(log_ratio), torch.empty_like(mask)
+    alone = WeightSum(weights.new_zeros((), dtype=torch.float64), weights.new_zeros((), dtype=torch.float64))
+    plugged = _plugged(log_ratio, mask, spec)
+    for part in parts(log_ratio):
+        ratio = Ratio(*take(part, log_ratio, mask, logp_rollout, segments))
+        used = bounded_weights(raw_weights(ratio, spec.weight), spec.weight)
+        weights[part], kept[part] = used * ratio.present, _kept(ratio, *take(part, plugged, advantages), spec)
+        if spec.normalize == "batch" and batch is None:
+            alone = alone.merge(_sum(weights[part], ratio, spec.weight))
+        if observe is not None:
+            observe(ratio, weights[part], kept[part])
     if spec.normalize == "batch":
-        batch = batch or _sum(weights, mask, spec.weight, segments)
-        weights = (weights / batch.mean()).to(log_ratio.dtype)
-    kept = mask
-    for name, filter_ in spec.reject.items():
-        if isinstance(filter_, Plugin):
-            keep = CORRECTIONS[filter_.function](log_ratio, mask, **filter_.params)
-        else:
-            keep = _keep(name, log_ratio, mask, filter_, advantages, logp_rollout, segments)
-        kept = kept & keep
-    return Corrected(torch.where(mask, weights, 0.0), kept, kept if spec.denominator == "kept" else mask)
+        weights.div_((batch or alone).mean())
+    return Corrected(weights, kept, kept if spec.denominator == "kept" else mask)
 
 
 @torch.no_grad()
 def weight_sum(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Tensor | None = None) -> WeightSum:
     """What normalize=batch needs to know of one part of the batch: each token, response or segment counts once."""
-    weights = bounded_weights(raw_weights(log_ratio, mask, spec.weight, segments), spec.weight)
-    return _sum(weights.expand_as(log_ratio), mask, spec.weight, segments)
+    ratio = Ratio(log_ratio, mask, segments=segments)
+    return _sum(bounded_weights(raw_weights(ratio, spec.weight), spec.weight) * ratio.present, ratio, spec.weight)
 
 
-def raw_weights(log_ratio: Tensor, mask: Tensor, weight: Weight, segments: Tensor | None = None) -> Tensor:
+def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
     """ρ at the weight's level before its bounds, [B, T] or [B, 1]; 1 when there is no weight."""
-    if weight.level is None:
-        return torch.ones_like(log_ratio)
-    return bounded_exp(at_level(log_ratio, mask, weight.level, segments))
+    return ratio.l.new_ones(()) if weight.level is None else ratio.at_level(weight.level)
 
 
 def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
@@ -99,25 +102,18 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
     return rho.clamp(min=weight.lower, max=weight.upper)
 
 
-def statistic(
-    log_ratio: Tensor,
-    mask: Tensor,
-    filter_: Reject,
-    logp_rollout: Tensor | None = None,
-    segments: Tensor | None = None,
-) -> Tensor:
+def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """What a filter compares with its bounds, at its level, [B, T] or [B, 1].
 
     `ratio` is compared as ρ, with ρ's own rounding, so that a ratio equal to a bound is kept at every level; at
     worst_token, where both its largest and its smallest value matter, it stays per token.
     """
     if filter_.statistic == "ratio":
-        level = "token" if filter_.level == "worst_token" else filter_.level
-        return bounded_exp(at_level(log_ratio, mask, level, segments))
-    values = torch.where(mask, _per_token(log_ratio, filter_.statistic, logp_rollout), 0.0)
+        return ratio.at_level("token" if filter_.level == "worst_token" else filter_.level)
+    values = _per_token(ratio, filter_.statistic)
     if filter_.level == "worst_token" and filter_.statistic == "prob_diff":
         return values
-    return at_level(values, mask, filter_.level, segments)
+    return at_level(values, ratio.mask, filter_.level, ratio.segments)
 
 
 def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
@@ -130,26 +126,33 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
     return keep
 
 
-def _sum(weights: Tensor, mask: Tensor, weight: Weight, segments: Tensor | None) -> WeightSum:
+def _sum(weights: Tensor, ratio: Ratio, weight: Weight) -> WeightSum:
     """A token of a unit of n tokens counts 1/n, so that each unit counts once, whatever its length."""
-    share = torch.where(mask, 1.0 / sizes(mask, weight.level, segments).double(), 0.0)
+    share = torch.where(ratio.mask, 1.0 / sizes(ratio.mask, weight.level, ratio.segments).double(), 0.0)
     return WeightSum((weights * share).sum(), share.sum())
 
 
-def _keep(
-    name: str,
-    log_ratio: Tensor,
-    mask: Tensor,
-    filter_: Reject,
-    advantages: Tensor | None,
-    logp_rollout: Tensor | None,
-    segments: Tensor | None,
-) -> Tensor:
-    if filter_.statistic == "prob_diff" and logp_rollout is None:
+def _plugged(log_ratio: Tensor, mask: Tensor, spec: Correction) -> Tensor:
+    """The mask that the plug-ins leave: they see the batch at once, as their bounds may depend on it."""
+    for filter_ in spec.reject.values():
+        if isinstance(filter_, Plugin):
+            mask = mask & CORRECTIONS[filter_.function](log_ratio, mask, **filter_.params)
+    return mask
+
+
+def _kept(ratio: Ratio, kept: Tensor, advantages: Tensor | None, spec: Correction) -> Tensor:
+    for name, filter_ in spec.reject.items():
+        if isinstance(filter_, Reject):
+            kept = kept & _keep(name, ratio, filter_, advantages)
+    return kept
+
+
+def _keep(name: str, ratio: Ratio, filter_: Reject, advantages: Tensor | None) -> Tensor:
+    if filter_.statistic == "prob_diff" and ratio.logp_rollout is None:
         raise ValueError(f"reject.{name}.statistic=prob_diff needs logp_rollout")
     if filter_.when == "negative_advantage" and advantages is None:
         raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
-    keep = within(statistic(log_ratio, mask, filter_, logp_rollout, segments), filter_.lower, filter_.upper)
+    keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
         keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
     if filter_.when == "negative_advantage":
@@ -157,11 +160,12 @@ def _keep(
     return keep
 
 
-def _per_token(log_ratio: Tensor, name: str, logp_rollout: Tensor | None) -> Tensor:
+def _per_token(ratio: Ratio, name: str) -> Tensor:
+    """The statistic of each token; off the mask that of equal policies, which lies within every bound."""
     if name == "k2":
-        return log_ratio.square() / 2
+        return ratio.l.square() / 2
     if name == "k3":
-        return torch.expm1(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - log_ratio
+        return ratio.k3
     if name == "mult_error":
-        return bounded_exp(log_ratio.abs())
-    return logp_rollout.exp() * torch.expm1(log_ratio)  # prob_diff = π − μ
+        return bounded_exp(ratio.l.abs())
+    return torch.where(ratio.mask, ratio.logp_rollout.exp() * torch.expm1(ratio.l), 0.0)  # prob_diff = π − μ

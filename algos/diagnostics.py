@@ -5,13 +5,11 @@ Nothing here is clamped, so a heavy tail shows; nothing waits for the device; em
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from algos.ratios import LOG_RATIO_BOUND
-from algos.rows import Rows, chunked, count, extreme, over, total
+from algos.ratios import LOG_RATIO_BOUND, Ratio
+from algos.rows import Rows, beyond, chunked, extreme, over, total
 from algos.tails import pareto_k
 
 
@@ -23,27 +21,23 @@ def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None
 @torch.no_grad()
 def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and the sum of log μ."""
-    return chunked(_mismatch_chunk, log_ratio, mask, logp_rollout)
+    return chunked(lambda *tensors: ratio_rows(Ratio(*tensors)), log_ratio, mask, logp_rollout)
 
 
-def _mismatch_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor | None) -> Rows:
-    # Half the log of the largest number, less 1 for rounding: ρ² stays finite. 43 nats in fp32, 353 in fp64.
-    most = math.log(torch.finfo(l.dtype).max) / 2 - 1
-    excess = torch.expm1(l.clamp(-most, most))  # ρ − 1, exact where ρ ≈ 1; 0 off the mask
-    lowest, largest = torch.aminmax(
-        torch.nn.functional.pad(l, (0, 1)), dim=-1
-    )  # of l and 0, so that padding adds nothing
+def ratio_rows(ratio: Ratio) -> Rows:
+    """Likewise of a few responses whose ratio is at hand."""
+    l, excess = ratio.l, ratio.excess
     rows = {
-        "n": count(mask),
+        "n": ratio.n,
         "l": total(l),
         "excess": total(excess),
-        "excess_sq": total(excess.square()),
-        "l_max": largest.double().clamp(min=0),  # padding holds 0, and must not change the number
-        "l_min": lowest.double().clamp(max=0),
-        "beyond": count(l.abs() > LOG_RATIO_BOUND),
+        "excess_sq": total(excess.square()),  # near the bound only fp64 holds the sum
+        "l_max": (l.amax(-1) if l.shape[1] else ratio.n).double().clamp(min=0),  # of l and 0, the value of padding
+        "l_min": (l.amin(-1) if l.shape[1] else ratio.n).double().clamp(max=0),
+        "beyond": beyond(torch.gt, l.abs(), LOG_RATIO_BOUND),
     }
-    if logp_rollout is not None:
-        rows["rollout"] = total(torch.where(mask, logp_rollout, 0.0))
+    if ratio.logp_rollout is not None:
+        rows["rollout"] = total(torch.where(ratio.mask, ratio.logp_rollout, 0.0))
     return rows
 
 

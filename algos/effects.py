@@ -5,9 +5,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algos.corrections import Corrected, bounded_weights, raw_weights, statistic
-from algos.rows import Rows, chunked, count, extreme, over, total
+from algos.corrections import Corrected, WeightSum, bounded_weights, correct, raw_weights, statistic
+from algos.diagnostics import finish_mismatch, ratio_rows
+from algos.ratios import Ratio
+from algos.rows import Rows, beyond, chunked, extreme, merge, over, squares, total
 from algos.spec import Correction, Reject
+
+
+@torch.no_grad()
+def examine(
+    log_ratio: Tensor,
+    mask: Tensor,
+    spec: Correction,
+    *,
+    logp_rollout: Tensor,
+    advantages: Tensor | None = None,
+    segments: Tensor | None = None,
+    batch: WeightSum | None = None,
+) -> tuple[Corrected, Rows]:
+    """`corrections.correct`, and in the same pass the rows of every diagnostic of the mismatch and of the correction."""
+    seen: list[Rows] = []
+
+    def observe(ratio: Ratio, weights: Tensor, kept: Tensor) -> None:
+        rows = ratio_rows(ratio) | _did(ratio, weights, kept) | _statistics(ratio, spec)
+        seen.append(rows | (_weights(ratio, spec) if spec.weight.level else {}))
+
+    inputs = {"logp_rollout": logp_rollout, "advantages": advantages, "segments": segments, "batch": batch}
+    corrected = correct(log_ratio, mask, spec, **inputs, observe=observe)
+    rows = merge(seen)
+    if spec.normalize == "batch":  # the mean was not known before the last of them
+        rows |= applied_rows(corrected, mask)
+    return corrected, rows
+
+
+@torch.no_grad()
+def finish(rows: Rows, spec: Correction) -> dict[str, Tensor]:
+    """Every diagnostic from the rows that `examine` made of the whole batch."""
+    weights = finish_weights(rows, spec) if spec.weight.level else {}
+    return finish_mismatch(rows) | weights | finish_filters(rows, spec) | finish_applied(rows)
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
@@ -18,18 +53,16 @@ def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
     """Per-response sums of what a correction did."""
-    return chunked(_applied_chunk, *corrected[:2], mask)
+    return chunked(lambda w, k, m: _did(Ratio(w, m), w * m, k & m), *corrected[:2], mask)
 
 
-def _applied_chunk(weights: Tensor, kept: Tensor, mask: Tensor) -> Rows:
-    weights = torch.where(mask, weights, 0.0)
-    n = count(mask)
+def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
     return {
-        "n": n,
+        "n": ratio.n,
         "weight": total(weights),
-        "weight_sq": total(weights.square()),
-        "zero": n - count(weights),
-        "kept": count(kept & mask),
+        "weight_sq": squares(weights),
+        "zero": beyond(torch.eq, weights, 0.0) - (weights.shape[1] - ratio.n),  # padding is 0 too
+        "kept": total(kept.view(torch.uint8)),
     }
 
 
@@ -57,14 +90,13 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 @torch.no_grad()
 def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of the weight before (raw) and after (applied) its bounds, not normalised."""
+    return chunked(lambda l, m, s: _weights(Ratio(l, m, segments=s), spec), log_ratio, mask, segments)
 
-    def chunk(l: Tensor, m: Tensor, s: Tensor | None) -> Rows:
-        raw = raw_weights(l, m, spec.weight, s)
-        used = bounded_weights(raw, spec.weight)
-        bounds = thresholds(spec)
-        return _spread("raw", raw, m, *bounds, 1.0) | _spread("applied", used, m, *bounds, 1.0)
 
-    return chunked(chunk, log_ratio, mask, segments)
+def _weights(ratio: Ratio, spec: Correction) -> Rows:
+    raw = raw_weights(ratio, spec.weight)
+    used, bounds = bounded_weights(raw, spec.weight), thresholds(spec)
+    return _spread("raw", raw, ratio, *bounds, 1.0) | _spread("applied", used, ratio, *bounds, 1.0)
 
 
 @torch.no_grad()
@@ -102,14 +134,14 @@ def filter_rows(
 ) -> Rows:
     """Per-response sums and extremes of the statistic of each filter under `reject`; plug-ins have none."""
 
-    def chunk(l: Tensor, m: Tensor, rollout: Tensor | None, s: Tensor | None) -> Rows:
-        rows: Rows = {}
-        for name, filter_ in _filters(spec).items():
-            values = statistic(l, m, filter_, rollout, s)
-            rows |= _spread(name, values, m, *_bounds(filter_), _centre(filter_))
-        return rows
+    return chunked(lambda *tensors: _statistics(Ratio(*tensors), spec), log_ratio, mask, logp_rollout, segments)
 
-    return chunked(chunk, log_ratio, mask, logp_rollout, segments)
+
+def _statistics(ratio: Ratio, spec: Correction) -> Rows:
+    rows: Rows = {}
+    for name, filter_ in _filters(spec).items():
+        rows |= _spread(f"reject.{name}", statistic(ratio, filter_), ratio, *_bounds(filter_), _centre(filter_))
+    return rows
 
 
 @torch.no_grad()
@@ -122,7 +154,7 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     return {
         f"rollout_corr/rollout_rs_{name}_{statistic_}": value
         for name, filter_ in _filters(spec).items()
-        for statistic_, value in _finish(name, rows, *_bounds(filter_), _centre(filter_)).items()
+        for statistic_, value in _finish(f"reject.{name}", rows, *_bounds(filter_), _centre(filter_)).items()
         if statistic_ != "eff_sample_size"
     }
 
@@ -147,25 +179,26 @@ def _centre(filter_: Reject) -> float:
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
-def _spread(name: str, values: Tensor, mask: Tensor, lower: float, upper: float, centre: float) -> Rows:
+def _spread(name: str, values: Tensor, ratio: Ratio, lower: float, upper: float, centre: float) -> Rows:
     """Sums and extremes over tokens; a value that a whole response shares, [B, 1], is counted instead of repeated.
 
-    Sums are of values − centre, their value for equal policies, so that small spreads survive the batch's own
-    precision.
+    Off the mask values hold `centre`, their value for equal policies. Sums are of values − centre, so that small
+    spreads survive the batch's own precision.
     """
-    n = count(mask)
-    shared = values.shape[1] == 1
-    here = mask.any(-1, keepdim=True) if shared else mask
+    n, columns = ratio.n, values.shape[-1] if values.ndim else 1
+    shared = columns == 1
+    values = values.expand(len(n), columns)
+    outside = torch.where(n > 0, 0.0, -torch.inf).to(values.dtype)[:, None] if shared else ratio.outside
     times = n if shared else 1.0
-    off = torch.where(here, values - centre, 0.0)
+    off = values - centre
     rows = {
         "n": n,
         "off": times * total(off),
-        "off_sq": times * total(off.square()),
-        "max": torch.where(here, values, -torch.inf).amax(-1).double() if values.shape[1] else n,
-        "min": torch.where(here, values, torch.inf).amin(-1).double() if values.shape[1] else n,
-        "high": times * count((values > upper) & here),
-        "low": times * count((values < lower) & here),
+        "off_sq": times * squares(off),
+        "max": (values + outside).amax(-1).double() if columns else n,
+        "min": (values - outside).amin(-1).double() if columns else n,
+        "high": times * beyond(torch.gt, values, upper),
+        "low": times * beyond(torch.lt, values, lower),
     }
     return {f"{name}/{key}": value for key, value in rows.items()}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -21,11 +24,55 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
 
 
+class Ratio:
+    """The mismatch ratio of some responses: l = log π − log μ [B, T], 0 off the mask, and what is made of it, once each.
+
+    logp_rollout [B, T] is read by `prob_diff` only, segments [B, T] by the levels of segments.
+    """
+
+    def __init__(self, l: Tensor, mask: Tensor, logp_rollout: Tensor | None = None, segments: Tensor | None = None):
+        self.l, self.mask, self.logp_rollout, self.segments = l, mask, logp_rollout, segments
+        self._levels: dict[str, Tensor] = {}
+
+    def at_level(self, level: str) -> Tensor:
+        """ρ at a level, [B, T] or [B, 1], its logarithm bounded."""
+        if level not in self._levels:
+            self._levels[level] = bounded_exp(at_level(self.l, self.mask, level, self.segments))
+        return self._levels[level]
+
+    @cached_property
+    def excess(self) -> Tensor:
+        """ρ − 1, exact where ρ ≈ 1, without the bound on l: only so far that ρ² stays finite, 43 nats in fp32, 353 in fp64."""
+        most = math.log(torch.finfo(self.l.dtype).max) / 2 - 1  # less 1 for rounding
+        return torch.expm1(self.l.clamp(-most, most))
+
+    @cached_property
+    def k3(self) -> Tensor:
+        """ρ − 1 − l ≥ 0 with l bounded in ρ; expm1 is monotone, so that it may be clamped in its stead."""
+        return self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)) - self.l
+
+    @cached_property
+    def present(self) -> Tensor:
+        """The mask as numbers of l's dtype."""
+        return self.mask.view(torch.uint8).to(self.l.dtype)
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Tokens of each response, [B] fp64."""
+        return self.present.sum(-1, dtype=torch.float64)
+
+    @cached_property
+    def outside(self) -> Tensor:
+        """−∞ off the mask, 0 on it: added to values before a maximum."""
+        return torch.where(self.mask, 0.0, -torch.inf).to(self.l.dtype)
+
+
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     """Per-token values (0 off the mask) at a level.
 
     token: as they are, [B, T]. sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
-    segment, segment_geometric: Σ and mean over the tokens of the response with the same id in `segments`, [B, T].
+    segment, segment_geometric: Σ and mean over the tokens of the response with the same id in `segments`, [B, T], 0 off
+    the mask.
     `segments`: [B, T] integers 0 ≤ id < T, a turn's number within its response; read on the mask only.
     A response without tokens gives 0. Raises ValueError on an unknown level or missing segments.
     """
@@ -64,4 +111,4 @@ def _segment_sum(values: Tensor, mask: Tensor, segments: Tensor | None) -> Tenso
         raise ValueError("level=segment needs segments, the number of the turn of each token")
     assert segments.shape == mask.shape and not segments.is_floating_point(), (segments.shape, segments.dtype)
     ids = torch.where(mask, segments.long(), 0)
-    return torch.zeros_like(values).scatter_add(-1, ids, values).gather(-1, ids)
+    return torch.where(mask, torch.zeros_like(values).scatter_add(-1, ids, values).gather(-1, ids), 0)

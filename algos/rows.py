@@ -25,12 +25,21 @@ def merge(parts: Sequence[Rows]) -> Rows:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def parts(tensor: Tensor) -> list[slice]:
+    """A few responses at a time, so that intermediate tensors stay in a CPU's cache; other devices take all at once."""
+    rows, columns = tensor.shape
+    step = max(1, CHUNK // max(1, columns)) if tensor.device.type == "cpu" else max(1, rows)
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
+def take(part: slice, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """These rows of each tensor; None stays None."""
+    return tuple(None if tensor is None else tensor[part] for tensor in tensors)
+
+
 def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
-    """`function` on a few responses at a time: its tensors stay in cache, and the batch is never copied whole."""
-    rows, columns = tensors[0].shape
-    step = max(1, CHUNK // max(1, columns)) if tensors[0].device.type == "cpu" else max(1, rows)
-    parts = [slice(start, start + step) for start in range(0, max(1, rows), step)]
-    return merge([function(*(None if t is None else t[part] for t in tensors)) for part in parts])
+    """`function` on a few responses at a time: the batch is never copied whole."""
+    return merge([function(*take(part, *tensors)) for part in parts(tensors[0])])
 
 
 def over(values: Tensor, present: Tensor) -> Tensor:
@@ -43,9 +52,19 @@ def total(values: Tensor) -> Tensor:
     return values.sum(-1, dtype=torch.float64)
 
 
+def squares(values: Tensor) -> Tensor:
+    """Sum of the squares of each row, in fp64; added in the dtype of the values, as nothing cancels."""
+    return torch.linalg.vecdot(values, values).double()
+
+
 def count(flags: Tensor) -> Tensor:
     """How many of each row are True, in fp64."""
     return flags.count_nonzero(-1).double()
+
+
+def beyond(compare: Callable[..., Tensor], values: Tensor, bound: float) -> Tensor:
+    """How many of each row `compare` (torch.gt, torch.lt) with `bound`, in fp64; by numbers, which a CPU compares faster."""
+    return total(compare(values, bound, out=torch.empty_like(values)))
 
 
 def extreme(values: Tensor, present: Tensor) -> Tensor:
