@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from algos.corrections import Corrected, WeightSum, correct, weight_sum
 from algos.effects import applied
 from algos.losses import TokenLoss
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
+from algos.rows import parts, take
 from algos.spec import Correction
 
 __all__ = ["Objective", "applied"]
+
+
+class _RowByRow(torch.autograd.Function):
+    """Sums over responses of what `function` returns for a few of them; the first is differentiable by logp.
+
+    Its gradient is taken along the way, so that no intermediate tensor of the whole batch is ever made: what remains of
+    the forward pass is one tensor [B, T]. Differentiable once.
+    """
+
+    @staticmethod
+    def forward(ctx, logp: Tensor, function: Callable, *tensors: Tensor | None):
+        gradient = torch.empty_like(logp) if ctx.needs_input_grad[0] else None
+        sums: list[Tensor | None] = []
+        for part in parts(logp):
+            rows = logp[part].detach().requires_grad_(gradient is not None)
+            with torch.set_grad_enabled(gradient is not None):
+                found = function(rows, *take(part, *tensors))
+            if gradient is not None:
+                gradient[part] = torch.autograd.grad(found[0], rows)[0]
+            found = [None if value is None else value.detach() for value in found]
+            sums = [None if a is None else a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        ctx.save_for_backward(gradient)
+        return tuple(sums)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor, *_):
+        return ctx.saved_tensors[0] * grad, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class Objective(NamedTuple):
@@ -90,19 +122,23 @@ class Objective(NamedTuple):
         log π_θ] over kept tokens (if the loss is anchored), both over the counted tokens.
         `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them.
         """
-        anchor = self._anchor(logp_old, logp_rollout)
-        extra = () if selected is None else (selected,)
-        if not extra and getattr(self._function, "select", None) is not None:
+        if selected is None and getattr(self._function, "select", None) is not None:
             raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
-        token = self.loss(logp, anchor, advantages, mask, *extra)
-        weighted = token.loss * corrected.weights
-        value = reduce(weighted, corrected.kept, corrected.counted, counts, self.reduction, norm=self.norm)
-        metrics, tokens = {}, counts.tokens.clamp(min=1)
-        if token.clipped is not None:
-            metrics["actor/clip_share"] = (token.clipped & corrected.kept).sum().double() / tokens
-        if getattr(self._function, "anchored", True):
-            metrics["actor/ppo_kl"] = -log_ratio(logp.detach(), anchor, corrected.kept).double().sum() / tokens
-        return value, metrics
+        anchor = self._anchor(logp_old, logp_rollout)
+        tensors = (anchor, advantages, mask, corrected.weights, corrected.kept, corrected.counted, selected)
+        sums = _RowByRow.apply(logp, functools.partial(self._rows, counts), *tensors)
+        tokens, names = counts.tokens.clamp(min=1), ("actor/clip_share", "actor/ppo_kl")
+        metrics = {name: total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
+        return sums[0], metrics
+
+    def _rows(self, counts: Counts, logp: Tensor, anchor: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor,
+              kept: Tensor, counted: Tensor, selected: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of a few responses: their part of the loss, how many kept tokens were clipped, Σ log π_prox − log π_θ."""
+        token = self.loss(logp, anchor, advantages, mask, *(() if selected is None else (selected,)))
+        value = reduce(token.loss * weights, kept, counted, counts, self.reduction, norm=self.norm)
+        clipped = None if token.clipped is None else (token.clipped & kept).sum().double()
+        anchored = getattr(self._function, "anchored", True)
+        return value, clipped, -log_ratio(logp.detach(), anchor, kept).sum(dtype=torch.float64) if anchored else None
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:
