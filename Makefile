@@ -23,7 +23,7 @@ test: $(VENV)/vllm $(ORACLES)/installed chromium
 	$(RUN) -m pytest --forbid-skips
 	$(RUN) -m pytest --forbid-skips tests/oracles
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
 	$(RUN) -m experiments.bench_replay
 

@@ -71,7 +71,8 @@ def correct(
     for part in parts(log_ratio):
         ratio = Ratio(*take(part, log_ratio, mask, logp_rollout, segments))
         used = bounded_weights(raw_weights(ratio, spec.weight), spec.weight)
-        weights[part], kept[part] = used * ratio.present, _kept(ratio, *take(part, plugged, advantages), spec)
+        torch.mul(used, ratio.present, out=weights[part])
+        kept[part] = _kept(ratio, *take(part, plugged, advantages), spec)
         if spec.normalize == "batch" and batch is None:
             alone = alone.merge(_sum(weights[part], ratio, spec.weight))
         if observe is not None:

@@ -26,15 +26,16 @@ def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None =
 
 def ratio_rows(ratio: Ratio) -> Rows:
     """Likewise of a few responses whose ratio is at hand."""
-    l, excess = ratio.l, ratio.excess
+    excess, excess_sq = ratio.excess_moments
+    low, high = ratio.ends
     rows = {
         "n": ratio.n,
-        "l": total(l),
-        "excess": total(excess),
-        "excess_sq": total(excess.square()),  # near the bound only fp64 holds the sum
-        "l_max": (l.amax(-1) if l.shape[1] else ratio.n).double().clamp(min=0),  # of l and 0, the value of padding
-        "l_min": (l.amin(-1) if l.shape[1] else ratio.n).double().clamp(max=0),
-        "beyond": beyond(torch.gt, l.abs(), LOG_RATIO_BOUND),
+        "l": total(ratio.l),
+        "excess": excess,
+        "excess_sq": excess_sq,
+        "l_max": high.clamp(min=0),  # of l and 0, the value for equal policies
+        "l_min": low.clamp(max=0),
+        "beyond": beyond(torch.gt, ratio.l.abs(), LOG_RATIO_BOUND),
     }
     if ratio.logp_rollout is not None:
         rows["rollout"] = total(torch.where(ratio.mask, ratio.logp_rollout, 0.0))
@@ -61,37 +62,42 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     excess, excess_sq = rows["excess"].sum() / tokens, rows["excess_sq"].sum() / tokens
     variance = (excess_sq - excess.square()).clamp(min=0)
     token_chi2 = variance / (1 + excess).square()
-    out = {
-        "rollout_corr/kl": -rows["l"].sum() / tokens,
-        "rollout_corr/k3_kl": (excess - rows["l"].sum() / tokens).clamp(min=0),
+    kl = -rows["l"].sum() / tokens
+    means = {
+        "rollout_corr/chi2_seq": torch.expm1(2 * rows["l"]),
+        "rollout_corr/ppl_ratio": (-mean_l).exp(),
+        "rollout_corr/log_ppl_diff": -mean_l,
+        "rollout_corr/log_ppl_abs_diff": mean_l.abs(),
+    }
+    if "rollout" in rows:
+        rollout = -rows["rollout"] / n.clamp(min=1)
+        means |= {
+            "rollout_corr/training_ppl": (rollout - mean_l).exp(),
+            "rollout_corr/training_log_ppl": rollout - mean_l,
+            "rollout_corr/rollout_ppl": rollout.exp(),
+            "rollout_corr/rollout_log_ppl": rollout,
+        }
+    highest_l, lowest_l, most, least = extreme(
+        torch.stack([rows["l_max"], -rows["l_min"], -mean_l, mean_l]), present
+    ).unbind()
+    return dict(zip(means, over(torch.stack(list(means.values())), present).unbind(), strict=True)) | {
+        "rollout_corr/kl": kl,
+        "rollout_corr/k3_kl": (excess + kl).clamp(min=0),
         "rollout_corr/chi2_token": excess_sq + 2 * excess,
-        "rollout_corr/chi2_seq": over(torch.expm1(2 * rows["l"]), present),
-        "rollout_corr/ppl_ratio": over((-mean_l).exp(), present),
-        "rollout_corr/log_ppl_diff": over(-mean_l, present),
-        "rollout_corr/log_ppl_abs_diff": over(mean_l.abs(), present),
-        "rollout_corr/log_ppl_diff_max": extreme(-mean_l, present),
-        "rollout_corr/log_ppl_diff_min": -extreme(mean_l, present),
+        "rollout_corr/log_ppl_diff_max": most,
+        "rollout_corr/log_ppl_diff_min": -least,
         "mismatch/ess_token": 1 / (1 + token_chi2),
         "mismatch/ess_sequence": sequence_ess,
         "mismatch/chi2_token_normalized": token_chi2,
         "mismatch/chi2_sequence_normalized": 1 / sequence_ess - 1,
         "mismatch/ratio_mean": 1 + excess,
         "mismatch/ratio_std": variance.sqrt(),
-        "mismatch/ratio_max": extreme(rows["l_max"], present).exp(),
-        "mismatch/ratio_min": (-extreme(-rows["l_min"], present)).exp(),
-        "mismatch/log_ratio_max_abs": extreme(torch.maximum(rows["l_max"], rows["l_min"].abs()), present),
+        "mismatch/ratio_max": highest_l.exp(),
+        "mismatch/ratio_min": (-lowest_l).exp(),
+        "mismatch/log_ratio_max_abs": torch.maximum(highest_l, lowest_l),
         "mismatch/beyond_bound": rows["beyond"].sum() / tokens,
         "mismatch/pareto_k": pareto_k(sequence),
     }
-    if "rollout" in rows:
-        rollout = -rows["rollout"] / n.clamp(min=1)
-        out |= {
-            "rollout_corr/training_ppl": over((rollout - mean_l).exp(), present),
-            "rollout_corr/training_log_ppl": over(rollout - mean_l, present),
-            "rollout_corr/rollout_ppl": over(rollout.exp(), present),
-            "rollout_corr/rollout_log_ppl": over(rollout, present),
-        }
-    return out
 
 
 def _ess(log_weights: Tensor, present: Tensor) -> Tensor:

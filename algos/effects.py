@@ -7,8 +7,8 @@ from torch import Tensor
 
 from algos.corrections import Corrected, WeightSum, bounded_weights, correct, raw_weights, statistic
 from algos.diagnostics import finish_mismatch, ratio_rows
-from algos.ratios import Ratio
-from algos.rows import Rows, beyond, chunked, extreme, merge, over, squares, total
+from algos.ratios import Ratio, bounded_exp
+from algos.rows import Rows, beyond, chunked, extreme, highest, lowest, merge, over, squares, total
 from algos.spec import Correction, Reject
 
 
@@ -62,7 +62,7 @@ def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
         "weight": total(weights),
         "weight_sq": squares(weights),
         "zero": beyond(torch.eq, weights, 0.0) - (weights.shape[1] - ratio.n),  # padding is 0 too
-        "kept": total(kept.view(torch.uint8)),
+        "kept": total(kept.view(torch.uint8).to(weights.dtype)),
     }
 
 
@@ -95,8 +95,15 @@ def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Ten
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
     raw = raw_weights(ratio, spec.weight)
-    used, bounds = bounded_weights(raw, spec.weight), thresholds(spec)
-    return _spread("raw", raw, ratio, *bounds, 1.0) | _spread("applied", used, ratio, *bounds, 1.0)
+    used, bounds, ends = bounded_weights(raw, spec.weight), thresholds(spec), (None, None)
+    if spec.weight.level == "token":  # what `ratio_rows` needs too, and ends that a monotone bound keeps
+        ends = tuple(bounded_exp(end) for end in ratio.ends)
+        rows = _spread("raw", raw, ratio, 1.0, bounds=bounds, moments=ratio.excess_moments, ends=ends)
+        monotone = spec.weight.action != "mask"
+        ends = tuple(bounded_weights(end, spec.weight) for end in ends) if monotone else (None, None)
+    else:
+        rows = _spread("raw", raw, ratio, 1.0, bounds=bounds)
+    return rows | _spread("applied", used, ratio, 1.0, ends=ends)
 
 
 @torch.no_grad()
@@ -109,7 +116,8 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     raw value; oob_ratio, with action=mask only: share of tokens whose weight became 0. verl takes max and min of
     sequence weights before the bounds; here raw is raw and applied is applied.
     """
-    raw, used = _finish("raw", rows, *thresholds(spec), 1.0), _finish("applied", rows, *thresholds(spec), 1.0)
+    spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
+    raw, used = spreads["raw"], spreads["applied"]
     out = {f"correction/raw_{name}": raw[name] for name in ("mean", "std", "eff_sample_size", "max", "min")}
     out |= {f"rollout_corr/rollout_is_{name}": used[name] for name in ("mean", "std", "eff_sample_size", "max", "min")}
     names = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
@@ -140,7 +148,7 @@ def filter_rows(
 def _statistics(ratio: Ratio, spec: Correction) -> Rows:
     rows: Rows = {}
     for name, filter_ in _filters(spec).items():
-        rows |= _spread(f"reject.{name}", statistic(ratio, filter_), ratio, *_bounds(filter_), _centre(filter_))
+        rows |= _spread(f"reject.{name}", statistic(ratio, filter_), ratio, _centre(filter_), bounds=_bounds(filter_))
     return rows
 
 
@@ -151,10 +159,12 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     mean, std, max, min and fraction_high/low (share beyond the bounds, before `when` excuses any) over tokens;
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means.
     """
+    filters = _filters(spec)
+    spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
     return {
         f"rollout_corr/rollout_rs_{name}_{statistic_}": value
-        for name, filter_ in _filters(spec).items()
-        for statistic_, value in _finish(f"reject.{name}", rows, *_bounds(filter_), _centre(filter_)).items()
+        for name in filters
+        for statistic_, value in spreads[f"reject.{name}"].items()
         if statistic_ != "eff_sample_size"
     }
 
@@ -179,54 +189,79 @@ def _centre(filter_: Reject) -> float:
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
-def _spread(name: str, values: Tensor, ratio: Ratio, lower: float, upper: float, centre: float) -> Rows:
+def _spread(
+    name: str,
+    values: Tensor,
+    ratio: Ratio,
+    centre: float,
+    *,
+    bounds: tuple[float, float] | None = None,
+    moments: tuple[Tensor, Tensor] | None = None,
+    ends: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Rows:
     """Sums and extremes over tokens; a value that a whole response shares, [B, 1], is counted instead of repeated.
 
     Off the mask values hold `centre`, their value for equal policies. Sums are of values − centre, so that small
-    spreads survive the batch's own precision.
+    spreads survive the batch's own precision. `moments` and `ends`: what is known already. With `bounds`, how many
+    values are beyond them.
     """
-    n, columns = ratio.n, values.shape[-1] if values.ndim else 1
-    shared = columns == 1
-    values = values.expand(len(n), columns)
-    outside = torch.where(n > 0, 0.0, -torch.inf).to(values.dtype)[:, None] if shared else ratio.outside
-    times = n if shared else 1.0
-    off = values - centre
+    n = ratio.n
+    shared = values.shape[-1] == 1
+    times, outside = (n, torch.where(n > 0, 0.0, -torch.inf).to(values.dtype)[:, None]) if shared else (1.0, ratio.outside)
+    if moments is None:
+        off = values - centre
+        moments = times * total(off), times * squares(off)
+    low, high = ends
     rows = {
         "n": n,
-        "off": times * total(off),
-        "off_sq": times * squares(off),
-        "max": (values + outside).amax(-1).double() if columns else n,
-        "min": (values - outside).amin(-1).double() if columns else n,
-        "high": times * beyond(torch.gt, values, upper),
-        "low": times * beyond(torch.lt, values, lower),
+        "off": moments[0],
+        "off_sq": moments[1],
+        "min": lowest(values - outside) if low is None else low,
+        "max": highest(values + outside) if high is None else high,
     }
+    if bounds is not None:
+        rows["low"], rows["high"] = (times * beyond(c, values, b) for c, b in zip((torch.lt, torch.gt), bounds, strict=True))
     return {f"{name}/{key}": value for key, value in rows.items()}
 
 
-def _finish(name: str, rows: Rows, lower: float, upper: float, centre: float) -> dict[str, Tensor]:
-    own = {key.removeprefix(f"{name}/"): value for key, value in rows.items() if key.startswith(f"{name}/")}
-    n, present, tokens = own["n"], own["n"] > 0, own["n"].sum().clamp(min=1)
-    mean = centre + own["off"].sum() / tokens
-    variance = (own["off_sq"].sum() / tokens - (mean - centre).square()).clamp(min=0)
+def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
+    """Spread → its statistics; `spreads`: name → lower and upper bound and centre. All of them at once, [K, B]."""
+    if not spreads:
+        return {}
+    known = {key: [rows[f"{name}/{key}"] for name in spreads] for key in ("n", "off", "off_sq", "min", "max")}
+    own = {key: torch.stack(values) for key, values in known.items()}
+    lower, upper, centre = torch.tensor(list(spreads.values()), dtype=torch.float64).to(own["n"].device).T[:, :, None]
+    n, present = own["n"], own["n"] > 0
+    tokens = n.sum(-1).clamp(min=1)
+    off = own["off"].sum(-1) / tokens
+    variance = (own["off_sq"].sum(-1) / tokens - off.square()).clamp(min=0)
+    mean = centre[:, 0] + off
     row = centre + own["off"] / n.clamp(min=1)
-    row_mean = over(row, present)
-    spread = torch.where(present, (row - row_mean).square(), 0.0).sum() / (present.sum() - 1).clamp(min=1)
-    return {
+    several = torch.stack([row, (row > upper).double(), (row < lower).double()])
+    row_mean, high, low = over(several, present[0]).unbind()
+    spread = torch.where(present, (row - row_mean[:, None]).square(), 0.0).sum(-1) / (present[0].sum() - 1).clamp(min=1)
+    ends = extreme(torch.stack([own["max"], -own["min"], row, -row, (row - centre).abs()]), present[0])
+    statistics = {
         "mean": mean,
         "std": variance.sqrt(),
         "eff_sample_size": _share(mean.square(), mean.square() + variance),
-        "max": extreme(own["max"], present),
-        "min": -extreme(-own["min"], present),
-        "fraction_high": own["high"].sum() / tokens,
-        "fraction_low": own["low"].sum() / tokens,
+        "max": ends[0],
+        "min": -ends[1],
         "seq_mean": row_mean,
         "seq_std": spread.sqrt(),
-        "seq_max": extreme(row, present),
-        "seq_min": -extreme(-row, present),
-        "seq_max_deviation": extreme((row - centre).abs(), present),
-        "seq_fraction_high": over((row > upper).double(), present),
-        "seq_fraction_low": over((row < lower).double(), present),
+        "seq_max": ends[2],
+        "seq_min": -ends[3],
+        "seq_max_deviation": ends[4],
+        "seq_fraction_high": high,
+        "seq_fraction_low": low,
     }
+    columns = {key: value.unbind() for key, value in statistics.items()}
+    out = {name: {key: column[k] for key, column in columns.items()} for k, name in enumerate(spreads)}
+    for k, name in enumerate(spreads):
+        for side in ("high", "low"):
+            if f"{name}/{side}" in rows:
+                out[name][f"fraction_{side}"] = rows[f"{name}/{side}"].sum() / tokens[k]
+    return out
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardtanh
+
+from algos.rows import highest, lowest, squares, total
 
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
@@ -42,9 +45,19 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """ρ − 1, exact where ρ ≈ 1, without the bound on l: only so far that ρ² stays finite, 43 nats in fp32, 353 in fp64."""
-        most = math.log(torch.finfo(self.l.dtype).max) / 2 - 1  # less 1 for rounding
+        """ρ − 1, exact where ρ ≈ 1, without the bound on l: only so far that Σρ² stays finite, beyond 35 nats in fp32."""
+        most = (math.log(torch.finfo(self.l.dtype).max) - math.log(self.l.shape[1] + 1)) / 2 - 1  # less 1 for rounding
         return torch.expm1(self.l.clamp(-most, most))
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest l of each response's tokens, [B]; ∞ and −∞ without any."""
+        return lowest(self.l - self.outside), highest(self.l + self.outside)
+
+    @cached_property
+    def excess_moments(self) -> tuple[Tensor, Tensor]:
+        """Σ(ρ − 1) and Σ(ρ − 1)² of each response, [B]."""
+        return total(self.excess), squares(self.excess)
 
     @cached_property
     def k3(self) -> Tensor:
@@ -58,8 +71,8 @@ class Ratio:
 
     @cached_property
     def n(self) -> Tensor:
-        """Tokens of each response, [B] fp64."""
-        return self.present.sum(-1, dtype=torch.float64)
+        """Tokens of each response, [B]."""
+        return total(self.present)
 
     @cached_property
     def outside(self) -> Tensor:
@@ -103,7 +116,7 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
 
 def bounded_exp(log_values: Tensor) -> Tensor:
     """exp with its argument clamped to ±LOG_RATIO_BOUND; the gradient is 0 where it was clamped."""
-    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
+    return hardtanh(log_values, -LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()  # a clamp whose gradient is one kernel
 
 
 def _segment_sum(values: Tensor, mask: Tensor, segments: Tensor | None) -> Tensor:

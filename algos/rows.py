@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 Rows = dict[str, Tensor]
-"""Name -> one number per response, [B], or one per bin, [B, bins]; fp64."""
+"""Name -> one number per response, [B], or one per bin, [B, bins]; fp64 once merged."""
 
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Elements that a CPU works on at once: the intermediate tensors of one chunk then stay in its cache."""
 
 
 def merge(parts: Sequence[Rows]) -> Rows:
     """The rows of several micro-batches or ranks as those of one batch."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
 def parts(tensor: Tensor) -> list[slice]:
@@ -43,18 +43,18 @@ def chunked(function: Callable[..., Rows], *tensors: Tensor | None) -> Rows:
 
 
 def over(values: Tensor, present: Tensor) -> Tensor:
-    """Mean over the responses that have tokens; 0 when there is none."""
-    return torch.where(present, values, 0.0).sum() / present.sum().clamp(min=1)
+    """Mean over the responses that have tokens, along the last dimension; 0 when there is none."""
+    return torch.where(present, values, 0.0).sum(-1) / present.sum().clamp(min=1)
 
 
 def total(values: Tensor) -> Tensor:
-    """Sum of each row in fp64, whatever the dtype of the values."""
-    return values.sum(-1, dtype=torch.float64)
+    """Sum of each row, pairwise in the dtype of the values: that errs no more than their own rounding."""
+    return values.sum(-1)
 
 
 def squares(values: Tensor) -> Tensor:
-    """Sum of the squares of each row, in fp64; added in the dtype of the values, as nothing cancels."""
-    return torch.linalg.vecdot(values, values).double()
+    """Sum of the squares of each row, without a tensor of squares."""
+    return torch.linalg.vecdot(values, values)
 
 
 def count(flags: Tensor) -> Tensor:
@@ -63,12 +63,20 @@ def count(flags: Tensor) -> Tensor:
 
 
 def beyond(compare: Callable[..., Tensor], values: Tensor, bound: float) -> Tensor:
-    """How many of each row `compare` (torch.gt, torch.lt) with `bound`, in fp64; by numbers, which a CPU compares faster."""
+    """How many of each row `compare` (torch.gt, torch.lt) with `bound`; by numbers, which a CPU compares faster than bools."""
     return total(compare(values, bound, out=torch.empty_like(values)))
 
 
+def highest(values: Tensor) -> Tensor:
+    """The largest value of each row; −∞ of rows without columns."""
+    return values.amax(-1) if values.shape[-1] else values.new_full(values.shape[:-1], -torch.inf)
+
+
+def lowest(values: Tensor) -> Tensor:
+    """The smallest value of each row; ∞ of rows without columns."""
+    return -highest(-values) if not values.shape[-1] else values.amin(-1)
+
+
 def extreme(values: Tensor, present: Tensor) -> Tensor:
-    """The largest value over the responses that have tokens; 0 when there is none."""
-    if not values.numel():
-        return values.new_zeros(())
-    return torch.where(present.any(), torch.where(present, values, -torch.inf).amax(), 0.0)
+    """The largest value over the responses that have tokens, along the last dimension; 0 when there is none."""
+    return torch.where(present.any(), highest(torch.where(present, values, -torch.inf)), 0.0)

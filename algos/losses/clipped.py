@@ -33,17 +33,21 @@ def ppo(
     check_clip_range(eps_low, eps_high)
     if dual_clip is not None:
         check("dual_clip", dual_clip, dual_clip > 1, "an absolute ratio above 1, or null")
-    value, clipped = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
-    if dual_clip is not None:
-        cap = -advantages * dual_clip
-        capped = (advantages < 0) & (value > cap)
-        value, clipped = torch.where(capped, cap, value), clipped | capped
-    return TokenLoss(value, clipped)
+    return TokenLoss(*clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high, dual_clip))
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
-    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)) and where the second is the larger."""
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c, and where it is not −A·r.
+
+    The cap binds for A < 0 only, as the rest is ≤ 0 for A ≥ 0. Where the value is not −A·r it is constant in r, so it
+    is computed without gradient.
+    """
     free = -advantages * ratio
-    at_range = -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)
-    clipped = at_range > free
-    return torch.where(clipped, at_range, free), clipped
+    with torch.no_grad():
+        value = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high))
+        if dual_clip is not None:
+            value = torch.minimum(value, advantages.abs() * dual_clip)
+        clipped = value != free
+    return torch.where(clipped, value, free), clipped

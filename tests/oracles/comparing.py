@@ -11,9 +11,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from algos.corrections import correct
-from algos.diagnostics import mismatch
-from algos.effects import applied_rows, filter_rows, finish_applied, finish_filters, finish_weights, weight_rows
+from algos.effects import examine, finish
 from algos.objective import Objective
 from algos.ratios import log_ratio
 from algos.reductions import Counts
@@ -114,13 +112,8 @@ def preset(name: str, reduction: str) -> Objective:
 
 def our_metrics(b: Batch, spec: Correction, top: Tensor) -> dict[str, Tensor]:
     """Every diagnostic of a correction, those of the mismatch included."""
-    l = log_ratio(top, b.rollout, b.mask)
-    corrected = correct(l, b.mask, spec, advantages=b.advantages, logp_rollout=b.rollout)
-    out = mismatch(l, b.mask, b.rollout)
-    if spec.weight.level:
-        out |= finish_weights(weight_rows(l, b.mask, spec), spec)
-    out |= finish_filters(filter_rows(l, b.mask, spec, logp_rollout=b.rollout), spec)
-    return out | finish_applied(applied_rows(corrected, b.mask))
+    inputs = {"logp_rollout": b.rollout, "advantages": b.advantages}
+    return finish(examine(log_ratio(top, b.rollout, b.mask), b.mask, spec, **inputs)[1], spec)
 
 
 def shared(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, bool]:

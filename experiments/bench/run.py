@@ -1,10 +1,7 @@
-"""`make bench`: speed as ratios, each pair in one process, taking turns so that a busy machine slows both alike."""
+"""Sampling against transformers' own generate, and one RL step by phase."""
 
 from __future__ import annotations
 
-import os
-import platform
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +12,6 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from torch.profiler import profile
 from transformers import GenerationConfig
-from transformers.utils import logging
 
 from harness.config import Config, Precision, parse
 from harness.models import DTYPES, build
@@ -30,15 +26,11 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
 """Parts of operator names that are matrix products, attention's included."""
 
 
-def main() -> None:
-    """Print every ratio, and the machine that it was measured on."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    print(f"{platform.processor() or platform.machine()}, {_cpu()}, {os.cpu_count()} cores, 1 thread, torch {torch.__version__}")
-    with tempfile.TemporaryDirectory() as root:
-        config = _demo(f"run.root={root}")
-        sampling(config)
-        phases(config)
+def main(root: str) -> None:
+    """Sampling, and the phases of a step, of the demo's run."""
+    config = _demo(f"run.root={root}")
+    sampling(config)
+    phases(config)
 
 
 def sampling(config: Config) -> None:
@@ -113,12 +105,3 @@ def _demo(*overrides: str) -> Config:
     with initialize_config_module("experiments.conf", version_base="1.3"):
         composed = compose("config", ["+experiment=demo/fp8", "tracking=disabled", *overrides])
         return parse(OmegaConf.to_container(composed, resolve=True))
-
-
-def _cpu() -> str:
-    with open("/proc/cpuinfo") as file:
-        return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), "unknown CPU")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,148 @@
+"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors, with the outputs that verl has.
+
+Times are CPU seconds of this process, the least of several rounds that take turns. Memory is the highest resident size
+during a call over that before it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.corrections import Corrected
+from algos.effects import examine, finish
+from algos.losses import ppo
+from algos.objective import Objective
+from algos.ratios import log_ratio
+from algos.reductions import Counts
+from algos.spec import Correction, Reject, Weight
+
+SHAPES = ((256, 1024), (512, 8192))
+ROUNDS = 7
+PACKAGES = Path(".venv/oracles")
+SPEC = Correction(
+    weight=Weight("token", "truncate", None, 2.0), reject={"k3_rs": Reject("geometric", "k3", None, 0.01)}, denominator="kept"
+)
+"""verl's decoupled_k3_rs_token_tis."""
+OBJECTIVE = Objective(functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0), SPEC, "old", "token_mean")
+TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
+
+
+class Batch(NamedTuple):
+    old: Tensor
+    rollout: Tensor
+    logp: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+def main() -> None:
+    """Time and memory as ratios, and what a correction costs of loss and backward."""
+    theirs = _verl() if (PACKAGES / "installed").exists() else None
+    if theirs is None:
+        print(f"\nverl is not in {PACKAGES}: `make bench` installs it")
+    for shape in SHAPES:
+        b = _batch(*shape)
+        print(f"\n{shape[0]} responses of up to {shape[1]} tokens")
+        for name, backward in (("forward", False), ("and backward", True)):
+            if theirs is not None:
+                _compare(name, functools.partial(ours, b, backward), functools.partial(theirs, b, backward))
+        _share(b)
+
+
+def ours(b: Batch, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and every diagnostic: verl's, and those that verl does not have."""
+    logp = b.logp.detach().requires_grad_(backward)
+    corrected, rows = examine(log_ratio(b.old, b.rollout, b.mask), b.mask, SPEC, logp_rollout=b.rollout)
+    loss, metrics = _loss(OBJECTIVE, b, logp, corrected)
+    if backward:
+        loss.backward()
+    return loss, finish(rows, SPEC) | metrics
+
+
+def _loss(objective: Objective, b: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
+    return objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, Counts.of(corrected.counted))
+
+
+def _verl() -> Callable:
+    """The same by verl's functions, with verl's own metrics."""
+    sys.path.append(str(PACKAGES))
+    from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+    from verl.workers.config.actor import ActorConfig
+
+    config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1)
+    settings = {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.01"}
+
+    def run(b: Batch, backward: bool) -> tuple[Tensor, dict[str, float]]:
+        logp = b.logp.detach().requires_grad_(backward)
+        weights, mask, metrics = compute_rollout_correction_and_rejection_mask(b.old, b.rollout, b.mask.float(), **settings)
+        weights = weights.batch["rollout_is_weights"]
+        loss, more = compute_policy_loss_vanilla(b.old, logp, b.advantages, mask, "token-mean", config, weights)
+        if backward:
+            loss.backward()
+        return loss, metrics | more
+
+    return run
+
+
+def _compare(name: str, ours: Callable, theirs: Callable) -> None:
+    (our_loss, _), (their_loss, _) = ours(), theirs()
+    torch.testing.assert_close(our_loss.detach(), their_loss.detach(), rtol=1e-4, atol=1e-6)
+    a, b = _interleaved(ours, theirs)
+    more, less = _peak(theirs), _peak(ours)
+    print(f"  correction, diagnostics, loss {name}: {1e3 * a:.0f} ms, verl {1e3 * b:.0f} ms, {b / a:.1f} times; "
+          f"memory {less >> 20} MiB, verl {more >> 20} MiB, {less / more:.2f}")  # fmt: skip
+
+
+def _share(b: Batch) -> None:
+    """Token TIS as a share of loss and backward, both on log-probabilities alone: no model."""
+    logp = b.logp.detach().requires_grad_()
+    correct = functools.partial(TOKEN_TIS.corrected, b.old, b.rollout, b.mask, b.advantages)
+    corrected = correct()
+    cost, whole = _interleaved(correct, lambda: _loss(TOKEN_TIS, b, logp, corrected)[0].backward())
+    print(f"  token TIS: {1e3 * cost:.1f} ms, {cost / whole:.0%} of loss and backward ({1e3 * whole:.1f} ms)")
+
+
+def _batch(rows: int, columns: int) -> Batch:
+    """Ragged, with a mismatch of 0.05 nats and an update of 0.02 per token: some tokens are clipped, some rows rejected."""
+    generator = torch.Generator().manual_seed(0)
+    normal = functools.partial(torch.randn, rows, columns, generator=generator)
+    old = -2 * torch.rand(rows, columns, generator=generator)
+    scale = 0.05 + 0.2 * torch.rand(rows, 1, generator=generator)
+    rollout, logp = (old + scale * normal()).clamp(max=0), (old + 0.02 * normal()).clamp(max=0)
+    advantages = torch.randn(rows, 1, generator=generator).expand(rows, columns).contiguous()
+    length = torch.randint(columns // 4, columns + 1, (rows, 1), generator=generator)
+    return Batch(old, rollout, logp, advantages, torch.arange(columns)[None] < length)
+
+
+def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for run, taken in ((a, times[0]), (b, times[1])):
+            began = time.process_time()
+            run()
+            taken.append(time.process_time() - began)
+    return min(times[0]), min(times[1])
+
+
+def _peak(run: Callable) -> int:
+    """Highest resident size during a call over that before it, in bytes."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
