@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.ratios import Ratio, at_level, bounded_exp, sizes
+from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, sizes
 from algos.registry import CORRECTIONS
 from algos.rows import parts, take
 from algos.spec import Correction, Plugin, Reject, Weight
@@ -114,7 +114,8 @@ def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     values = _per_token(ratio, filter_.statistic)
     if filter_.level == "worst_token" and filter_.statistic == "prob_diff":
         return values
-    return at_level(values, ratio.mask, filter_.level, ratio.segments)
+    level = at_level(values, ratio.mask, filter_.level, ratio.segments)
+    return 1 + level if filter_.statistic == "mult_error" else level
 
 
 def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
@@ -162,11 +163,11 @@ def _keep(name: str, ratio: Ratio, filter_: Reject, advantages: Tensor | None) -
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """The statistic of each token; off the mask that of equal policies, which lies within every bound."""
+    """The statistic of each token, mult_error less 1: 0 for equal policies, and so off the mask."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":
         return ratio.k3
     if name == "mult_error":
-        return bounded_exp(ratio.l.abs())
+        return torch.expm1(ratio.l.abs().clamp(max=LOG_RATIO_BOUND))
     return torch.where(ratio.mask, ratio.logp_rollout.exp() * torch.expm1(ratio.l), 0.0)  # prob_diff = π − μ
