@@ -1,5 +1,9 @@
-"""The one exception whose message is meant for the user: it names the key or the file and what to do."""
+"""The exceptions whose message is meant for the user: it names the key or the file and what to do."""
 
 
 class UserError(Exception):
     """Shown as one line, without a traceback; the process exits with code 2."""
+
+
+class Unavailable(UserError):
+    """The surroundings refuse (a full disk, a folder that another process holds), not the run: a later start may succeed."""

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import UserError
+from harness.errors import Unavailable, UserError
 
 
 class Metric(NamedTuple):
@@ -95,12 +95,12 @@ FINISHED = ("done", "collapsed")
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write under `path` (a full disk, a missing permission) into a UserError that says what to do."""
+    """Turn an OSError of a write under `path` (a full disk, a missing permission) into an Unavailable that says what to do."""
     try:
         yield
     except OSError as error:
         remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
-        raise UserError(f"{path}: cannot write ({error.strerror}); {remedy}") from error
+        raise Unavailable(f"{path}: cannot write ({error.strerror}); {remedy}") from error
 
 
 class RunFolder:
@@ -113,7 +113,7 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
-        """Hold the folder for writing. Raises UserError if another process does."""
+        """Hold the folder for writing. Raises Unavailable if another process does."""
         with ExitStack() as held:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.path}: another process is running this very config; wait for it or stop it") from None
+                raise Unavailable(f"{self.path}: another process is running this very config; wait for it or stop it") from None
             yield self
 
     def write(self, name: str, content: Any) -> None:
@@ -160,16 +160,16 @@ class RunFolder:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, name: str) -> dict[str, Any]:
-        """The JSON object in the file `name`. Raises UserError if it is missing or unreadable."""
+        """The JSON object in the file `name`. Raises UserError if it is missing, Unavailable if it is unreadable."""
         path = self.path / name
         try:
             content = json.loads(path.read_text())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: unreadable ({error}); delete this file: the run resumes from its checkpoints") from None
+            raise Unavailable(f"{path}: unreadable ({error}); delete this file: the run resumes from its checkpoints") from None
         if not isinstance(content, dict) or (name == "status.json" and content.get("state") not in STATES):
-            raise UserError(f"{path}: not what a run writes there; delete this file: the run resumes from its checkpoints")
+            raise Unavailable(f"{path}: not what a run writes there; delete this file: the run resumes from its checkpoints")
         return content
 
     @property

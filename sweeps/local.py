@@ -1,104 +1,170 @@
-"""Many runs side by side on one machine, one process and one thread each.
+"""Many runs side by side on one machine, one process and one thread each: the local launcher, and the inside of a Slurm job.
 
 The processes are forked from a server that has imported torch, transformers and DeepSpeed, so that start-up is paid once. A run
-that fails leaves the others alone; a run that is done is skipped; one that was cut short resumes from its folder.
+that fails leaves the others alone; one that was cut short resumes from its folder.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
-from harness.config import Config
-from harness.errors import UserError
-from harness.records import FINISHED, RunFolder, writing
-from sweeps.progress import Display
+from harness.errors import Unavailable, UserError
+from harness.records import RunFolder
+from sweeps.ledger import STUCK, Sweep, checkpointed, claimed
 
-PRELOADED = ["harness.trainer", "transformers.models.qwen3.modeling_qwen3", "wandb"]
-
-
-def run_all(configs: list[Config], parallel: int) -> dict[str, str]:
-    """Run configs, `parallel` at a time, with a live display. Returns and prints, by digest, what made a run fail."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    waiting = {config.digest: config for config in configs if not _finished(config)}  # one that stands twice runs once
-    running: dict[str, tuple[Config, BaseProcess]] = {}
-    failures: dict[str, str] = {}
-    with Display(configs) as display, _stopped_together(running):
-        while waiting or running:
-            while waiting and len(running) < parallel:
-                digest = next(iter(waiting))
-                config = waiting.pop(digest)
-                running[digest] = (config, _start(context, config))
-            time.sleep(0.5)
-            for digest, (config, process) in list(running.items()):
-                if not process.is_alive():
-                    del running[digest]
-                    if process.exitcode:
-                        failures[digest] = _failure(config, process.exitcode)
-            display.update()
-    for failure in failures.values():
-        print(failure, file=sys.stderr)
-    return failures
+PRELOADED = ["sweeps.preloaded"]
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+UNAVAILABLE = 75
+"""Exit code of a run that its surroundings refused: EX_TEMPFAIL of sysexits.h."""
 
 
-def _finished(config: Config) -> bool:
-    with suppress(UserError):  # an unreadable folder: its run will say so
-        return RunFolder(config.path).state in FINISHED
-    return False
+class Local:
+    """Executor of the local launcher: `parallel` runs at a time, on this machine."""
+
+    def __init__(self, parallel: int):
+        self.parallel = parallel
+
+    def prepare(self, sweep: Sweep) -> None:
+        """Nothing has to be there but the machine."""
+
+    def active(self, sweep: Sweep, states: dict) -> dict[str, str]:
+        """Runs that some process has under way, which this launcher must leave alone, and what has them."""
+        suspects = [run for run, state in states.items() if state.state in ("running", "submitted")]
+        return {run: "another process" for run in suspects if claimed(sweep.folder(run))}
+
+    def describe(self, count: int) -> str:
+        return f"{count} to run, {min(self.parallel, count)} at a time"
+
+    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
+        """Run them all; returns when the last has ended. A signal to this process stops them at a checkpoint, and raises."""
+        sweep.log("submitted", runs, batch="")
+        pool = Pool(sweep, self.parallel, job="local")
+        with _stopped_together(pool):
+            pool.run(runs, tick)
+        return True
 
 
-def _start(context, config: Config) -> BaseProcess:
-    folder = config.path
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    process = context.Process(target=_run_one, args=(config.model_dump_json(), str(folder / "log.txt")), name=config.digest)
-    process.start()
-    return process
+class _Started(NamedTuple):
+    process: BaseProcess
+    step: int
+    time: float
+
+
+class Pool:
+    """Processes of one sweep on one machine. job: what the ledger says has them."""
+
+    def __init__(self, sweep: Sweep, parallel: int, job: str):
+        os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
+        self.sweep, self.parallel, self.job = sweep, parallel, job
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
+        self.running: dict[str, _Started] = {}
+        self.stopping = False
+
+    def run(self, runs: list[str], tick: Callable[[], None] = lambda: None) -> None:
+        """Run them, `parallel` at a time, until each has ended or the pool is stopping."""
+        waiting = list(runs)
+        while (waiting and not self.stopping) or self.running:
+            while waiting and len(self.running) < self.parallel and not self.stopping:
+                self._start(waiting.pop(0))
+            time.sleep(0.1)
+            for run, started in list(self.running.items()):
+                if not started.process.is_alive():
+                    del self.running[run]
+                    self._ended(run, started)
+            tick()
+
+    def stop(self) -> None:
+        """Ask each run to save a checkpoint and stop, and wait for that."""
+        self.stopping = True
+        for started in self.running.values():
+            started.process.terminate()
+        for run, started in list(self.running.items()):
+            started.process.join()
+            self.running.pop(run, None)
+            self._ended(run, started)
+
+    def _start(self, run: str) -> None:
+        folder = self.sweep.folder(run)
+        step, state = checkpointed(folder), self.sweep.states().get(run)
+        if state and state.starts >= STUCK and state.step == step:
+            error = f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
+            self._tell(run, "failed", error=error + "(hydra.launcher.timeout_min) or save more often (checkpoint.every)")
+            return
+        self.sweep.log("started", [run], job=self.job, host=platform.node(), step=step)
+        arguments = (self.sweep.config(run).model_dump_json(), str(folder.path / "log.txt"))
+        process = self.context.Process(target=_run_one, args=arguments, name=run)
+        process.start()
+        self.running[run] = _Started(process, step, time.time())
+
+    def _ended(self, run: str, started: _Started) -> None:
+        state, error = _outcome(self.sweep.folder(run), started.process.exitcode)
+        if state == "preempted":
+            self.stopping = True  # whoever stops a run of ours wants the machine
+        steps = checkpointed(self.sweep.folder(run)) - started.step
+        self._tell(run, state, error=error, steps=steps, seconds=round(time.time() - started.time, 2))
+
+    def _tell(self, run: str, state: str, **more) -> None:
+        with suppress(UserError):  # a full disk: the folder tells, or the absence of an end
+            self.sweep.log("ended", [run], state=state, job=self.job, **more)
 
 
 def _run_one(config_json: str, log: str) -> None:
     """In the child: output goes to the run folder."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # the server ignores them
+        signal.signal(number, signal.SIG_DFL)
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    from harness.config import Config
     from harness.trainer import train
 
     try:
         train(Config.model_validate_json(config_json))
     except UserError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(UNAVAILABLE if isinstance(error, Unavailable) else 2) from None
 
 
-def _failure(config: Config, exit_code: int) -> str:
-    folder = RunFolder(config.path)
-    cause = f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
+    """(state, one of ledger.ENDS; error) of a run whose process ended with `code`."""
+    if code == 0:
+        return folder.state, ""
+    if code in [128 + number for number in STOPPING] or -code in STOPPING:
+        return "preempted", ""
+    if code > 0:
+        return "interrupted" if code == UNAVAILABLE else "failed", f"{last_lines(folder, 1)} (exit code {code})"
+    cause = f"killed by {signal.Signals(-code).name}"
     with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
         if folder.state == "running":  # it died without a word
             folder.status("failed", **folder.progress(), error=cause)
-    lines = (folder.path / "log.txt").read_text(errors="replace").splitlines()[-5:]
-    return "\n    ".join([f"{folder.path}: {cause}; the last lines of its log.txt:", *lines])
+    return "interrupted", cause
+
+
+def last_lines(folder: RunFolder, count: int) -> str:
+    """The end of a run's log."""
+    log = folder.path / "log.txt"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(lines[-count:])
 
 
 @contextmanager
-def _stopped_together(running: dict[str, tuple[Config, BaseProcess]]) -> Iterator[None]:
+def _stopped_together(pool: Pool) -> Iterator[None]:
     """Ctrl-C or SIGTERM to the launcher asks each run to save a checkpoint and stop, and waits for that."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
     except BaseException:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.join()
+        pool.stop()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,8 @@ from harness.records import FINISHED, STATES, RunFolder, arm_name
 
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""
+ROWS = 40
+"""Above so many runs the table shows only those that are under way."""
 
 
 class Display:
@@ -23,6 +25,7 @@ class Display:
         self.configs = {config.digest: config for config in configs}
         self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
         self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
+        self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True)
         self.began, self.last, self.stepping = time.time(), 0.0, None
 
@@ -40,17 +43,19 @@ class Display:
     def update(self, force: bool = False) -> None:
         """Read the folders and show them."""
         now = time.time()
-        if not self.live and not force and now - self.last < PLAIN_EVERY:
+        if not force and now - self.last < (0.5 if self.live else PLAIN_EVERY):
             return
         self.last = now
-        rows = {digest: _progress(folder, self.configs[digest].steps) for digest, folder in self.folders.items()}
+        over = {digest: row for digest, row in self.rows.items() if row[0] in FINISHED}
+        rows = self.rows = {d: over.get(d) or _progress(f, self.configs[d].steps) for d, f in self.folders.items()}
         done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
         if self.stepping is None or done <= self.stepping[1]:
             self.stepping = (now, done)  # the clock of the rate starts with the first step, not with the warm start
         fresh = done - self.stepping[1]
         left = (now - self.stepping[0]) / fresh * (total - done) if fresh else None
-        headline = f"{done}/{total} steps, {_clock(now - self.began)} elapsed, " + (
-            "done" if done == total else f"about {_clock(left)} left" if left is not None else "starting"
+        ended = sum(state in FINISHED for state, _ in rows.values())
+        headline = f"{ended}/{len(rows)} runs, {done}/{total} steps, {clock(now - self.began)} elapsed, " + (
+            "done" if done == total else f"about {clock(left)} left" if left is not None else "starting"
         )
         if self.live:
             self.live.update(self._table(rows, headline))
@@ -58,7 +63,7 @@ class Display:
             active = [
                 f"{self.names[digest]} {f'{step}/{self.configs[digest].steps}' if state == 'running' else state}"
                 for digest, (state, step) in rows.items()
-                if state == "running" or state not in STATES  # a phase of a running one
+                if _under_way(state)
             ]
             self.console.print(f"{headline}; running: {', '.join(active) or 'none'}", highlight=False, soft_wrap=True)
 
@@ -66,11 +71,16 @@ class Display:
         table = Table(title=headline, title_justify="left")
         for column in ("run", "state", "step"):
             table.add_column(column)
-        for digest, (state, step) in rows.items():
+        shown = {digest: row for digest, row in rows.items() if len(rows) <= ROWS or _under_way(row[0])}
+        for digest, (state, step) in shown.items():
             total = self.configs[digest].steps
             bar = "━" * round(20 * step / total)
             table.add_row(self.names[digest], state, f"{step:>4}/{total} {bar}")
         return table
+
+
+def _under_way(state: str) -> bool:
+    return state == "running" or state not in STATES  # a phase of a running one
 
 
 def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
@@ -83,5 +93,6 @@ def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
     return status.get("phase", status["state"]), steps if status["state"] in FINISHED else status.get("step", 0)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """minutes:seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

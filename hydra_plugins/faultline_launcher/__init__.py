@@ -1,12 +1,12 @@
-"""`hydra/launcher=local`. Hydra finds launchers only in packages under `hydra_plugins`, so the class stands here;
-sweeps/local.py does the work."""
+"""`hydra/launcher=local` and `hydra/launcher=slurm`. Hydra finds launchers only in packages under `hydra_plugins`, so the classes
+stand here; `sweeps` does the work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-import psutil
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -15,41 +15,50 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import Config, parse
 from harness.errors import UserError
+from sweeps.options import SlurmOptions
 
-ConfigStore.instance().store(
-    group="hydra/launcher",
-    name="local",
-    node={"_target_": "hydra_plugins.faultline_launcher.LocalLauncher", "parallel": None},
-    provider="faultline",
-)
+COMMON = {"retry_failed": False, "extend": False}
+"""retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
+
+for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm": {**vars(SlurmOptions()), **COMMON}}.items():
+    target = f"hydra_plugins.faultline_launcher.{name.title()}Launcher"
+    ConfigStore.instance().store(group="hydra/launcher", name=name, node={"_target_": target, **keys}, provider="faultline")
 
 
-class LocalLauncher(Launcher):
-    """The runs of a multirun side by side on this machine, one process and one thread each.
-
-    parallel: how many at a time; null is one per physical core.
-    """
-
-    def __init__(self, parallel: int | None):
-        if parallel is not None and parallel < 1:
-            raise SystemExit(f"hydra.launcher.parallel={parallel}: at least 1, or null for one per physical core")
-        self.parallel = parallel or psutil.cpu_count(logical=False) or 1
+class _Launcher(Launcher):
+    def __init__(self, retry_failed: bool, extend: bool):
+        self.retry_failed, self.extend = retry_failed, extend
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader, self.config = hydra_context.config_loader, config
 
+    def executor(self):
+        """Where the runs will run, see sweeps.launch.Executor."""
+        raise NotImplementedError
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; one JobReturn each, in order. If any config is wrong, say so and start none."""
-        from sweeps.local import run_all
-
         configs = [self._parse(list(overrides)) for overrides in job_overrides]
         from harness.plugins import check  # imports torch, so only once every config is known to be sound without it
+        from sweeps.launch import launch
 
         for config, overrides in zip(configs, job_overrides, strict=True):
             with _refused(overrides):
                 check(config)
-        failures = run_all(configs, self.parallel)
-        return [self._result(config, overrides, failures) for config, overrides in zip(configs, job_overrides, strict=True)]
+        extend = self.extend or initial_job_idx > 0  # a later batch of one command
+        try:
+            states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
+        except UserError as error:
+            raise SystemExit(str(error)) from None
+        bad = ("failed", "interrupted", "preempted", "cancelled")
+        results = [states[config.digest].state in bad for config in configs]
+        # Hydra raises the return value of the first failed job, which gives the exit code.
+        return [
+            JobReturn(overrides=list(o), status=JobStatus.FAILED, _return_value=SystemExit(1))
+            if failed
+            else JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done")
+            for o, failed in zip(job_overrides, results, strict=True)
+        ]
 
     def _parse(self, overrides: list[str]) -> Config:
         composed = OmegaConf.to_container(self.loader.load_sweep_config(self.config, overrides))
@@ -57,11 +66,40 @@ class LocalLauncher(Launcher):
         with _refused(overrides):
             return parse(OmegaConf.to_container(OmegaConf.create(composed), resolve=True))
 
-    def _result(self, config: Config, overrides: Sequence[str], failures: dict[str, str]) -> JobReturn:
-        if config.digest in failures:
-            # Hydra raises the return value of the first failed job, which gives the exit code.
-            return JobReturn(overrides=list(overrides), status=JobStatus.FAILED, _return_value=SystemExit(1))
-        return JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED, _return_value="done")
+
+class LocalLauncher(_Launcher):
+    """The runs of a multirun side by side on this machine, one process and one thread each.
+
+    parallel: how many at a time; null is one per physical core.
+    """
+
+    def __init__(self, parallel: int | None, retry_failed: bool, extend: bool):
+        import psutil
+
+        if parallel is not None and parallel < 1:
+            raise SystemExit(f"hydra.launcher.parallel={parallel}: at least 1, or null for one per physical core")
+        self.parallel = parallel or psutil.cpu_count(logical=False) or 1
+        super().__init__(retry_failed, extend)
+
+    def executor(self):
+        from sweeps.local import Local
+
+        return Local(self.parallel)
+
+
+class SlurmLauncher(_Launcher):
+    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.options.SlurmOptions."""
+
+    def __init__(self, retry_failed: bool, extend: bool, **options: Any):
+        with _refused(["hydra/launcher=slurm"]):
+            self.options = SlurmOptions(**OmegaConf.to_container(OmegaConf.create(options)))
+            self.options.check()
+        super().__init__(retry_failed, extend)
+
+    def executor(self):
+        from sweeps.cluster import Slurm
+
+        return Slurm(self.options)
 
 
 @contextmanager

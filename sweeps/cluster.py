@@ -1,0 +1,137 @@
+"""The Slurm launcher: runs as tasks of Slurm arrays, submitted through submitit.
+
+A task is a handful of runs, in one job of one node. What a job needs to know lies in the sweep's folder, and what it did is told
+there, so that jobs and launchers never wait for each other. Requeueing is Slurm's and submitit's; resuming is the run's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import submitit
+
+from harness.errors import UserError
+from harness.records import FINISHED, writing
+from sweeps.ledger import RunState, Sweep
+from sweeps.local import Pool
+from sweeps.options import SlurmOptions
+from sweeps.slurm import ask, holders, job_name, jobs, wait
+from sweeps.snapshot import snapshot
+
+
+class Slurm:
+    """Executor of the Slurm launcher."""
+
+    def __init__(self, options: SlurmOptions):
+        self.options = options
+
+    def prepare(self, sweep: Sweep) -> None:
+        """Raises UserError if there is no Slurm, no such partition, or a choice of code is needed."""
+        partitions = ask("sinfo", "-h", "-o", "%R").split()
+        if self.options.partition and (unknown := set(self.options.partition.split(",")) - set(partitions)):
+            raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
+        self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
+        self.code = snapshot(sweep, self.options.code)
+
+    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
+        """Runs that Slurm has under way, and the job that has each."""
+        return {run: job.id for run, job in holders(sweep, jobs(sweep)).items() if job.live}
+
+    def describe(self, count: int) -> str:
+        tasks = -(-count // self.options.runs_per_job)
+        arrays = -(-tasks // self.limit)
+        return (
+            f"{count} to submit: {tasks} tasks of up to {self.options.runs_per_job} runs in {arrays} "
+            f"array{'s' if arrays > 1 else ''}, {min(self.options.parallel, tasks)} tasks at a time"
+        )
+
+    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
+        """Submit `runs`, and unless detached wait until Slurm has no run of the sweep in its hands. Whether they have ended."""
+        if runs:
+            self.submit(sweep, runs)
+        if not self.options.detach:
+            wait(sweep, tick)
+        return not self.options.detach
+
+    def submit(self, sweep: Sweep, runs: list[str]) -> None:
+        """One array per MaxArraySize tasks. They share `parallel`; if there are more of them than that, one waits for another."""
+        size = self.options.runs_per_job
+        tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
+        arrays = -(-len(tasks) // self.limit)
+        lanes = min(arrays, self.options.parallel)
+        last: dict[int, str] = {}
+        for i in range(arrays):
+            lane = i % lanes
+            share = self.options.parallel // lanes + (lane < self.options.parallel % lanes)
+            last[lane] = self._submit_array(sweep, tasks[i::arrays], share, last.get(lane))
+
+    def _submit_array(self, sweep: Sweep, tasks: list[list[str]], parallel: int, after: str | None) -> str:
+        o = self.options
+        batch = f"{time.time_ns():x}"
+        with writing(sweep.home):
+            (sweep.home / "batches").mkdir(parents=True, exist_ok=True)
+            (sweep.home / "batches" / f"{batch}.json").write_text(json.dumps(tasks))
+        sweep.log("submitted", [run for runs in tasks for run in runs], batch=batch)
+        executor = submitit.SlurmExecutor(sweep.home / "jobs", max_num_timeout=10**6, python=o.python)
+        given = {key: value for key in ("partition", "account", "qos", "gres", "constraint") if (value := getattr(o, key))}
+        executor.update_parameters(
+            job_name=job_name(sweep),
+            comment=batch,
+            time=o.timeout_min,
+            mem=f"{round(o.mem_gb * 1024)}M",
+            cpus_per_task=o.runs_at_once * o.cpus_per_run,
+            array_parallelism=parallel,
+            signal_delay_s=o.signal_delay_s,
+            stderr_to_stdout=True,
+            setup=[*o.setup, f"export PYTHONPATH={self.code}:$PYTHONPATH PYTHONSAFEPATH=1"],
+            additional_parameters={"requeue": True, **o.sbatch},
+            **given,
+            **({"dependency": f"afterany:{after}"} if after else {}),
+        )
+        home = str(sweep.path.resolve())
+        calls = [Task(home, batch, index, o.runs_at_once) for index in range(len(tasks))]
+        try:
+            with _outside_a_job():
+                submitted = executor.submit_array(calls)
+        except submitit.core.utils.FailedJobError as error:
+            told = [line for line in str(error).splitlines() if "sbatch:" in line] or [str(error)]
+            refused = f"Slurm refused the jobs: {'; '.join(told)}"
+            sweep.log("ended", [run for runs in tasks for run in runs], state="interrupted", error=refused)
+            raise UserError(f"{refused}; what was submitted before goes on") from None
+        return submitted[0].job_id.partition("_")[0]
+
+
+class Task:
+    """What submitit runs in a job: the runs of one task. batch, index: its place in the sweep's batches."""
+
+    def __init__(self, sweep: str, batch: str, index: int, at_once: int):
+        self.arguments = (sweep, batch, index, at_once)
+
+    def __call__(self) -> None:
+        home, batch, index, at_once = self.arguments
+        sweep = Sweep(home)
+        runs = json.loads((sweep.home / "batches" / f"{batch}.json").read_text())[index]
+        states = sweep.states()
+        over = [run for run in runs if states[run].state == "failed" or sweep.folder(run).state in FINISHED]
+        self.pool = Pool(sweep, at_once, submitit.JobEnvironment().job_id)
+        self.pool.run([run for run in runs if run not in over])
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
+        """Called on SIGUSR2, before a preemption or the time limit: the runs save; the job is put back into the queue."""
+        self.pool.stop()
+        return submitit.helpers.DelayedSubmission(Task(*self.arguments))
+
+
+@contextmanager
+def _outside_a_job() -> Iterator[None]:
+    """Hide what Slurm told the job that this process may be in: a job submitted from it would inherit it, and be refused."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

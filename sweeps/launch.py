@@ -1,0 +1,190 @@
+"""One way to launch a grid, wherever it runs: check it against the sweep, say what will happen, run it, list what failed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from analysis.load import differs, flatten
+from harness.config import Config
+from harness.errors import UserError
+from harness.records import FINISHED, arm_name
+from sweeps.ledger import ENDS, RunState, Sweep
+from sweeps.local import last_lines
+from sweeps.progress import Display, clock
+
+OPERATION = ("run.", "tracking.", "checkpoint.")
+TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "correction.weight.action")
+"""Keys that the name of an arm tells already."""
+
+
+class Executor(Protocol):
+    """Where runs run: sweeps.local.Local or sweeps.cluster.Slurm."""
+
+    def prepare(self, sweep: Sweep) -> None:
+        """Raise UserError if it cannot run this sweep. Nothing was started yet."""
+
+    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
+        """Runs that are in some process's hands already, and whose."""
+
+    def describe(self, count: int) -> str:
+        """How `count` runs will be run."""
+
+    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
+        """Start `runs`, and wait for them and for those that are active. False if it did not wait."""
+
+
+def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = False, extend: bool = False) -> dict[str, RunState]:
+    """Bring every run of the grid to its end, once: what is done is skipped, what runs is attached to, what stopped goes on.
+
+    retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have. Returns the state of
+    each run of the grid, and prints what failed.
+    """
+    grid = {config.digest: config for config in configs}
+    paths = {config.path.parent for config in configs}
+    if len(paths) > 1:
+        raise UserError(f"run.sweep, run.root: one command launches one sweep, not {', '.join(map(str, sorted(paths)))}")
+    sweep = Sweep(paths.pop())
+    with sweep.lock():
+        executor.prepare(sweep)
+        states = sweep.states()
+        print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
+        _belongs(sweep, grid, states, extend)
+        active = executor.active(sweep, states)
+        _plan(sweep, grid, states)
+        todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
+        _announce(sweep, grid, todo, active, executor)
+        with Display(list(grid.values())) as display:
+            ended = executor.run(sweep, todo, display.update)
+    states = {run: state for run, state in sweep.states().items() if run in grid}
+    if ended:
+        report(sweep, states)
+    return states
+
+
+def report(sweep: Sweep, states: dict[str, RunState]) -> None:
+    """The runs that did not finish, each with the last lines of its log."""
+    for run, state in states.items():
+        if state.state in FINISHED:
+            continue
+        cause = f": {state.error.splitlines()[-1]}" if state.error else ""
+        print(f"{sweep.path / run} ({state.name}): {state.state}{cause}", file=sys.stderr)
+        if log := last_lines(sweep.folder(run), 5):
+            print("    the last lines of its log.txt:\n    " + log.replace("\n", "\n    "), file=sys.stderr)
+    for kind in ("failed", "interrupted", "preempted"):
+        if count := sum(state.state == kind for state in states.values()):
+            remedy = "; hydra.launcher.retry_failed=true runs it again" if kind == "failed" else ""
+            print(f"{count} {kind} ({ENDS[kind]}{remedy})", file=sys.stderr)
+
+
+def _wanted(sweep: Sweep, run: str, state: RunState | None, retry_failed: bool) -> bool:
+    try:
+        if sweep.folder(run).state in FINISHED:
+            return False
+    except UserError:
+        return True  # an unreadable folder: its run will say so
+    return retry_failed or state is None or state.state != "failed"
+
+
+def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], extend: bool) -> None:
+    """Raise UserError if the sweep has other runs than those of the grid, which an edited config file gives."""
+    new = [config for run, config in grid.items() if run not in states]
+    if not states or not new or extend:
+        return
+    flat, known = _flat(new[0]), []
+    for run in states:
+        try:
+            known.append(_flat(sweep.config(run)))
+        except (UserError, ValueError):  # of another version of the code
+            continue
+    nearest = min(([k for k in flat if flat[k] != other.get(k)], other) for other in known) if known else ([], {})
+    difference = ", ".join(f"{key}={json.dumps(flat[key])} (there {json.dumps(nearest[1].get(key))})" for key in nearest[0][:3])
+    raise UserError(
+        f"{sweep.path}: {len(new)} of the {len(grid)} runs are not among the {len(states)} that it has; {difference}. "
+        "Give run.sweep another name, or add them with hydra.launcher.extend=true"
+    )
+
+
+def _plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
+    """Every run of the grid gets its folder with its config, and its place in the ledger."""
+    arms = arm_names(grid.values())
+    for (run, config), arm in zip(grid.items(), arms, strict=True):
+        if run not in states:
+            folder = sweep.folder(run)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.write("config.json", config.model_dump(mode="json"))
+            sweep.log("planned", [run], arm=arm, seed=config.seed, steps=config.steps, cost=cost(config))
+
+
+def _announce(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
+    """The grid in words: arms, seeds, what is done, what will be done and how long it may take."""
+    states = sweep.states()
+    arms: dict[str, list[int]] = {}
+    for run, config in grid.items():
+        arms.setdefault(states[run].arm, []).append(config.seed)
+    print(f"{sweep.path}: {len(arms)} arms, {len(grid)} runs", file=sys.stderr)
+    for arm, seeds in arms.items():
+        print(f"  {arm}, seeds {', '.join(map(str, sorted(seeds)))}", file=sys.stderr)
+    failed = sum(states[run].state == "failed" and run not in todo for run in grid)
+    over = len(grid) - len(todo) - failed - len(active.keys() & grid.keys())
+    print(
+        f"{over} done, {failed} failed by themselves and are left, {len(active.keys() & grid.keys())} under way, "
+        f"{executor.describe(len(todo)) if todo else 'none to start'}{_estimate(grid, todo)}",
+        file=sys.stderr,
+    )
+
+
+def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
+    """Processor time of `todo`, from finished runs of the same shape under the same root."""
+    if not todo:
+        return ""
+    paces: dict[str, list[float]] = {}
+    root = next(iter(grid.values())).path.parent.parent
+    for ledger in root.glob("*/.sweep/ledger.jsonl"):
+        costs: dict[str, str] = {}
+        for event in Sweep(ledger.parent.parent).events():
+            if event["event"] == "planned":
+                costs[event["run"]] = event.get("cost", "")
+            elif event["event"] == "ended" and event.get("steps"):
+                paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
+    known = [run for run in todo if cost(grid[run]) in paces]
+    if len(known) < len(todo):
+        return "; time unknown: no finished run of this shape yet"
+    seconds = sum(statistics.median(paces[cost(grid[run])]) * grid[run].steps for run in todo)
+    return f"; {clock(seconds)} (minutes:seconds) of runs, from {sum(map(len, paces.values()))} finished"
+
+
+def cost(config: Config) -> str:
+    """Runs that have this in common take the same time a step."""
+    parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
+    return hashlib.sha256(json.dumps([parts, config.actor.minibatches], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def arm_names(configs: Iterable[Config]) -> list[str]:
+    """What each config is called: its arm, and every other key in which the grid differs."""
+    flats = [_flat(config) for config in configs]
+    keys = sorted({key for flat in flats for key in flat if not key.startswith(TOLD)})
+    told = [key for key in keys if differs(key, flats)]
+    names = [arm_name(config.model_dump(), seed=False) for config in configs]
+    return [
+        " ".join([name, *(f"{key}={json.dumps(flat[key])}" for key in told if key in flat)])
+        for name, flat in zip(names, flats, strict=True)
+    ]
+
+
+def _flat(config: Config) -> dict:
+    values = config.model_dump(mode="json")
+    return {key: value for key, value in flatten(values).items() if not key.startswith(OPERATION)}
+
+
+def sweep_at(path: Path) -> Sweep:
+    """The sweep in a folder. Raises UserError if no launcher made one there."""
+    sweep = Sweep(path)
+    if not (sweep.home / "ledger.jsonl").exists():
+        raise UserError(f"{path}: no sweep of a launcher in it (no .sweep/ledger.jsonl); give its folder, as runs/demo")
+    return sweep

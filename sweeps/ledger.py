@@ -1,0 +1,193 @@
+"""What happened to the runs of a sweep: an append-only file that launchers and jobs write, and the states that follow from it.
+
+    <root>/<sweep>/.sweep/lock          held by the launcher that works on the sweep; tells who
+                          ledger.jsonl  one event a line, see `EVENTS`
+                          batches/      which runs each task of a Slurm array holds, written before it is submitted
+                          jobs/<id>/    what submitit keeps of a job, and the output of the job itself
+                          code/<digest> snapshots of the code
+
+A run's own folder stays the record of the run; the ledger adds what no run can know: that it was submitted, and how its
+process ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.config import Config
+from harness.errors import Unavailable, UserError
+from harness.records import FINISHED, RunFolder, arm_name, writing
+
+EVENTS = {
+    "planned": "a run belongs to the sweep: arm, seed, steps",
+    "submitted": "a launcher took it up: the batch given to Slurm, empty for the local launcher",
+    "started": "its process began: job, host, the step of its checkpoint",
+    "ended": "its process ended: state, error, steps done, seconds",
+    "cancelled": "the user cancelled it",
+}
+ENDS = {
+    "done": "finished",
+    "collapsed": "finished, a detector saw a collapse",
+    "failed": "failed by itself: it would fail again",
+    "interrupted": "failed by its surroundings: killed, a lost node, a full disk; the same command again retries it",
+    "preempted": "stopped at a checkpoint; resumes when its job or the same command starts again",
+}
+STUCK = 3
+"""Starts from one and the same step after which a run is given up: its time limit is too short for a checkpoint."""
+
+
+class RunState(NamedTuple):
+    """arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: that has or had it.
+
+    step: of its checkpoint when it last started. starts: in a row from that step.
+    """
+
+    arm: str
+    seed: int
+    steps: int
+    state: str = "queued"
+    job: str = ""
+    batch: str = ""
+    error: str = ""
+    step: int = 0
+    starts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} seed {self.seed}"
+
+
+class Sweep:
+    """The folder of a sweep."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.home = self.path / ".sweep"
+        self.damaged: list[str] = []
+        """Lines of the ledger that the last reading could not understand."""
+
+    def folder(self, run: str) -> RunFolder:
+        return RunFolder(self.path / run)
+
+    def config(self, run: str) -> Config:
+        """The config of a run, which lies in its folder from when it was planned."""
+        return Config.model_validate(self.folder(run).read("config.json"))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other launchers away. Raises UserError, naming the one that is at work."""
+        with writing(self.home):
+            self.home.mkdir(parents=True, exist_ok=True)
+            file = open(self.home / "lock", "a+")  # noqa: SIM115 (closed below; "w" would wipe the holder's name)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: {self.holder()} is working on this sweep; wait for it or stop it") from None
+            file.truncate(0)
+            file.write(f"{platform.node()} {os.getpid()}\n")
+            file.flush()
+            yield
+            file.truncate(0)
+
+    def holder(self) -> str:
+        """The launcher that holds the lock, in words."""
+        host, pid, *_ = *(self.home / "lock").read_text().split(), "?", "?"
+        return f"another launcher (process {pid} on {host})"
+
+    # --- events --------------------------------------------------------------------------------------------------------
+
+    def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
+        """Append one event of each of `runs`."""
+        assert event in EVENTS
+        now = round(time.time(), 3)
+        text = "".join(json.dumps({"event": event, "run": run, "time": now, **more}) + "\n" for run in runs)
+        with writing(self.home):
+            self.home.mkdir(parents=True, exist_ok=True)
+            with open(self.home / "ledger.jsonl", "ab+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # jobs on other nodes append too
+                if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    text = "\n" + text  # a line that was cut short stays alone on its line
+                file.write(text.encode())
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, oldest first. A line that is no event is left out and named in `damaged`."""
+        path = self.home / "ledger.jsonl"
+        self.damaged = []
+        events = []
+        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+            try:
+                event = json.loads(line)
+                if event["event"] not in EVENTS or not isinstance(event["run"], str):
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
+            else:
+                events.append(event)
+        return events
+
+    def states(self) -> dict[str, RunState]:
+        """The state of each run of the sweep as the ledger alone tells it."""
+        states: dict[str, RunState] = {}
+        for event in self.events():
+            run = event["run"]
+            if event["event"] == "planned":
+                planned = {key: event.get(key, "?") for key in ("arm", "seed", "steps")}
+                states[run] = states[run]._replace(**planned) if run in states else RunState(**planned)
+            elif known := states.get(run) or self._planned(run):
+                states[run] = _after(known, event)
+        return states
+
+    def _planned(self, run: str) -> RunState | None:
+        """What the lost line said when `run` was planned; None if it has no folder."""
+        try:
+            config = self.config(run)
+        except (UserError, ValueError):
+            return None
+        return RunState(arm_name(config.model_dump(), seed=False), config.seed, config.steps)
+
+    def settle(self, run: str, state: RunState, why: str) -> RunState:
+        """The state of a run whose process is gone without an `ended`: its folder may tell, else it was interrupted."""
+        try:
+            status = self.folder(run).read("status.json")
+        except UserError:
+            status = {"state": "queued"}
+        if status["state"] in (*FINISHED, "failed", "preempted"):
+            return state._replace(state=status["state"], error=status.get("error", ""))
+        return state._replace(state="interrupted", error=why)
+
+
+def checkpointed(folder: RunFolder) -> int:
+    """The step from which a run would go on."""
+    return max((int(path.name.removeprefix("step-")) for path in (folder.path / "checkpoints").glob("step-*")), default=0)
+
+
+def claimed(folder: RunFolder) -> bool:
+    """Whether a process holds the folder of a run."""
+    try:
+        with folder.claim():
+            return False
+    except Unavailable:
+        return True
+
+
+def _after(state: RunState, event: dict[str, Any]) -> RunState:
+    match event["event"]:
+        case "submitted":
+            return state._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
+        case "started":
+            starts = state.starts + 1 if event["step"] == state.step else 1
+            return state._replace(state="running", job=event["job"], step=event["step"], starts=starts, error="")
+        case "ended" if not (state.state == "cancelled" and event["state"] == "preempted"):
+            return state._replace(state=event["state"], error=event.get("error", ""))
+        case "cancelled":
+            return state._replace(state="cancelled")
+    return state

@@ -1,0 +1,58 @@
+"""The code of a sweep, copied once, so that editing files while its jobs wait changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from harness.code import HOME, code_version
+from harness.errors import UserError
+from harness.records import writing
+from sweeps.ledger import Sweep
+
+PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "hydra_plugins")
+SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def snapshot(sweep: Sweep, choice: str | None) -> Path:
+    """The folder of the code that jobs of `sweep` run. choice: null where the sweep has none yet or has this very code;
+    `sweep` for the code that it has, `new` for that of this process. Raises UserError when a choice is needed."""
+    home = sweep.home / "code"
+    kept = sorted((path for path in home.glob("[0-9a-f]*")), key=lambda path: path.stat().st_mtime)
+    digest = _digest()
+    if choice == "sweep":
+        if not kept:
+            raise UserError(f"hydra.launcher.code=sweep: {sweep.path} has no code yet; leave that key out")
+        return kept[-1].resolve()
+    if kept and kept[-1].name != digest and choice is None:
+        raise UserError(
+            f"{sweep.path}: its runs have code {kept[-1].name}, the files here are {digest} now; hydra.launcher.code=sweep goes "
+            "on with the sweep's own, hydra.launcher.code=new takes these; or name another run.sweep"
+        )
+    folder = home / digest
+    with writing(home):
+        if not folder.exists():
+            _copy(folder, digest)
+        os.utime(folder)  # the latest choice is what the sweep has
+    return folder.resolve()
+
+
+def _copy(folder: Path, digest: str) -> None:
+    temporary = folder.with_name(f".{digest}.{os.getpid()}")
+    for package in PACKAGES:
+        shutil.copytree(HOME / package, temporary / package, ignore=SKIPPED)
+    (temporary / "snapshot.json").write_text(json.dumps({**code_version(), "snapshot": digest}))
+    temporary.rename(folder)
+
+
+def _digest() -> str:
+    """12 hex digits of the SHA-256 of every file of the packages."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((HOME / package).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(str(path.relative_to(HOME)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
