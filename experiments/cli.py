@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.errors import UserError
 
 
-def main() -> None:
-    """Entry point; a UserError is one line and exit code 2."""
+def main(*more: Callable[[argparse._SubParsersAction], None]) -> None:
+    """A UserError is one line and exit code 2. more: what adds further commands, as those here do."""
     parser = argparse.ArgumentParser(prog="faultline", description="Compare losses and corrections under rollout mismatch.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_report, _import_config, _replay):
+    for add in (_report, _import_config, _replay, *more):
         add(commands)
     arguments = vars(parser.parse_args())
     del arguments["command"]
@@ -78,7 +79,3 @@ def _share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share, a number above 0 and up to 1")
     return value
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,8 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import submitit
 
@@ -30,13 +32,15 @@ class Slurm:
     def __init__(self, options: SlurmOptions):
         self.options = options
 
-    def prepare(self, sweep: Sweep) -> None:
-        """Raises UserError if there is no Slurm, no such partition, or a choice of code is needed."""
+    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+        """What `relaunch` needs to make the like of it. Raises UserError if there is no Slurm, no such partition, or a choice of
+        code is needed."""
         partitions = ask("sinfo", "-h", "-o", "%R").split()
         if self.options.partition and (unknown := set(self.options.partition.split(",")) - set(partitions)):
             raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
         self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
         self.code = snapshot(sweep, self.options.code)
+        return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
     def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
         """Runs that Slurm has under way, and the job that has each."""

@@ -7,15 +7,15 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from analysis.load import differs, flatten
 from harness.config import Config
 from harness.errors import UserError
 from harness.records import FINISHED, arm_name
 from sweeps.ledger import ENDS, RunState, Sweep
-from sweeps.local import last_lines
+from sweeps.local import Local, last_lines
+from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
 
 OPERATION = ("run.", "tracking.", "checkpoint.")
@@ -26,8 +26,8 @@ TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "c
 class Executor(Protocol):
     """Where runs run: sweeps.local.Local or sweeps.cluster.Slurm."""
 
-    def prepare(self, sweep: Sweep) -> None:
-        """Raise UserError if it cannot run this sweep. Nothing was started yet."""
+    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+        """What `relaunch` needs to make the like of it. Raise UserError if it cannot run this sweep; nothing was started yet."""
 
     def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
         """Runs that are in some process's hands already, and whose."""
@@ -51,16 +51,41 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         raise UserError(f"run.sweep, run.root: one command launches one sweep, not {', '.join(map(str, sorted(paths)))}")
     sweep = Sweep(paths.pop())
     with sweep.lock():
-        executor.prepare(sweep)
+        kind = executor.prepare(sweep)
         states = sweep.states()
         print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
         _belongs(sweep, grid, states, extend)
         active = executor.active(sweep, states)
         _plan(sweep, grid, states)
+        (sweep.home / "launcher.json").write_text(json.dumps(kind))
         todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
         _announce(sweep, grid, todo, active, executor)
-        with Display(list(grid.values())) as display:
-            ended = executor.run(sweep, todo, display.update)
+        return _run(sweep, grid, todo, executor)
+
+
+def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
+    """Run these runs of the sweep again, in whatever state they are, the way the sweep was launched last; their states."""
+    with sweep.lock():
+        executor = _executor(json.loads((sweep.home / "launcher.json").read_text()), code)
+        executor.prepare(sweep)
+        active = executor.active(sweep, sweep.states())
+        grid = {run: sweep.config(run) for run in runs}
+        todo = [run for run in runs if run not in active]
+        _announce(sweep, grid, todo, active, executor)
+        return _run(sweep, grid, todo, executor)
+
+
+def _executor(kind: dict[str, Any], code: str | None) -> Executor:
+    if kind.pop("launcher") == "local":
+        return Local(**kind)
+    from sweeps.cluster import Slurm
+
+    return Slurm(SlurmOptions(**kind | {"code": code}))
+
+
+def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
+    with Display(list(grid.values())) as display:
+        ended = executor.run(sweep, todo, display.update)
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if ended:
         report(sweep, states)
@@ -180,11 +205,3 @@ def arm_names(configs: Iterable[Config]) -> list[str]:
 def _flat(config: Config) -> dict:
     values = config.model_dump(mode="json")
     return {key: value for key, value in flatten(values).items() if not key.startswith(OPERATION)}
-
-
-def sweep_at(path: Path) -> Sweep:
-    """The sweep in a folder. Raises UserError if no launcher made one there."""
-    sweep = Sweep(path)
-    if not (sweep.home / "ledger.jsonl").exists():
-        raise UserError(f"{path}: no sweep of a launcher in it (no .sweep/ledger.jsonl); give its folder, as runs/demo")
-    return sweep

@@ -22,14 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.config import Config
+from harness.config import Config, Run
 from harness.errors import Unavailable, UserError
 from harness.records import FINISHED, RunFolder, arm_name, writing
 
 EVENTS = {
     "planned": "a run belongs to the sweep: arm, seed, steps",
     "submitted": "a launcher took it up: the batch given to Slurm, empty for the local launcher",
-    "started": "its process began: job, host, the step of its checkpoint",
+    "started": "its process began: job, host, pid, the step of its checkpoint",
     "ended": "its process ended: state, error, steps done, seconds",
     "cancelled": "the user cancelled it",
 }
@@ -65,6 +65,21 @@ class RunState(NamedTuple):
         return f"{self.arm} seed {self.seed}"
 
 
+class Launcher(NamedTuple):
+    """A process that holds the lock of a sweep."""
+
+    host: str
+    pid: int
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs on this machine."""
+        return self.pid > 0 and self.host == platform.node()
+
+    def __str__(self) -> str:
+        return f"another launcher (process {self.pid} on {self.host})"
+
+
 class Sweep:
     """The folder of a sweep."""
 
@@ -78,8 +93,10 @@ class Sweep:
         return RunFolder(self.path / run)
 
     def config(self, run: str) -> Config:
-        """The config of a run, which lies in its folder from when it was planned."""
-        return Config.model_validate(self.folder(run).read("config.json"))
+        """The config of a run, which lies in its folder from when it was planned; its paths hold in any working directory."""
+        config = Config.model_validate(self.folder(run).read("config.json"))
+        place = self.path.resolve()
+        return config.model_copy(update={"run": Run(root=str(place.parent), sweep=place.name)})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -91,17 +108,27 @@ class Sweep:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.path}: {self.holder()} is working on this sweep; wait for it or stop it") from None
+                raise UserError(f"{self.path}: {self._holder()} is working on this sweep; wait for it or stop it") from None
             file.truncate(0)
             file.write(f"{platform.node()} {os.getpid()}\n")
             file.flush()
             yield
             file.truncate(0)
 
-    def holder(self) -> str:
-        """The launcher that holds the lock, in words."""
-        host, pid, *_ = *(self.home / "lock").read_text().split(), "?", "?"
-        return f"another launcher (process {pid} on {host})"
+    def launcher(self) -> Launcher | None:
+        """The launcher that is at work on the sweep."""
+        try:
+            with open(self.home / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return None
+        except BlockingIOError:
+            return self._holder()
+        return None
+
+    def _holder(self) -> Launcher:
+        host, pid, *_ = *(self.home / "lock").read_text().split(), "?", "0"
+        return Launcher(host, int(pid))
 
     # --- events --------------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError
 from harness.records import RunFolder
-from sweeps.ledger import STUCK, Sweep, checkpointed, claimed
+from sweeps.ledger import STUCK, RunState, Sweep, checkpointed, claimed
 
 PRELOADED = ["sweeps.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -33,10 +33,11 @@ class Local:
     def __init__(self, parallel: int):
         self.parallel = parallel
 
-    def prepare(self, sweep: Sweep) -> None:
-        """Nothing has to be there but the machine."""
+    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+        """What `relaunch` needs to make the like of it."""
+        return {"launcher": "local", "parallel": self.parallel}
 
-    def active(self, sweep: Sweep, states: dict) -> dict[str, str]:
+    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
         """Runs that some process has under way, which this launcher must leave alone, and what has them."""
         suspects = [run for run, state in states.items() if state.state in ("running", "submitted")]
         return {run: "another process" for run in suspects if claimed(sweep.folder(run))}
@@ -100,10 +101,11 @@ class Pool:
             error = f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
             self._tell(run, "failed", error=error + "(hydra.launcher.timeout_min) or save more often (checkpoint.every)")
             return
-        self.sweep.log("started", [run], job=self.job, host=platform.node(), step=step)
         arguments = (self.sweep.config(run).model_dump_json(), str(folder.path / "log.txt"))
         process = self.context.Process(target=_run_one, args=arguments, name=run)
         process.start()
+        node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        self.sweep.log("started", [run], job=self.job, host=node, pid=process.pid, step=step)
         self.running[run] = _Started(process, step, time.time())
 
     def _ended(self, run: str, started: _Started) -> None:

@@ -49,7 +49,8 @@ def ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]}: no answer in 60 s; jobs go on, try again later") from None
     if done.returncode:
-        raise NoAnswer(f"{command[0]}: {done.stderr.strip() or done.returncode}; is SLURM_CONF set, and the cluster up?")
+        told = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        raise NoAnswer(f"{told}; is SLURM_CONF set, and the cluster up?")
     return done.stdout
 
 
@@ -122,7 +123,7 @@ def wait(sweep: Sweep, tick: Callable[[], None]) -> None:
             sweep.log("ended", [run], state=state.state, job=state.job, error=state.error)
 
 
-def cancel(sweep: Sweep) -> list[str]:
+def cancel_jobs(sweep: Sweep) -> list[str]:
     """Cancel every live job of the sweep; the runs that were in them."""
     known = [job for job in jobs(sweep) if job.live]
     if not known:

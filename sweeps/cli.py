@@ -1,0 +1,43 @@
+"""The `faultline` command: what experiments/cli.py has, and what needs a launcher."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from experiments.cli import main as faultline
+
+
+def main() -> None:
+    """Entry point."""
+    faultline(_add_sweep)
+
+
+def _add_sweep(commands: argparse._SubParsersAction) -> None:
+    sweep = commands.add_parser("sweep", help="look at a sweep of hydra/launcher=local or slurm, stop it, run its failures again")
+    actions = sweep.add_subparsers(dest="action", required=True)
+    for action, told in {
+        "status": "what its runs do, from the ledger and Slurm",
+        "logs": "the end of the logs of runs, by default of those that failed",
+        "cancel": "stop its jobs, or its launcher; each run saves a checkpoint",
+        "retry": "run again what failed, was interrupted or cancelled, as it was launched",
+    }.items():
+        parser = actions.add_parser(action, help=told)
+        parser.add_argument("path", metavar="sweep", type=Path, help="folder of the sweep, as runs/demo")
+        if action in ("logs", "retry"):
+            parser.add_argument("runs", nargs="*", help="beginnings of the hashes of runs; none: all that failed")
+        if action == "retry":
+            parser.add_argument("--code", choices=("sweep", "new"), help="on Slurm: the sweep's own snapshot, or the files here")
+        if action == "logs":
+            parser.add_argument("-n", type=int, default=20, help="lines of each log")
+    sweep.set_defaults(run=_sweep)
+
+
+def _sweep(action: str, **arguments) -> None:
+    from sweeps import commands
+
+    getattr(commands, action)(**arguments)
+
+
+if __name__ == "__main__":
+    main()
