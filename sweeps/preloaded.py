@@ -5,5 +5,10 @@ import signal
 
 for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process of a job; the server must outlive its runs
     signal.signal(number, signal.SIG_IGN)
-for module in ("harness.trainer", "transformers.models.qwen3.modeling_qwen3", "wandb"):
+for module in (
+    "harness.trainer",
+    "transformers.models.qwen3.modeling_qwen3",
+    "wandb",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it
+):
     importlib.import_module(module)
