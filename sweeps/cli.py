@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from experiments.cli import main as faultline
@@ -10,7 +11,7 @@ from experiments.cli import main as faultline
 
 def main() -> None:
     """Entry point."""
-    faultline(_add_sweep)
+    faultline(_add_sweep, _add_search)
 
 
 def _add_sweep(commands: argparse._SubParsersAction) -> None:
@@ -31,6 +32,19 @@ def _add_sweep(commands: argparse._SubParsersAction) -> None:
         if action == "logs":
             parser.add_argument("-n", type=int, default=20, help="lines of each log")
     sweep.set_defaults(run=_sweep)
+
+
+def _add_search(commands: argparse._SubParsersAction) -> None:
+    search = commands.add_parser("search", help="search thresholds with Optuna on Slurm; the same command again goes on")
+    search.add_argument("spec", type=Path, help="YAML file, or the name of one in sweeps/conf/search")
+    search.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="changes to it, as trials=20 launcher.partition=main")
+    search.set_defaults(run=_search)
+
+
+def _search(spec: Path, changes: list[str]) -> None:
+    from sweeps.search.controller import search
+
+    print(json.dumps(search(spec, changes), indent=2))
 
 
 def _sweep(action: str, **arguments) -> None:

@@ -56,7 +56,7 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
         _belongs(sweep, grid, states, extend)
         active = executor.active(sweep, states)
-        _plan(sweep, grid, states)
+        plan(sweep, grid, states, arm_names(grid.values()))
         (sweep.home / "launcher.json").write_text(json.dumps(kind))
         todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
         _announce(sweep, grid, todo, active, executor)
@@ -135,9 +135,8 @@ def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState],
     )
 
 
-def _plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Every run of the grid gets its folder with its config, and its place in the ledger."""
-    arms = arm_names(grid.values())
+def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], arms: list[str]) -> None:
+    """Every run of the grid gets its folder with its config, and its place in the ledger under the name of its arm."""
     for (run, config), arm in zip(grid.items(), arms, strict=True):
         if run not in states:
             folder = sweep.folder(run)

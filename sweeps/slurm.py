@@ -123,13 +123,15 @@ def wait(sweep: Sweep, tick: Callable[[], None]) -> None:
             sweep.log("ended", [run], state=state.state, job=state.job, error=state.error)
 
 
-def cancel_jobs(sweep: Sweep) -> list[str]:
-    """Cancel every live job of the sweep; the runs that were in them."""
+def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
+    """Cancel every live job of the sweep, or those that hold any of `runs`; the runs that were in them."""
     known = [job for job in jobs(sweep) if job.live]
+    if runs is not None:
+        known = list({job.id: job for run, job in holders(sweep, known).items() if run in runs}.values())
     if not known:
         return []
-    under_way = ("pending", "submitted", "running")
-    runs = [run for run, state in merged(sweep, sweep.states(), known).items() if state.state in under_way]
-    sweep.log("cancelled", runs)
-    ask("scancel", *sorted({job.id.partition("_")[0] for job in known}))
-    return runs
+    states = merged(sweep, sweep.states(), known)
+    held = [run for run in holders(sweep, known) if run in states and states[run].state in ("pending", "submitted", "running")]
+    sweep.log("cancelled", held)
+    ask("scancel", *[job.id for job in known])
+    return held

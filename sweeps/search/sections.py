@@ -1,0 +1,51 @@
+"""k-section of one monotone threshold: between a healthy and a collapsing end, the next points to try."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """A number that was tried, on a log scale; collapsed, of: how many of its runs did, and how many it had."""
+
+    number: float
+    collapsed: int
+    of: int
+
+    @property
+    def healthy(self) -> bool:
+        """At most half of the runs collapsed."""
+        return 2 * self.collapsed <= self.of
+
+
+class Step(NamedTuple):
+    """Numbers to try with new seeds each; bracket: the last healthy and the first collapsing number, None at an end."""
+
+    tries: list[float]
+    bracket: tuple[float | None, float | None]
+
+
+def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
+    """The next numbers, in any order, given what all tries so far gave; none when the boundary is within `tolerance`, a ratio,
+    and both its sides have `boundary` runs or more. Repeated tries of a number are taken together."""
+    pooled: dict[float, Point] = {}
+    for point in points:
+        before = pooled.get(point.number, Point(point.number, 0, 0))
+        pooled[point.number] = Point(point.number, before.collapsed + point.collapsed, before.of + point.of)
+    if not pooled:
+        return Step([healthy_end, *_between(healthy_end, other_end, max(0, k - 2)), other_end], (None, None))
+    ordered = sorted(pooled.values(), key=lambda point: abs(math.log(point.number / healthy_end)))
+    first = next((i for i, point in enumerate(ordered) if not point.healthy), len(ordered))
+    inner = ordered[first - 1] if first else None
+    outer = ordered[first] if first < len(ordered) else None
+    bracket = (inner and inner.number, outer and outer.number)
+    sides = [side for side in (inner, outer) if side is not None]
+    if len(sides) == 2 and abs(math.log(outer.number / inner.number)) > math.log(tolerance):
+        return Step(_between(inner.number, outer.number, k), bracket)
+    return Step([side.number for side in sides if side.of < boundary], bracket)
+
+
+def _between(a: float, b: float, k: int) -> list[float]:
+    """k numbers that cut [a, b] into equal ratios."""
+    return [a * (b / a) ** ((i + 1) / (k + 1)) for i in range(k)]

@@ -1,0 +1,86 @@
+"""A real Slurm of two nodes, brought up once for the tests that need it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.records import RunFolder
+from sweeps.ledger import Sweep
+from tests.harness.conftest import TINY
+
+LOCAL = Path(__file__).parents[2] / "slurm" / "local"
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    """Its home; SLURM_CONF is set. Two nodes of three cores each; an array holds at most 20 tasks."""
+    home = tmp_path_factory.mktemp("slurm")
+    size = {"SLURM_HOME": str(home), "NODES": "2", "CPUS": "3", "MAX_ARRAY": "20", "GRACE": "15"}
+    up = subprocess.run([LOCAL / "up.sh"], env={**os.environ, **size}, capture_output=True, text=True)
+    assert up.returncode == 0, up.stderr
+    os.environ["SLURM_CONF"] = str(home / "slurm.conf")
+    yield home
+    subprocess.run([LOCAL / "down.sh"], env={**os.environ, **size}, check=True, timeout=60)
+    del os.environ["SLURM_CONF"]
+
+
+@pytest.fixture(scope="session")
+def shared_root(tmp_path_factory) -> Path:
+    """One root for all sweeps of the session: one warm start."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def multirun(shared_root):
+    """multirun("slurm", "key=value", ...) -> a started `python -m experiments.train -m` of tiny runs; `output` waits for it."""
+    started = []
+
+    def start(launcher: str, *overrides: str) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.train",
+            "-m",
+            f"hydra/launcher={launcher}",
+            *TINY,
+            f"run.root={shared_root}",
+        ]
+        if launcher == "slurm":
+            command += ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=20"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen([*command, *overrides], start_new_session=True, **pipes)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+
+
+def output(process: subprocess.Popen, timeout: float = 250) -> str:
+    """All that it printed, once it has ended."""
+    return process.communicate(timeout=timeout)[0]
+
+
+def until(condition, timeout: float = 120) -> None:
+    """Wait for it. Fails when it does not come."""
+    end = time.time() + timeout
+    while not condition():
+        assert time.time() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def rows(folder: RunFolder) -> int:
+    path = folder.path / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def by_seed(sweep: Sweep, **only) -> dict[int, str]:
+    """Runs of the sweep by seed; only: keys of `evaluation` that they must have."""
+    configs = {run: sweep.config(run) for run in sweep.states()}
+    return {c.seed: run for run, c in configs.items() if all(getattr(c.evaluation, k) == v for k, v in only.items())}

@@ -1,0 +1,187 @@
+"""The Slurm launcher on a real Slurm: whatever happens to its jobs, every healthy run ends as if nothing had."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.records import RunFolder
+from sweeps.ledger import Sweep
+from sweeps.slurm import jobs
+from tests.harness.conftest import TINY
+from tests.harness.test_trainer import untimed
+from tests.sweeps.conftest import LOCAL, by_seed, output, rows, until
+
+LONG = ["steps=240", "checkpoint.every=10"]
+"""Long enough that a blow finds the run under way."""
+
+
+def sh(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def faultline(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-m", "sweeps.cli", *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def started(sweep: Sweep, run: str) -> list[dict]:
+    return [event for event in sweep.events() if event["event"] == "started" and event["run"] == run]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(multirun, shared_root):
+    """Metrics by seed of runs that were left alone, on this machine without Slurm."""
+    process = multirun("local", "seed=range(5)", *LONG, "run.sweep=undisturbed")
+    assert "5/5 runs" in output(process)
+    sweep = Sweep(shared_root / "undisturbed")
+    return {seed: untimed(sweep.folder(run).metrics()) for seed, run in by_seed(sweep).items()}
+
+
+def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_root, undisturbed):
+    """Two nodes. One arm raises. Of the other: seed 0 exceeds its time limit, 1 is killed with SIGKILL, 2 is preempted by a
+    partition of higher priority, 3 is requeued with SIGTERM alone; the launcher is killed and started again."""
+    grid = ["seed=range(4)", "evaluation.prompts=4,400", *LONG, "run.sweep=grid"]
+    sweep = Sweep(shared_root / "grid")
+    launcher = multirun("slurm", *grid)
+    until(lambda: len(sweep.states()) == 8)
+    healthy = by_seed(sweep, prompts=4)
+    until(lambda: all(rows(sweep.folder(run)) > 15 for run in healthy.values()))
+    first = {seed: started(sweep, run)[0] for seed, run in healthy.items()}
+    assert {event["host"] for event in first.values()} == {"n1", "n2"}
+
+    sh("scontrol", "update", f"JobId={first[0]['job']}", "TimeLimit=1")
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    sh("sbatch", "-p", "high", "-w", first[2]["host"], "-c", "3", "-o", "/dev/null", "--wrap", "sleep 3")
+    if first[3]["host"] != first[2]["host"]:
+        sh("scontrol", "requeue", first[3]["job"])
+    until(lambda: sweep.states()[healthy[1]].state == "interrupted")
+    launcher.kill()
+    assert "killed by SIGKILL" in sweep.states()[healthy[1]].error
+    failing = by_seed(sweep, prompts=400)
+
+    again = multirun("slurm", *grid)
+    told = output(again)
+    assert again.returncode == 1
+    assert "1 to submit" in told
+    assert "evaluation.prompts=400: only 7 prompts are held out" in told
+    states = sweep.states()
+    for seed, run in healthy.items():
+        assert states[run].state in ("done", "collapsed"), (seed, states[run])
+        assert untimed(sweep.folder(run).metrics()) == undisturbed[seed], f"seed {seed}"
+    for seed in (1, 2, 3):
+        assert len(started(sweep, healthy[seed])) >= 2
+        assert any(event["kind"] == "resumed" for event in sweep.folder(healthy[seed]).events())
+    assert all(len(started(sweep, run)) == 1 for run in failing.values())
+    assert all(states[run].state == "failed" for run in failing.values())
+
+
+def test_a_lost_node_and_the_time_limit(slurm, multirun, shared_root, undisturbed):
+    """Everything on one node dies at once and stays dead; Slurm notices, and the run goes on at the other."""
+    sweep = Sweep(shared_root / "lost")
+    launcher = multirun("slurm", "seed=4", *LONG, "run.sweep=lost")
+    until(lambda: sweep.states() and rows(sweep.folder(by_seed(sweep)[4])) > 15)
+    run = by_seed(sweep)[4]
+    (event,) = started(sweep, run)
+    daemon = int((slurm / f"slurmd-{event['host']}.pid").read_text())
+    steps = [int(pid) for pid in sh("pgrep", "-f", f"slurmstepd: .{event['job'].split('_')[0]}").split()]
+    for pid in [daemon, *steps, *descendants(steps)]:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        assert "1/1 runs" in output(launcher)
+    finally:
+        sh("slurmd", "-N", event["host"])
+    hosts = [event["host"] for event in started(sweep, run)]
+    assert set(hosts) == {"n1", "n2"} and len(hosts) == 2
+    assert untimed(sweep.folder(run).metrics()) == undisturbed[4]
+
+
+def descendants(parents: list[int]) -> list[int]:
+    children = [int(pid) for parent in parents for pid in subprocess.getoutput(f"pgrep -P {parent}").split()]
+    return children + (descendants(children) if children else [])
+
+
+def test_many_trivial_runs_in_few_jobs(slurm, multirun, shared_root, record_property):
+    """300 runs of one step in arrays of at most 20 tasks: none lost, none run twice; status answers in less than 2 s."""
+    sweep = Sweep(shared_root / "many")
+    began = time.time()
+    process = multirun("slurm", "seed=range(300)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=75")
+    told = output(process, timeout=280)
+    packed = (time.time() - began) / 300
+    assert process.returncode == 0, told
+    assert "300 to submit: 4 tasks of up to 75 runs" in told
+    assert {state.state for state in sweep.states().values()} == {"done"} and len(sweep.states()) == 300
+    assert len([event for event in sweep.events() if event["event"] == "started"]) == 300
+    began = time.time()
+    code, shown = faultline("sweep", "status", sweep.path)
+    assert code == 0 and "300 done" in shown and time.time() - began < 2
+    began = time.time()
+    command = [sys.executable, "-m", "experiments.train", *TINY, f"run.root={shared_root}", "run.sweep=alone", "steps=1"]
+    subprocess.run(command, check=True, capture_output=True)
+    print(f"\n{packed:.2f} s a run in jobs of 75, {time.time() - began:.2f} s a run in a process of its own")
+
+
+def test_arrays_are_split_at_the_clusters_limit(slurm, multirun, shared_root):
+    """45 tasks at a limit of 20 give three arrays, and a second launcher is kept out meanwhile; cancel ends them all."""
+    sweep = Sweep(shared_root / "split")
+    grid = ["seed=range(45)", "steps=200", "run.sweep=split", "hydra.launcher.parallel=2"]
+    process = multirun("slurm", *grid)
+    until(lambda: (sweep.home / "batches").exists() and len(list((sweep.home / "batches").iterdir())) == 3)
+    until(lambda: len(jobs(sweep)) == 45)
+    assert sum(job.state == "PENDING" for job in jobs(sweep)) >= 43
+    second = multirun("slurm", *grid)
+    assert "is working on this sweep" in output(second) and second.returncode == 1
+    code, shown = faultline("sweep", "cancel", sweep.path)
+    assert code == 0 and "45 runs cancelled in Slurm" in shown
+    assert process.wait(60) == 1
+    assert {state.state for state in sweep.states().values()} == {"cancelled"}
+
+
+def test_detached_then_attached_and_the_code_of_the_sweep(slurm, multirun, shared_root):
+    sweep = Sweep(shared_root / "detached")
+    grid = ["seed=0,1", "steps=60", "run.sweep=detached"]
+    process = multirun("slurm", *grid, "hydra.launcher.detach=true")
+    assert "faultline sweep status" in output(process) and process.returncode == 0
+    assert {state.state for state in sweep.states().values()} <= {"submitted", "running"}
+    told = output(attached := multirun("slurm", *grid))
+    assert attached.returncode == 0 and "2 under way, none to start" in told
+    assert len([event for event in sweep.events() if event["event"] == "started"]) == 2
+    (code,) = (sweep.home / "code").iterdir()
+    for run in sweep.states():
+        (made,) = RunFolder(sweep.path / run).read("provenance.json")["processes"]
+        assert made["snapshot"] == code.name
+    code.rename(code.with_name("0" * 12))  # as if the files had been edited since
+    told = output(other := multirun("slurm", *grid))
+    assert other.returncode == 1 and "its runs have code 000000000000" in told and "hydra.launcher.code=sweep" in told
+
+
+def test_what_is_wrong_is_told_before_anything_is_submitted(slurm, multirun, shared_root):
+    known = len(sh("squeue", "-h", "-t", "all").splitlines())
+    for overrides, expected in [
+        (["hydra.launcher.partition=nosuch"], "hydra.launcher.partition=nosuch: this Slurm has high, main"),
+        (["hydra.launcher.timeout_min=0"], "hydra.launcher.timeout_min=0: must be above 0"),
+        (["loss.eps_low=0.2,2"], "loss.eps_low=2"),
+        (["run.sweep=bad,worse"], "one command launches one sweep"),
+        (["hydra.launcher.site=nosuch.yaml"], "hydra.launcher.site=nosuch.yaml: unreadable"),
+    ]:
+        process = multirun("slurm", "seed=0", "run.sweep=bad", *overrides)
+        told = output(process)
+        assert process.returncode != 0 and expected in told and "Traceback" not in told, told
+    assert len(sh("squeue", "-h", "-t", "all").splitlines()) == known
+
+
+def test_what_slurm_itself_refuses_is_told(slurm, multirun, shared_root):
+    process = multirun("slurm", "seed=0", "run.sweep=refused", "+hydra.launcher.sbatch.begin=nonsense")
+    told = output(process)
+    assert process.returncode == 1 and "Slurm refused the jobs" in told and "Traceback" not in told
+    (state,) = Sweep(shared_root / "refused").states().values()
+    assert state.state == "interrupted"
+
+
+def test_up_twice_is_the_same_slurm(slurm):
+    before = sh("sinfo", "-h", "-o", "%N")
+    done = subprocess.run([LOCAL / "up.sh"], env={**os.environ, "SLURM_HOME": str(slurm)}, capture_output=True, text=True)
+    assert done.returncode == 0 and "already up" in done.stderr and sh("sinfo", "-h", "-o", "%N") == before
