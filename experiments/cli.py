@@ -79,3 +79,7 @@ def _share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share, a number above 0 and up to 1")
     return value
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from analysis.load import differs, flatten
+from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
 from harness.records import FINISHED, arm_name
@@ -18,7 +18,6 @@ from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
 
-OPERATION = ("run.", "tracking.", "checkpoint.")
 TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "correction.weight.action")
 """Keys that the name of an arm tells already."""
 
