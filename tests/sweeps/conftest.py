@@ -10,7 +10,7 @@ import pytest
 
 from harness.records import RunFolder
 from sweeps.ledger import Sweep
-from tests.harness.conftest import TINY
+from tests.harness.conftest import TINY, root, tiny  # noqa: F401 (fixtures)
 
 LOCAL = Path(__file__).parents[2] / "slurm" / "local"
 

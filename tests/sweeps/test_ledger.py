@@ -1,0 +1,142 @@
+"""The ledger without any scheduler: states from events, damage, locks, another code, two thousand runs."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.errors import UserError
+from sweeps.launch import arm_names, launch, plan
+from sweeps.ledger import Sweep
+from sweeps.local import Local
+from sweeps.slurm import Job, merged
+from sweeps.snapshot import snapshot
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return Sweep(tmp_path / "sweep")
+
+
+def planned(sweep, *runs):
+    sweep.log("planned", runs, arm="bf16 ppo", seed=0, steps=10, cost="")
+
+
+def job(state, batch="b", index=0):
+    return Job(f"7_{index}", state, "Resources", batch, index)
+
+
+def test_events_become_states(sweep):
+    planned(sweep, "a", "b", "c", "d")
+    sweep.log("submitted", ["a", "b", "c"], batch="x")
+    sweep.log("started", ["a", "b", "c"], job="7_0", host="n1", pid=1, step=0)
+    sweep.log("ended", ["a"], state="done", job="7_0")
+    sweep.log("cancelled", ["b"])
+    sweep.log("ended", ["b"], state="preempted", job="7_0")  # how a cancelled run ends
+    sweep.log("ended", ["c"], state="preempted", job="7_0")
+    assert {run: state.state for run, state in sweep.states().items()} == {
+        "a": "done",
+        "b": "cancelled",
+        "c": "preempted",
+        "d": "queued",
+    }
+
+
+def test_starts_are_counted_from_one_and_the_same_step(sweep):
+    planned(sweep, "a")
+    for step in (0, 0, 5, 5, 5):
+        sweep.log("started", ["a"], job="1", host="n", pid=1, step=step)
+    assert sweep.states()["a"].starts == 3
+    sweep.log("submitted", ["a"], batch="x")  # a person has looked at it
+    assert sweep.states()["a"].starts == 0
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"event": "planned"}', b'{"event": "x", "run": "a"}', b"\xff\xfe"])
+def test_a_damaged_line_is_named_and_loses_nothing_else(sweep, damage):
+    planned(sweep, "a")
+    with open(sweep.home / "ledger.jsonl", "ab") as file:
+        file.write(damage)  # cut short, without its newline
+    sweep.log("ended", ["a"], state="done", job="")
+    assert sweep.states()["a"].state == "done"
+    assert len(sweep.damaged) == 1 and "ledger.jsonl:2: not an event" in sweep.damaged[0]
+
+
+def test_a_run_whose_plan_was_lost_is_found_by_its_folder(sweep, tiny):
+    config = tiny("seed=3")
+    plan(sweep, {config.digest: config}, {}, ["bf16 ppo"])
+    (sweep.home / "ledger.jsonl").write_text("rubbish\n")
+    sweep.log("submitted", [config.digest], batch="x")
+    assert sweep.states()[config.digest].seed == 3 and sweep.states()[config.digest].state == "submitted"
+
+
+def test_what_slurm_knows_corrects_the_ledger(sweep):
+    planned(sweep, *"abcdefg")
+    sweep.log("submitted", "abcdefg", batch="b")
+    sweep.log("started", ["b", "c", "f", "g"], job="7_1", host="n1", pid=1, step=0)
+    sweep.log("ended", ["f"], state="interrupted", error="killed by SIGKILL", job="7_5")
+    (sweep.home / "batches").mkdir(parents=True)
+    (sweep.home / "batches" / "b.json").write_text(json.dumps([[run] for run in "abcdefg"]))
+    sweep.folder("g").path.mkdir()
+    sweep.folder("g").status("done")
+    slurm = ["PENDING", "RUNNING", "NODE_FAIL", "CANCELLED", "RUNNING", "RUNNING", "COMPLETED"]
+    told = merged(sweep, sweep.states(), [job(state, index=i) for i, state in enumerate(slurm)])
+    assert {run: state.state for run, state in told.items()} == {
+        "a": "pending",
+        "b": "running",
+        "c": "interrupted",  # its process cannot be alive
+        "d": "interrupted",  # it never came to start
+        "e": "submitted",
+        "f": "interrupted",
+        "g": "done",  # its process was killed after its last word in the folder and before that in the ledger
+    }
+    assert told["c"].error == "job 7_2 ended as NODE_FAIL" and told["a"].error == "Resources"
+    gone = merged(sweep, sweep.states(), [])
+    assert gone["a"].state == "interrupted" and "Slurm does not know it any more" in gone["a"].error
+
+
+def test_two_launchers_and_an_edited_config(sweep, tiny):
+    configs = [tiny(f"seed={seed}") for seed in (0, 1)]
+    place = Sweep(configs[0].path.parent)
+    plan(place, {c.digest: c for c in configs}, {}, arm_names(configs))
+    with place.lock(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
+        launch(configs, Local(1))
+    with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
+        launch([tiny("actor.lr=0.1")], Local(1))
+    assert not (place.path / tiny("actor.lr=0.1").digest).exists()
+
+
+def test_other_code_wants_a_choice(sweep):
+    own = snapshot(sweep, None)
+    assert snapshot(sweep, None) == own and (own / "harness" / "trainer.py").exists()
+    assert json.loads((own / "snapshot.json").read_text())["snapshot"] == own.name
+    own = own.rename(own.with_name("0123456789ab"))
+    with pytest.raises(UserError, match=r"have code 0123456789ab, the files here are .*code=sweep.*code=new"):
+        snapshot(sweep, None)
+    assert snapshot(sweep, "sweep") == own
+    assert snapshot(sweep, "new") != own
+    assert snapshot(sweep, "sweep") != own  # the latest choice
+
+
+def test_a_full_disk_is_told(sweep, monkeypatch):
+    sweep.home.parent.mkdir()
+    sweep.home.write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=r"\.sweep: cannot write .*free some space"):
+        planned(sweep, "a")
+
+
+def test_status_of_two_thousand_runs_takes_less_than_two_seconds(sweep):
+    runs = [f"{i:012x}" for i in range(2000)]
+    for i, run in enumerate(runs):
+        sweep.log("planned", [run], arm=f"arm {i % 20}", seed=i // 20, steps=280, cost="")
+    sweep.log("submitted", runs, batch="")
+    sweep.log("started", runs, job="local", host="n1", pid=1, step=0)
+    sweep.log("ended", runs[:1999], state="done", job="local", steps=280, seconds=100.0)
+    for run in runs:
+        sweep.folder(run).path.mkdir()
+        sweep.folder(run).status("done")
+    began = time.time()
+    done = subprocess.run([sys.executable, "-m", "sweeps.cli", "sweep", "status", sweep.path], capture_output=True, text=True)
+    took = time.time() - began
+    assert done.returncode == 0 and "2000 runs, 2000 done" in done.stdout and took < 2, (took, done)
