@@ -1,0 +1,125 @@
+"""A search on a real Slurm: its controller is killed, its trials are preempted, a trial collapses."""
+
+import json
+import subprocess
+import sys
+
+import optuna
+import pytest
+import yaml
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from analysis.load import load as analysed
+from sweeps.ledger import Sweep
+from tests.harness.conftest import TINY
+from tests.sweeps.conftest import output, rows, until
+
+# A learning rate that changes nothing in 30 steps, so that no evaluation moves by chance.
+QUIET = ["steps=30", "checkpoint.every=5", "evaluation.prompts=7", "evaluation.samples=8", "actor.lr=1e-6"]
+
+
+@pytest.fixture
+def search(slurm, shared_root, tmp_path):
+    """search(name, space, ...) -> a started controller; the same call again is the same command again."""
+    started = []
+
+    def start(name, space, **more):
+        spec = {
+            "name": name,
+            "root": str(shared_root),
+            "overrides": [*TINY, *QUIET, *more.pop("overrides", [])],
+            "space": space,
+            "trials": 4,
+            "parallel": 2,
+            "seeds": 2,
+            "last": 3,
+            "confidence": 0.9,
+            "prune": {"fraction": 0.5, "patience": 3},
+            "winner_seeds": 2,
+            "sampler_seed": 0,
+            "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 20},
+        }
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(spec | more))
+        command = [sys.executable, "-m", "sweeps.cli", "search", file]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+
+
+def study(sweep: Sweep) -> optuna.Study:
+    """As any other program opens it, optuna-dashboard too."""
+    return optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(sweep.home / "search.journal"))))
+
+
+def ended(sweep: Sweep) -> int:
+    if not (sweep.home / "search.journal").exists():
+        return 0
+    return sum(trial.state.is_finished() for trial in study(sweep).trials)
+
+
+def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials(search, shared_root):
+    space = {
+        "correction.weight.upper": {"low": 1.1, "high": 9, "scale": "distance_from_1"},
+        "correction.weight.level": ["token", "sequence"],
+    }
+    sweep = Sweep(shared_root / "survivor")
+    first = search("survivor", space)
+    until(lambda: len(sweep.states()) == 4 and any(rows(sweep.folder(run)) > 5 for run in sweep.states()))
+    first.kill()
+    blow = ["sbatch", "-p", "high", "-N", "2", "-c", "3", "-o", "/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(blow, check=True, capture_output=True)
+    second = search("survivor", space)
+    until(lambda: ended(sweep) >= 1)
+    second.kill()
+    third = search("survivor", space)
+    printed = output(third)
+    assert third.returncode == 0, third.stderr
+    trials = study(sweep).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert {key for trial in trials for key in trial.params} == {"|correction.weight.upper - 1|", "correction.weight.level"}
+    assert all(
+        trial.user_attrs["correction.weight.upper"] == 1 + trial.params["|correction.weight.upper - 1|"] for trial in trials
+    )
+    assert all(sorted(trial.intermediate_values) == list(range(0, 31, 2)) for trial in trials)
+    result = json.loads(printed)
+    best = max(trials, key=lambda trial: trial.value)
+    assert result["searched"]["bound"] == best.value and result["fresh"]["seeds"] == 2 and result["fresh"]["collapsed"] == 0
+    states = sweep.states()
+    assert len(states) == 4 * 2 + 2 and {state.state for state in states.values()} == {"done"}
+    seeds = [sweep.config(run).seed for run in states]
+    assert sorted(seeds) == [0] * 4 + [1] * 4 + [1000, 1001]
+    requeued = [event["run"] for event in sweep.events() if event["event"] == "started"]
+    assert len(requeued) > len(set(requeued)) == 10  # the preemption struck
+    assert len(analysed(sweep.path).runs) == 10
+
+
+def test_sections_find_where_runs_collapse(search, shared_root):
+    """At a learning rate of 1 the policy is destroyed within a few steps. The ends first, then two points between them."""
+    space = {"actor.lr": {"low": 1e-6, "high": 1.0, "scale": "log"}}
+    sections = {"points": 2, "tolerance": 500, "boundary_seeds": 2, "healthy": "low"}
+    more = {"sections": sections, "trials": 20, "overrides": ["collapse.stop=true"]}
+    process = search("edge", space, **more)
+    result = json.loads(output(process))
+    assert process.returncode == 0
+    trials = study(sweep := Sweep(shared_root / "edge")).trials
+    assert sorted(trial.params["actor.lr"] for trial in trials) == pytest.approx([1e-6, 1e-4, 1e-2, 1.0])
+    outcome = {round(trial.params["actor.lr"], 6): trial for trial in trials}
+    assert outcome[1e-6].state.name == "COMPLETE" and outcome[1.0].state.name == "PRUNED"
+    assert outcome[1.0].user_attrs["outcome"] == "collapsed" and outcome[1.0].user_attrs["collapsed"] == 2
+    assert result["threshold"] == "actor.lr" and result["healthy"] < result["collapses"] <= 1.0
+    assert {state.state for state in sweep.states().values()} <= {"done", "collapsed"}
+    edited = search("edge", space, **(more | {"last": 2}))
+    assert edited.wait(60) == 2 and "begun with another last" in edited.stderr.read()
+
+
+def test_a_corner_that_a_run_would_refuse_stops_the_search_before_it_starts(search, shared_root):
+    process = search("corner", {"loss.eps_low": {"low": 0.1, "high": 2.0, "scale": "linear"}})
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 2 and "loss.eps_low=2" in told and "Traceback" not in told
+    assert not Sweep(shared_root / "corner").states()
