@@ -185,3 +185,20 @@ def test_up_twice_is_the_same_slurm(slurm):
     before = sh("sinfo", "-h", "-o", "%N")
     done = subprocess.run([LOCAL / "up.sh"], env={**os.environ, "SLURM_HOME": str(slurm)}, capture_output=True, text=True)
     assert done.returncode == 0 and "already up" in done.stderr and sh("sinfo", "-h", "-o", "%N") == before
+
+
+def test_a_run_by_hand_starts_its_ranks_and_requeues_itself(slurm, shared_root, tmp_path):
+    """Two ranks under srun; SIGUSR2 as before the time limit."""
+    overrides = [*TINY, f"run.root={shared_root}", "run.sweep=hand", "steps=80", "checkpoint.every=10"]
+    log = tmp_path / "out"
+    options = ["--parsable", "--ntasks=2", "--mem=2G", f"--output={log}", f"--export=ALL,PYTHON={sys.executable}"]
+    job = sh("sbatch", *options, "slurm/train.sbatch", *overrides).strip()
+    until(lambda: list((shared_root / "hand").glob("*/metrics.jsonl")))
+    (path,) = (shared_root / "hand").glob("*/metrics.jsonl")
+    folder = RunFolder(path.parent)
+    until(lambda: rows(folder) > 12)
+    sh("scancel", "--signal=USR2", job)
+    until(lambda: folder.state in ("done", "collapsed"))
+    kinds = [event["kind"] for event in folder.events()]
+    assert "preempted" in kinds and "resumed" in kinds and len(folder.metrics()) == 81
+    assert len(folder.read("provenance.json")["processes"]) == 2
