@@ -19,7 +19,7 @@ import submitit
 
 from harness.errors import UserError
 from harness.records import FINISHED, writing
-from sweeps.ledger import RunState, Sweep
+from sweeps.ledger import STUCK, RunState, Sweep
 from sweeps.local import Pool
 from sweeps.options import SlurmOptions
 from sweeps.slurm import ask, holders, job_name, jobs, wait
@@ -115,6 +115,7 @@ class Task:
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):
         self.arguments = (sweep, batch, index, at_once)
+        self.pool: Pool | None = None
 
     def __call__(self) -> None:
         home, batch, index, at_once = self.arguments
@@ -127,7 +128,11 @@ class Task:
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
         """Called on SIGUSR2, before a preemption or the time limit: the runs save; the job is put back into the queue."""
-        self.pool.stop()
+        if self.pool:
+            self.pool.stop()
+        never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK
+        if never_began:  # its time limit does not even let it import
+            return None
         return submitit.helpers.DelayedSubmission(Task(*self.arguments))
 
 

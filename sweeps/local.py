@@ -70,6 +70,7 @@ class Pool:
         self.context.set_forkserver_preload(PRELOADED)
         self.running: dict[str, _Started] = {}
         self.stopping = False
+        self.began = False
 
     def run(self, runs: list[str], tick: Callable[[], None] = lambda: None) -> None:
         """Run them, `parallel` at a time, until each has ended or the pool is stopping."""
@@ -104,6 +105,7 @@ class Pool:
         arguments = (self.sweep.config(run).model_dump_json(), str(folder.path / "log.txt"))
         process = self.context.Process(target=_run_one, args=arguments, name=run)
         process.start()
+        self.began = True
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         self.sweep.log("started", [run], job=self.job, host=node, pid=process.pid, step=step)
         self.running[run] = _Started(process, step, time.time())

@@ -50,7 +50,7 @@ def multirun(shared_root):
             f"run.root={shared_root}",
         ]
         if launcher == "slurm":
-            command += ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=20"]
+            command += ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = subprocess.Popen([*command, *overrides], start_new_session=True, **pipes)
         started.append(process)
@@ -62,12 +62,12 @@ def multirun(shared_root):
             process.kill()
 
 
-def output(process: subprocess.Popen, timeout: float = 250) -> str:
+def output(process: subprocess.Popen, timeout: float = 600) -> str:
     """All that it printed, once it has ended."""
     return process.communicate(timeout=timeout)[0]
 
 
-def until(condition, timeout: float = 120) -> None:
+def until(condition, timeout: float = 300) -> None:
     """Wait for it. Fails when it does not come."""
     end = time.time() + timeout
     while not condition():

@@ -16,6 +16,7 @@ from tests.harness.conftest import TINY
 from tests.sweeps.conftest import output, rows, until
 
 # A learning rate that changes nothing in 30 steps, so that no evaluation moves by chance.
+pytestmark = pytest.mark.timeout(900)
 QUIET = ["steps=30", "checkpoint.every=5", "evaluation.prompts=7", "evaluation.samples=8", "actor.lr=1e-6"]
 
 
@@ -38,7 +39,7 @@ def search(slurm, shared_root, tmp_path):
             "prune": {"fraction": 0.5, "patience": 3},
             "winner_seeds": 2,
             "sampler_seed": 0,
-            "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 20},
+            "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 5},
         }
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(spec | more))

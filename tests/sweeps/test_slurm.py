@@ -15,7 +15,8 @@ from tests.harness.conftest import TINY
 from tests.harness.test_trainer import untimed
 from tests.sweeps.conftest import LOCAL, by_seed, output, rows, until
 
-LONG = ["steps=240", "checkpoint.every=10"]
+pytestmark = pytest.mark.timeout(900)
+LONG = ["steps=160", "checkpoint.every=10"]
 """Long enough that a blow finds the run under way."""
 
 
@@ -49,11 +50,12 @@ def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_roo
     launcher = multirun("slurm", *grid)
     until(lambda: len(sweep.states()) == 8)
     healthy = by_seed(sweep, prompts=4)
-    until(lambda: all(rows(sweep.folder(run)) > 15 for run in healthy.values()))
+    until(lambda: all(rows(sweep.folder(run)) > 8 for run in healthy.values()))
     first = {seed: started(sweep, run)[0] for seed, run in healthy.items()}
     assert {event["host"] for event in first.values()} == {"n1", "n2"}
 
-    sh("scontrol", "update", f"JobId={first[0]['job']}", "TimeLimit=1")
+    minutes = int((time.time() - first[0]["time"] + 30) // 60) + 1  # the job is older than its first run
+    sh("scontrol", "update", f"JobId={first[0]['job']}", f"TimeLimit={minutes}")
     os.kill(first[1]["pid"], signal.SIGKILL)
     sh("sbatch", "-p", "high", "-w", first[2]["host"], "-c", "3", "-o", "/dev/null", "--wrap", "sleep 3")
     if first[3]["host"] != first[2]["host"]:
@@ -83,7 +85,7 @@ def test_a_lost_node_and_the_time_limit(slurm, multirun, shared_root, undisturbe
     """Everything on one node dies at once and stays dead; Slurm notices, and the run goes on at the other."""
     sweep = Sweep(shared_root / "lost")
     launcher = multirun("slurm", "seed=4", *LONG, "run.sweep=lost")
-    until(lambda: sweep.states() and rows(sweep.folder(by_seed(sweep)[4])) > 15)
+    until(lambda: sweep.states() and rows(sweep.folder(by_seed(sweep)[4])) > 8)
     run = by_seed(sweep)[4]
     (event,) = started(sweep, run)
     daemon = int((slurm / f"slurmd-{event['host']}.pid").read_text())
@@ -109,7 +111,7 @@ def test_many_trivial_runs_in_few_jobs(slurm, multirun, shared_root, record_prop
     sweep = Sweep(shared_root / "many")
     began = time.time()
     process = multirun("slurm", "seed=range(300)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=75")
-    told = output(process, timeout=280)
+    told = output(process, timeout=600)
     packed = (time.time() - began) / 300
     assert process.returncode == 0, told
     assert "300 to submit: 4 tasks of up to 75 runs" in told
