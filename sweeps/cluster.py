@@ -100,7 +100,7 @@ class Slurm:
         home = str(sweep.path.resolve())
         calls = [Task(home, batch, index, o.runs_at_once) for index in range(len(tasks))]
         try:
-            with _outside_a_job():
+            with _outside_a_job(), writing(sweep.home):
                 submitted = executor.submit_array(calls)
         except submitit.core.utils.FailedJobError as error:
             told = [line for line in str(error).splitlines() if "sbatch:" in line] or [str(error)]

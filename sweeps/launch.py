@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, arm_name
+from harness.records import FINISHED, arm_name, writing
 from sweeps.ledger import ENDS, RunState, Sweep
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
@@ -56,7 +56,8 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         _belongs(sweep, grid, states, extend)
         active = executor.active(sweep, states)
         plan(sweep, grid, states, arm_names(grid.values()))
-        (sweep.home / "launcher.json").write_text(json.dumps(kind))
+        with writing(sweep.home):
+            (sweep.home / "launcher.json").write_text(json.dumps(kind))
         todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
         _announce(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
@@ -139,7 +140,8 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], arm
     for (run, config), arm in zip(grid.items(), arms, strict=True):
         if run not in states:
             folder = sweep.folder(run)
-            folder.path.mkdir(parents=True, exist_ok=True)
+            with writing(folder.path):
+                folder.path.mkdir(parents=True, exist_ok=True)
             folder.write("config.json", config.model_dump(mode="json"))
             sweep.log("planned", [run], arm=arm, seed=config.seed, steps=config.steps, cost=cost(config))
 

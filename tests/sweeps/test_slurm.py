@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from harness.errors import UserError
 from harness.records import RunFolder
 from sweeps.ledger import Sweep
-from sweeps.slurm import jobs
+from sweeps.slurm import NoAnswer, ask, jobs
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import untimed
 from tests.sweeps.conftest import LOCAL, by_seed, output, rows, until
@@ -79,6 +80,10 @@ def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_roo
         assert any(event["kind"] == "resumed" for event in sweep.folder(healthy[seed]).events())
     assert all(len(started(sweep, run)) == 1 for run in failing.values())
     assert all(states[run].state == "failed" for run in failing.values())
+    code, shown = faultline("sweep", "logs", sweep.path, failing[0], "-n", 3)
+    assert code == 0 and "evaluation.prompts=400: only 7" in shown
+    code, shown = faultline("sweep", "retry", sweep.path, failing[0][:8])
+    assert code == 1 and "1 failed" in shown and len(started(sweep, failing[0])) == 2
 
 
 def test_a_lost_node_and_the_time_limit(slurm, multirun, shared_root, undisturbed):
@@ -181,6 +186,15 @@ def test_what_slurm_itself_refuses_is_told(slurm, multirun, shared_root):
     assert process.returncode == 1 and "Slurm refused the jobs" in told and "Traceback" not in told
     (state,) = Sweep(shared_root / "refused").states().values()
     assert state.state == "interrupted"
+
+
+def test_no_slurm_here_and_a_slurm_that_does_not_answer(slurm, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(NoAnswer, match="is SLURM_CONF set, and the cluster up"):
+        patch.setenv("SLURM_CONF", "/nonexistent")
+        ask("sinfo", "-h")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"no Slurm on this machine.*slurm/local/up.sh"):
+        patch.setenv("PATH", "")
+        ask("sinfo", "-h")
 
 
 def test_up_twice_is_the_same_slurm(slurm):
