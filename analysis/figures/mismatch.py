@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, MARKERS, WIDTH, grid, plt, short
+from analysis.figures.style import COLOURS, MARKERS, grid, short, subplots
 from analysis.load import Sweep
 from analysis.tables import PRECISIONS
 
@@ -42,7 +42,7 @@ def dose_response(sweep: Sweep) -> Figure | str:
     runs = sweep.runs.assign(early=early.reindex(sweep.runs.index)).dropna(subset=["early"])
     if runs.empty:
         return f"No run has recorded K3 between steps {first} and {last}."
-    figure, axis = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    figure, ((axis,),) = subplots(1, 1, 4.2)
     floor = runs.early[runs.early > 0].min() / 3 if (runs.early > 0).any() else 1e-9
     for i, precision in enumerate(_sources(runs)):
         mine = runs[runs.precision == precision]

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import survival, tables
-from analysis.figures.style import COLOURS, WIDTH, chunks, grid, look, plt, short
+from analysis.figures.style import COLOURS, chunks, grid, look, short, subplots
 from analysis.load import Sweep
 
 CURVE_POINTS = 200
@@ -61,7 +61,7 @@ def forest(sweep: Sweep) -> Figure | str:
     table = table[table.reference != ""].iloc[::-1].reset_index(drop=True)
     if table.empty:
         return "No arm has a reference arm: neither an uncorrected twin nor an fp32 control is in the sweep."
-    figure, axis = plt.subplots(figsize=(WIDTH, 1.2 + 0.32 * len(table)), layout="constrained")
+    figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
     for i, row in table.iterrows():
         axis.plot([row["gained low"], row["gained high"]], [i, i], color=COLOURS[1], linewidth=2)
         axis.plot(row["steps gained"], i, "o", color=COLOURS[2], markersize=5)
@@ -81,9 +81,7 @@ def heat_maps(sweep: Sweep) -> Figure | str:
     rows = list(dict.fromkeys(f"{loss} {setting}".strip() for loss, setting in zip(parts.loss, parts.setting, strict=True)))
     columns = ["none", *sorted(set(parts.correction) - {"none"})]
     height = 1.3 + 0.34 * len(rows)
-    figure, axes = plt.subplots(
-        len(precisions), 2, figsize=(WIDTH, height * len(precisions)), squeeze=False, layout="constrained", sharex=True
-    )
+    figure, axes = subplots(len(precisions), 2, height * len(precisions), sharex=True)
     quantities = (("share", "share collapsed", "viridis_r"), ("final IQM", "final reward, interquartile mean", "viridis"))
     for i, precision in enumerate(precisions):
         for j, (name, title, colours) in enumerate(quantities):

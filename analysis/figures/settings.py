@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import survival, tables
-from analysis.figures.style import COLOURS, MARKERS, WIDTH, grid, plt, short
+from analysis.figures.style import COLOURS, MARKERS, grid, short
 from analysis.load import Sweep, flatten
 
 BOUND = "correction.weight.upper"
@@ -21,7 +21,7 @@ def lead_times(sweep: Sweep) -> Figure | str:
             f" ({table.said.iloc[0]})" if len(table) else ""
         )
     table = table.iloc[::-1].reset_index(drop=True)
-    figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 1.2 + 0.4 * len(table)), sharey=True, layout="constrained")
+    figure, axes = grid(3, 3, 1.2 + 0.4 * len(table), sharey=True)
     auc = next(column for column in table if column.startswith("AUC"))
     parts = {
         "median lead (steps)": "median lead (steps)",
@@ -98,10 +98,9 @@ def costs(sweep: Sweep) -> Figure | str:
     shown = [column for column in ("step (s)", "tokens rejected", "tokens weighted 0") if column in table]
     if not shown:
         return "No run has recorded what a step takes."
-    size = (WIDTH, 1.2 + 0.26 * len(table))
-    figure, axes = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, column in zip(axes.flat, shown, strict=True):
+    figure, axes = grid(len(shown), 3, 1.2 + 0.26 * len(table), sharey=True)
+    for axis, column in zip(axes, shown, strict=True):
         axis.barh(table.index, table[column], color=COLOURS[1], height=0.6)
         axis.set_xlabel(column)
-    axes[0, 0].set_yticks(table.index, [short(arm, 60) for arm in table.arm], fontsize=8)
+    axes[0].set_yticks(table.index, [short(arm, 60) for arm in table.arm], fontsize=8)
     return figure

@@ -7,9 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,7 +19,7 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0,
 WIDTH = 9.0
 """Inches."""
 
-plt.rcParams |= {
+matplotlib.rcParams |= {
     "svg.fonttype": "none",
     "svg.hashsalt": "faultline",
     "font.size": 9,
@@ -51,19 +49,24 @@ def short(text: str, width: int = 34) -> str:
     return textwrap.fill(" ".join(words), width)
 
 
+def subplots(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
+    """A figure of the page's width, `height` inches high, that pyplot does not know of, and its axes [rows, columns]."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
 def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels in rows of `columns`."""
+    """A figure of `count` panels in rows of `columns`, each `height` inches high."""
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, rows * height), squeeze=False, layout="constrained", **options)
+    figure, axes = subplots(rows, columns, rows * height, **options)
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG element; closes it."""
+    """The figure as an SVG element."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
-    plt.close(figure)
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from analysis import tables
 from analysis.figures import FIGURES
-from analysis.figures.style import chunks, plt, svg
+from analysis.figures.style import chunks, svg
 from analysis.load import load
 from analysis.report import BEGIN, END, insert, report
 from harness.errors import UserError
@@ -163,7 +163,6 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
         for axis in figure.axes:
             lines = [line for line in axis.lines if not line.get_label().startswith("_")]
             assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
-        plt.close(figure)
     assert not isinstance(FIGURES["bounds"].draw(sweep), str)
 
 

@@ -1,0 +1,53 @@
+"""Each notebook runs on folders, by its kernel and with outputs, and on W&B's offline files."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from analysis.notebook import FOLDER, execute
+from tests.analysis.synthetic import write
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    root = tmp_path_factory.mktemp("small")
+    for seed in (0, 1):
+        for precision in ("fp32", "bf16"):
+            write(root, f"rollout/precision={precision}", seed=seed, steps=60)
+        fp8 = "rollout/precision=fp8_tensor"
+        write(root, fp8, seed=seed, steps=60, collapse=35)
+        write(root, fp8, "correction=token_truncate", seed=seed, steps=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.analysis.mirror", "offline", *map(str, sorted(root.iterdir()))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def test_the_four_are_there():
+    assert NAMES == ["collapse", "overview", "precision", "thresholds"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_folders_with_outputs(name, sweep, tmp_path):
+    notebook = nbformat.read(execute(FOLDER / f"{name}.py", str(sweep), tmp_path), as_version=4)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert "image/png" in kinds and not [output for output in outputs if output.output_type == "error"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_offline_wandb_runs(name, sweep, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTLINE_SWEEP", f"wandb-offline:{sweep}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = runpy.run_path(str(FOLDER / f"{name}.py"))["sweep"]
+    assert found.folder is None and len(found.runs) == 8 and found.runs.event.sum() == 2
+    assert os.listdir(tmp_path / "faultline")
