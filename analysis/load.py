@@ -31,8 +31,8 @@ class Sweep(NamedTuple):
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
     seed, state, error, step (the last one recorded), onsets by detector; outcome collapsed | never learned | survived |
-    unfinished, with onset, detector, cause; minibatches; time: optimizer steps until the collapse, or until the record ends;
-    event: whether there was one (else the time is censored).
+    unfinished, with onset, detector, cause; updates: optimizer steps of an RL step; time: optimizer steps until the collapse,
+    or until the record ends; event: whether there was one (else the time is censored).
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
     """
 
@@ -77,7 +77,7 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
     rows, seen = [], {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
-        minibatches = actor["minibatches"] * actor.get("epochs", 1)
+        updates = actor["minibatches"] * actor.get("epochs", 1)
         twin = seen.setdefault((arms[run]["arm"], seed), run)
         if twin != run:
             what = f"seed {seed} of {arms[run]['arm']}"
@@ -86,12 +86,12 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
         kind = ended.kind if record.state in FINISHED or ended.kind == "collapsed" else "unfinished"
         rows.append(
             {"run": run, **arms[run], "seed": seed, "state": record.state, "error": record.error, "step": record.step}
-            | {"onsets": record.onsets, "outcome": kind, "event": kind == "collapsed", "minibatches": minibatches}
+            | {"onsets": record.onsets, "outcome": kind, "event": kind == "collapsed", "updates": updates}
             | {"onset": ended.onset if kind == "collapsed" else np.nan, "detector": ended.detector, "cause": ended.cause}
         )
     runs = pd.DataFrame(rows).set_index("run")
     # A collapse in the very first step has lived through it: the clock counts steps taken.
-    return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.minibatches)
+    return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.updates)
 
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -52,7 +52,10 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
 def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.DataFrame) -> dict[str, tuple[str, pd.DataFrame]]:
     """Title -> (how to read it, table)."""
     grid = tables.robustness(sweep).rename_axis("arm").reset_index()
-    return {
+    probed = tables.probes(sweep, words.HEALTHY)
+    reading = f"Runs whose held-out reward reached {words.HEALTHY}; K3 median, ESS and |log ratio| the worst, over evaluations."
+    more = {"What mismatch other precisions would have had": (reading, probed)} if len(probed) else {}
+    return more | {
         "Outcomes": (
             "Collapsed runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained on the "
             "reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "

@@ -140,4 +140,4 @@ def horizon(runs: pd.DataFrame) -> float:
 
     A run that collapsed was watched until its record ended.
     """
-    return float((runs.step * runs.minibatches).groupby(runs.arm).max().min())
+    return float((runs.step * runs.updates).groupby(runs.arm).max().min())

@@ -26,8 +26,7 @@ def arm_order(runs: pd.DataFrame) -> list[str]:
     arms = runs.drop_duplicates("arm")
 
     def key(run: tuple) -> tuple:
-        coarse = PRECISIONS.index(run.precision) if run.precision in PRECISIONS else len(PRECISIONS)
-        return coarse, run.loss, run.correction != "none", run.correction, run.setting
+        return _coarseness(run.precision), run.loss, run.correction != "none", run.correction, run.setting
 
     return [run.arm for run in sorted(arms.itertuples(), key=key)]
 
@@ -174,6 +173,29 @@ def costs(sweep: Sweep) -> pd.DataFrame:
     if "correction/weight_zero" in sweep.steps:
         table["tokens weighted 0"] = sweep.steps["correction/weight_zero"].groupby(arm).mean()
     return table.reindex(arm_order(sweep.runs)).rename_axis("arm").reset_index()
+
+
+def probes(sweep: Sweep, healthy: float) -> pd.DataFrame:
+    """Per arm: how many runs reached `healthy`, and the mismatch that each probed precision would have had along them."""
+    names = sorted({column.split("/")[1] for column in sweep.steps if column.startswith("probe/")}, key=_coarseness)
+    best = rewards(sweep.runs, sweep.steps).best
+    arm = sweep.steps.run.astype(str).map(sweep.runs.arm)
+    rows = []
+    for name in arm_order(sweep.runs) if names else []:
+        mine, steps = sweep.runs[sweep.runs.arm == name], sweep.steps[arm == name]
+        row = {"arm": name, f"reached {healthy}": f"{(best[mine.index] >= healthy).sum()}/{len(mine)}"}
+        for precision in names:
+            row |= {
+                f"{precision} K3": steps[f"probe/{precision}/k3_kl"].median(),
+                f"{precision} lowest ESS": steps[f"probe/{precision}/ess_sequence"].min(),
+                f"{precision} largest |log ratio|": steps[f"probe/{precision}/log_ratio_max_abs"].max(),
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _coarseness(precision: str) -> int:
+    return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
 
 
 def _number(form: str):

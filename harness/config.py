@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from algos.spec import REDUCTIONS, Correction, check_combination
 from harness.errors import UserError
+from harness.records import PROBED
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -168,11 +169,12 @@ class Reduce(Strict):
 
 class Evaluation(Strict):
     """Held-out evaluation of the trainer's own policy every `every` steps: prompts x samples responses, the same random numbers
-    each time."""
+    each time. probe: precisions whose mismatch is measured then too, though they do not sample for the training."""
 
     every: Count
     prompts: Annotated[int, Field(ge=2)]  # the standard error is taken over prompts
     samples: Count
+    probe: dict[Literal[PROBED], Precision]
 
 
 class Collapse(Strict):

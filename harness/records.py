@@ -33,6 +33,9 @@ class Metric(NamedTuple):
     timing: bool = False
 
 
+PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4")
+"""Precisions that `evaluation.probe` may name."""
+
 METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
     "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
@@ -79,6 +82,15 @@ METRICS = {
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
+    **{
+        f"probe/{precision}/{name}": Metric(f"{meaning}, had {precision} sampled for these weights", unit)
+        for precision in PROBED
+        for name, (meaning, unit) in {
+            "k3_kl": ("K3 per token", "nats"),
+            "ess_sequence": ("effective sample size of the sequence weights over their number", "(0, 1]"),
+            "log_ratio_max_abs": ("largest |log π_old − log μ| of a token", "nats"),
+        }.items()
+    },
     "time/generate": Metric("sampling", "seconds", timing=True),
     "time/score": Metric("scoring π_old", "seconds", timing=True),
     "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),

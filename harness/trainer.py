@@ -34,6 +34,7 @@ from harness.errors import UserError
 from harness.lifecycle import Preempted, Progress, stop_signals
 from harness.models import build, device
 from harness.plugins import build_advantage, build_detectors, build_engine, build_objective, check
+from harness.probes import Probes
 from harness.provenance import provenance
 from harness.ranks import Ranks, check_ranks, join
 from harness.records import FINISHED, Onlooker, RunFolder
@@ -91,6 +92,7 @@ class Trainer:
         # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
         own = Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
         self.policy = LocalEngine(shape, own, temperature=temperature)
+        self.probes = Probes(config.evaluation.probe, lambda precision: LocalEngine(shape, precision, temperature=temperature))
         self.row_tokens = start.train.shape[1] + self.task.answer_length
         self.ahead = Ahead(
             self.sample, self.gathered, staleness=config.rollout.staleness, overlap=config.rollout.overlap, steps=config.steps
@@ -248,10 +250,11 @@ class Trainer:
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(0, "evaluation"))
             answers = self.gathered(self.policy.generate(*map(self.ranks.share, (prompts, uniforms)))).tokens
             reward = self.task.reward(prompts.numpy(), answers.cpu().numpy())
+            probed = self.probes.measure(self.actor, self.policy, self.updates, prompts, uniforms)
         by_prompt = reward.reshape(e.prompts, e.samples).mean(1)
         # Clustered by prompt, as the responses to one are not independent: sqrt(Σ_p (R_p − R)² / (P (P − 1))).
         stderr = float(by_prompt.std(ddof=1)) / e.prompts**0.5
-        return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)}
+        return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)} | probed
 
     def prompts(self, step: int) -> Tensor:
         """The step's prompts, one row per sample: the pool is walked in a new order each time round."""

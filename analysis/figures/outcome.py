@@ -25,9 +25,9 @@ def survival_curves(sweep: Sweep) -> Figure | str:
     figure, axes = grid(len(panels), 3, 3.3, sharey=True)
     if quiet := [f"{' '.join(key).strip()} ({sweep.runs.arm.isin(a).sum()} runs)" for key, a in every if not collapsed & set(a)]:
         figure.suptitle(short(f"No collapse, so not drawn: {', '.join(quiet)}", 130), fontsize=9, x=0.01, ha="left")
-    end = (sweep.runs.step * sweep.runs.minibatches).max()
+    end = (sweep.runs.step * sweep.runs.updates).max()
     for axis, (key, arms) in zip(axes, panels, strict=True):
-        ticks = np.linspace(0, end, 5)
+        ticks, risk = np.linspace(0, end, 5), []
         for i, arm in enumerate(arms):
             runs = sweep.runs[sweep.runs.arm == arm]
             km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
@@ -36,15 +36,13 @@ def survival_curves(sweep: Sweep) -> Figure | str:
             censored = runs.time[~runs.event].to_numpy()
             at = np.interp(censored, km.time, km.survival)
             axis.plot(censored, at, "|", color=COLOURS[i], markersize=6)
-            for t in ticks:
-                risk = int((runs.time >= t).sum())
-                place = (t, -0.32 - 0.085 * i)
-                axis.annotate(str(risk), place, annotation_clip=False, ha="center", fontsize=7, color=COLOURS[i])
+            risk.append([int((runs.time >= t).sum()) for t in ticks])
         axis.set_title(short(" ".join(key)))
-        axis.set(xlim=(0, end), ylim=(-0.02, 1.04), xticks=ticks)
-        axis.set_xlabel("optimizer step; runs at risk below", fontsize=8, labelpad=3)
+        axis.set(xlim=(0, end), ylim=(-0.02, 1.04))
+        words = ["\n".join(map(str, (f"{t:.0f}", *column))) for t, column in zip(ticks, zip(*risk, strict=True), strict=True)]
+        axis.set_xticks(ticks, words, fontsize=7)
+        axis.set_xlabel("optimizer step; below, the runs at risk, in the order of the legend", fontsize=7)
         axis.legend(loc="lower left", fontsize=7)
-        axis.annotate(" ", (0, -0.34 - 0.085 * len(arms)), annotation_clip=False)  # room for the numbers
     axes[0].set_ylabel("share not collapsed")
     return figure
 

@@ -186,6 +186,18 @@ def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
     assert size < 5_000_000, size
 
 
+def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
+    """Two control runs with probes: K3 the median of 1e-4 and 3e-4 over both, ESS the lowest; both reached 0.95."""
+    for seed, k3 in ((0, 1e-4), (1, 3e-4)):
+        folder = write(tmp_path, FP32, seed=seed)
+        probe = {"probe/bf16/k3_kl": k3, "probe/bf16/ess_sequence": 1 - k3, "probe/bf16/log_ratio_max_abs": 0.1 + k3}
+        folder._append("metrics.jsonl", {**folder.metrics()[-1], **probe})
+    (row,) = tables.probes(load(tmp_path), 0.95).to_dict("records")
+    assert row["reached 0.95"] == "2/2" and row["bf16 K3"] == pytest.approx(2e-4) and row["bf16 lowest ESS"] == 1 - 3e-4
+    report(tmp_path)
+    assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
+
+
 def test_the_results_go_between_the_marks(made, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{BEGIN}\nstale words\n{END}\n\n## After\n")

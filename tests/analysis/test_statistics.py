@@ -127,7 +127,7 @@ def test_clopper_pearson_in_closed_form():
 
 
 def test_the_horizon_is_what_every_arm_was_watched_for():
-    runs = pd.DataFrame({"arm": ["a", "a", "b"], "step": [100, 60, 80], "minibatches": [1, 1, 2], "time": [30, 60, 160]})
+    runs = pd.DataFrame({"arm": ["a", "a", "b"], "step": [100, 60, 80], "updates": [1, 1, 2], "time": [30, 60, 160]})
     assert survival.horizon(runs) == 100
 
 

@@ -51,6 +51,21 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path):
         check(made)
 
 
+def test_the_screening_composes_for_every_loss_and_correction():
+    """The grid of docs/study.md."""
+    for loss in ("ppo", "gspo", "sapo", "cispo", "pg"):
+        corrections = ("none", "token_truncate", "sequence_truncate", "sequence_mask", "verl/decoupled_geo_rs")
+        made = [config("+experiment=screening/fp8", f"loss={loss}", f"correction={name}") for name in corrections]
+        assert len({one.digest for one in made}) == 5 and {one.rollout.precision.name for one in made} == {"fp8_tensor"}
+        assert config("+experiment=screening/control", f"loss={loss}").rollout.precision.name == "fp32"
+
+
+def test_the_regime_is_the_control_with_probes():
+    made = config("+experiment=regime", "rollout.staleness=4", "actor.minibatches=4", "task.choices=4")
+    assert made.rollout.precision.name == "fp32" and list(made.evaluation.probe) == ["bf16", "fp8_tensor", "nvfp4"]
+    assert made.evaluation.probe["nvfp4"].weights == "nvfp4"
+
+
 def test_every_loss_has_a_file_and_every_advantage_that_a_run_can_provide():
     assert {path.stem for path in CONF.glob("loss/*.yaml")} == set(LOSSES.names())
     provided = {name for name in ADVANTAGES.names() if set(ADVANTAGES[name].needs) <= {"lengths"}}

@@ -244,3 +244,16 @@ def test_collapse_stop_ends_the_run(tiny):
     assert train(tiny(*overrides)) == "collapsed"
     assert len(folder_of(tiny(*overrides)).metrics()) == 41  # without stop the run goes on
     assert os.path.getsize(stopped.path / "metrics.jsonl") > 0
+
+
+def test_a_probe_measures_what_its_precision_would_have_had(tiny):
+    """Along a control: fp32 against itself has none, bf16 and fp8 have theirs, and the training is the same, bit by bit."""
+    probes = [f"+rollout/precision@evaluation.probe.{name}={name}" for name in ("bf16", "fp8_tensor")]
+    probed, plain = tiny("rollout/precision=fp32", "steps=3", *probes), tiny("rollout/precision=fp32", "steps=3")
+    assert train(probed) == train(plain) == "done"
+    rows = folder_of(probed).metrics()
+    first = rows[0]
+    assert first["rollout_corr/k3_kl"] == 0.0 and 0 < first["probe/bf16/k3_kl"] < first["probe/fp8_tensor/k3_kl"] < 0.1
+    assert 0 < first["probe/fp8_tensor/ess_sequence"] < 1 and "probe/bf16/k3_kl" not in rows[1]  # at evaluations only
+    trained = [{k: v for k, v in row.items() if not k.startswith("probe/")} for row in untimed(rows)]
+    assert trained == untimed(folder_of(plain).metrics())
