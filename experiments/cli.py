@@ -14,7 +14,7 @@ def main(*more: Callable[[argparse._SubParsersAction], None]) -> None:
     """A UserError is one line and exit code 2. more: what adds further commands, as those here do."""
     parser = argparse.ArgumentParser(prog="faultline", description="Compare losses and corrections under rollout mismatch.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_report, _import_config, _replay, *more):
+    for add in (_report, _import_config, _replay, _gradient, *more):
         add(commands)
     arguments = vars(parser.parse_args())
     del arguments["command"]
@@ -54,7 +54,7 @@ def _import_config(commands) -> None:
 def _replay(commands) -> None:
     parser = commands.add_parser("replay", help="what each correction at each threshold would have done to a dump")
     parser.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
-    parser.add_argument("--corrections", type=lambda names: names.split(","), help="presets, as icepop,skyrl/token_tis; all")
+    parser.add_argument("--corrections", type=_names, help="presets, as icepop,skyrl/token_tis; all")
     parser.add_argument("--null", type=Path, help="a dump of the control: adds the false rejections")
     parser.add_argument("--recommend", action="store_true", help="propose bounds from the data")
     parser.add_argument("--keep", type=_share, default=0.99, help="share of tokens that a proposed filter keeps (0.99)")
@@ -68,6 +68,38 @@ def _replay(commands) -> None:
         print(f"Page: {replay_command(dump, **options).resolve()}")
 
     parser.set_defaults(run=run)
+
+
+def _gradient(commands) -> None:
+    parser = commands.add_parser("gradient", help="the gradient of each loss and correction against the true one: bias, variance")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="a run folder, or <run folder>/checkpoints/step-<n>")
+    parser.add_argument("--enumerable", action="store_true", help="exact, on a policy whose responses are all listed")
+    parser.add_argument("--noise", type=float, default=0.3, help="of the logits of the enumerable policy's rollout (0.3)")
+    parser.add_argument("--losses", type=_names, help="as ppo,gspo; the run's own, or pg")
+    parser.add_argument("--corrections", type=_names, help="presets, as icepop,skyrl/token_tis; a selection")
+    parser.add_argument("--prompts", type=_count, default=64, help="of a batch, each with the run's number of samples (64)")
+    parser.add_argument("--batches", type=_count, default=32, help="frozen batches from the rollout engine (32)")
+    parser.add_argument("--reference", type=_count, default=64, help="fresh batches of the trainer's own policy (64)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder of the page and the CSV file")
+
+    def run(checkpoint: Path | None, **options) -> None:
+        from experiments.gradient.command import gradient_command
+
+        print(f"Page: {gradient_command(checkpoint, **options).resolve()}")
+
+    parser.set_defaults(run=run)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 2, so that there is a spread."""
+    if not text.isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 2")
+    return int(text)
 
 
 def _share(text: str) -> float:

@@ -98,7 +98,7 @@ def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
 def _newest_sound(run: RunFolder) -> int:
     """Its step, −1 if there is none."""
     for folder in _newest_first(run):
-        step, damage = int(folder.name.removeprefix("step-")), _damage(folder)
+        step, damage = int(folder.name.removeprefix("step-")), damage_of(folder)
         if damage is None:
             return step
         aside = folder.with_name(f"damaged-{folder.name}")
@@ -113,7 +113,7 @@ def _newest_first(run: RunFolder) -> list[Path]:
     return sorted((run.path / "checkpoints").glob("step-*"), reverse=True)
 
 
-def _damage(folder: Path) -> str | None:
+def damage_of(folder: Path) -> str | None:
     try:
         expected = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError) as error:

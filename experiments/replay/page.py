@@ -151,7 +151,7 @@ def _curves(replayed: Replayed, null: Replayed | None) -> str:
     axes[-1].set_xlabel("bound C")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside upper center", ncols=3, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _profiles(replayed: Replayed) -> str:
@@ -169,10 +169,11 @@ def _profiles(replayed: Replayed) -> str:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("mean effective weight")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    return _svg(figure)
+    return svg(figure)
 
 
-def _svg(figure: plt.Figure) -> str:
+def svg(figure: plt.Figure) -> str:
+    """A figure as SVG text, the same bytes for the same figure."""
     plt.rcParams["svg.fonttype"] = "none"
     plt.rcParams["svg.hashsalt"] = "faultline"
     buffer = io.StringIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from algos.spec import Correction
@@ -31,7 +31,7 @@ def presets(names: list[str] | None = None) -> dict[str, Preset]:
 
 
 def _load(name: str) -> Preset:
-    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     # A file that sets other groups too stands at the top of the config, its correction under that key.
     fields = content.get("correction", content)
     return Preset(TypeAdapter(Correction).validate_python(fields), content.get("proximal", "old"))

@@ -15,6 +15,7 @@ import torch
 from algos.advantages import dr_grpo, rloo
 from algos.corrections import correct
 from algos.diagnostics import mismatch
+from algos.enumerable import policies, rewards, toy
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.losses import gspo, ppo, sapo
 from algos.objective import Objective
@@ -23,7 +24,6 @@ from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
 from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED
-from tests.algos.toy import policies, rewards, toy
 
 SPACE = toy(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)

@@ -25,6 +25,7 @@ class Toy(NamedTuple):
 
 
 def toy(vocabulary: int, length: int) -> Toy:
+    """All responses of `length` tokens over `vocabulary` symbols."""
     responses = list(itertools.product(range(vocabulary), repeat=length))
     prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
     number = {prefix: i for i, prefix in enumerate(prefixes)}

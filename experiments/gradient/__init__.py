@@ -1,0 +1,1 @@
+"""`faultline gradient`: the gradient that each loss and correction gives, against the gradient that it should give."""

@@ -1,0 +1,63 @@
+"""Cosine, norm ratio, bias and variance of a gradient that is known only through samples, with bootstrap intervals.
+
+g_1 … g_K are a method's gradients of K independent batches of the same prompts, r_1 … r_J the reference's. Products of two means
+are averaged over pairs of different batches, so that noise is not taken for length: E[g_k·g_l] = |E g|² for k ≠ l.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+RESAMPLES = 1000
+
+
+class Grams:
+    """All that is asked of the gradients: their inner products, fp64. gradients [K, parameters], reference [J, parameters]."""
+
+    def __init__(self, gradients: Tensor, reference: Tensor):
+        g, r = gradients.double(), reference.double()
+        self.gg, self.gr, self.rr = (part.numpy() for part in (g @ g.T, g @ r.T, r @ r.T))
+
+    def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
+        """cosine, norm ratio, bias, sd and rmse of resamples in which batch k stands times[:, k] times; each [resamples].
+
+        bias and sd are over |E r|; sd is that of one batch; rmse² = bias² + sd². A squared length that the noise makes
+        negative is 0; a ratio to such a reference is NaN.
+        """
+        gg, rr = _pairs(self.gg, times), _pairs(self.rr, reference_times)
+        gr = ((times @ self.gr) * reference_times).sum(1) / (times.sum(1) * reference_times.sum(1))
+        rr = np.where(rr > 0, rr, np.nan)
+        bias = np.maximum(gg - 2 * gr + rr, 0) / rr
+        variance = np.maximum(times @ np.diagonal(self.gg) / times.sum(1) - gg, 0) / rr
+        return {
+            "cosine": gr / np.sqrt(np.where(gg > 0, gg, np.nan) * rr),
+            "norm ratio": np.sqrt(np.maximum(gg, 0) / rr),
+            "bias": np.sqrt(bias),
+            "sd": np.sqrt(variance),
+            "rmse": np.sqrt(bias + variance),
+        }
+
+    def summary(self, seed: int = 0) -> dict[str, float]:
+        """`statistics` of the data, and the 2.5 % and 97.5 % quantiles over resamples of the batches as <name> low and high."""
+        rng = np.random.default_rng(seed)
+        counts = self.gr.shape
+        draws = [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
+        out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
+        for name, values in self.statistics(*draws).items():
+            known = values[~np.isnan(values)]
+            low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
+            out |= {f"{name} low": float(low), f"{name} high": float(high)}
+        return out
+
+
+def drowned(reference: Tensor) -> bool:
+    """Whether batches of the reference, [J, parameters], disagree so much that its squared length is not told from 0."""
+    r = reference.double()
+    return bool(_pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
+
+
+def _pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often both stand; a batch is no partner of its own copies."""
+    total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
+    return total / (times.sum(1) ** 2 - (times**2).sum(1))
