@@ -11,9 +11,9 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from analysis.report import COLOURS
+from analysis.figures.style import COLOURS, svg
 from experiments.gradient.methods import EXACT
-from experiments.replay.page import show, svg
+from experiments.replay.page import show
 
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 

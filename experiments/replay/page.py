@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +14,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from analysis.report import COLOURS, STYLES
+from analysis.figures.style import COLOURS, svg
 from experiments.replay.collect import Replayed
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
@@ -162,7 +161,7 @@ def _profiles(replayed: Replayed) -> str:
     for axis, by in zip(axes, ("position", "length"), strict=True):
         for i, name in enumerate(own):
             part = replayed.profiles[(replayed.profiles.correction == name) & (replayed.profiles.by == by)]
-            style = STYLES[i // len(COLOURS) % len(STYLES)]
+            style = ("-", "--", ":")[i // len(COLOURS) % 3]
             axis.plot(part.upto, part.weight, color=COLOURS[i % len(COLOURS)], linestyle=style, marker=".", label=name)
         axis.set_xscale("log", base=2)
         axis.set_xlabel("position up to" if by == "position" else "length up to")
@@ -170,13 +169,3 @@ def _profiles(replayed: Replayed) -> str:
     axes[0].set_ylabel("mean effective weight")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return svg(figure)
-
-
-def svg(figure: plt.Figure) -> str:
-    """A figure as SVG text, the same bytes for the same figure."""
-    plt.rcParams["svg.fonttype"] = "none"
-    plt.rcParams["svg.hashsalt"] = "faultline"
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    plt.close(figure)
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
