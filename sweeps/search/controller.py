@@ -21,7 +21,6 @@ from scipy.stats import t as student
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.plugins import check
 from harness.records import FINISHED
 from sweeps.cluster import Slurm
 from sweeps.launch import plan
@@ -265,6 +264,8 @@ class Controller:
 
     def _check_space(self) -> None:
         """One config of each corner: what a run would refuse is told before the first is submitted."""
+        from harness.plugins import check  # torch
+
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():
             ends = distribution.choices if hasattr(distribution, "choices") else (distribution.low, distribution.high)

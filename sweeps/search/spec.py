@@ -173,5 +173,14 @@ def load(path: Path, changes: list[str]) -> Spec:
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: unreadable ({error})") from None
     except ValidationError as error:
-        problems = [f"{file}: {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        raise UserError("\n".join(problems)) from None
+        raise UserError("\n".join(f"{file}: {problem}" for problem in _explained(error))) from None
+
+
+def _explained(error: ValidationError) -> list[str]:
+    """A line a problem. What was meant as a range is not told that it is no list."""
+    problems = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
+        if not (problem["type"] == "list_type" and isinstance(problem["input"], dict)):
+            problems.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}")
+    return problems
