@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ class Slurm:
             array_parallelism=parallel,
             signal_delay_s=o.signal_delay_s,
             stderr_to_stdout=True,
-            setup=[*o.setup, f"export PYTHONPATH={self.code}:$PYTHONPATH PYTHONSAFEPATH=1"],
+            setup=[*o.setup, f"export PYTHONPATH={shlex.quote(str(self.code))}:$PYTHONPATH PYTHONSAFEPATH=1"],
             additional_parameters={"requeue": True, **o.sbatch},
             **given,
             **({"dependency": f"afterany:{after}"} if after else {}),

@@ -127,8 +127,9 @@ def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState],
             known.append(_flat(sweep.config(run)))
         except (UserError, ValueError):  # of another version of the code
             continue
-    nearest = min(([k for k in flat if flat[k] != other.get(k)], other) for other in known) if known else ([], {})
-    difference = ", ".join(f"{key}={json.dumps(flat[key])} (there {json.dumps(nearest[1].get(key))})" for key in nearest[0][:3])
+    differing = [{key: other.get(key) for key in flat if flat[key] != other.get(key)} for other in known]
+    nearest = list(min(differing, key=len, default={}).items())[:3]
+    difference = ", ".join(f"{key}={json.dumps(flat[key])} (there {json.dumps(value)})" for key, value in nearest)
     raise UserError(
         f"{sweep.path}: {len(new)} of the {len(grid)} runs are not among the {len(states)} that it has; {difference}. "
         "Give run.sweep another name, or add them with hydra.launcher.extend=true"
