@@ -30,7 +30,11 @@ install_packages() {
 write_config() {
     local host ports
     host="$(hostname -s)"
-    getent hosts "$host" >/dev/null || quit "the host name '$host' does not resolve: add '127.0.0.1 $host' to /etc/hosts"
+    if ! getent hosts "$host" >/dev/null; then
+        [ -w /etc/hosts ] || quit "the host name '$host' does not resolve: add '127.0.0.1 $host' to /etc/hosts"
+        say "the host name '$host' does not resolve: adding it to /etc/hosts"
+        echo "127.0.0.1 $host" >>/etc/hosts
+    fi
     ports=($(python3 - "$((nodes + 1))" <<'PY'
 import socket, sys
 held = [socket.socket() for _ in range(int(sys.argv[1]))]
