@@ -6,6 +6,7 @@ that fails leaves the others alone; one that was cut short resumes from its fold
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import platform
@@ -23,6 +24,9 @@ from sweeps.ledger import STUCK, RunState, Sweep, checkpointed, claimed
 
 PRELOADED = ["sweeps.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1
+FORMER_LIFE = 60
+"""Seconds for which a run waits for its folder: a requeued job may start before the processes of its former life have ended."""
 UNAVAILABLE = 75
 """Exit code of a run that its surroundings refused: EX_TEMPFAIL of sysexits.h."""
 
@@ -126,17 +130,31 @@ def _run_one(config_json: str, log: str) -> None:
     """In the child: output goes to the run folder."""
     for number in (signal.SIGTERM, signal.SIGUSR2):  # the server ignores them
         signal.signal(number, signal.SIG_DFL)
+    _end_with_parent()
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from harness.config import Config
     from harness.trainer import train
 
+    for _ in range(FORMER_LIFE):
+        if not claimed(RunFolder(os.path.dirname(log))):
+            break
+        time.sleep(1)
     try:
         train(Config.model_validate_json(config_json))
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(UNAVAILABLE if isinstance(error, Unavailable) else 2) from None
+
+
+def _end_with_parent() -> None:
+    """SIGTERM, so a checkpoint, when the fork server is gone, which ends with the process that it serves. A job that ends before
+    a child is known to it would leave it behind, running."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
