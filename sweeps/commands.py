@@ -60,15 +60,18 @@ def logs(path: Path, runs: list[str], n: int) -> None:
 
 
 def cancel(path: Path) -> None:
-    """Cancel the jobs of the sweep; a local launcher is asked to stop, which saves a checkpoint of each run."""
+    """Cancel the jobs of the sweep, or ask its local launcher to stop; each run saves a checkpoint."""
     sweep = sweep_at(path)
-    runs = cancel_jobs(sweep) if _on_slurm(sweep) else []
-    holder = sweep.launcher()
-    if holder and holder.here:
-        os.kill(holder.pid, signal.SIGTERM)
-    elif holder and not runs:
-        raise UserError(f"{path}: its launcher runs on {holder.host}; cancel it there")
-    print(f"{len(runs)} runs cancelled in Slurm" + (f", launcher {holder.pid} told to stop" if holder and holder.here else ""))
+    if _on_slurm(sweep):
+        print(f"{len(cancel_jobs(sweep))} runs cancelled in Slurm")
+        return
+    launcher = sweep.launcher()
+    if launcher is None:
+        raise UserError(f"{path}: nothing is running")
+    if not launcher.here:
+        raise UserError(f"{path}: {launcher} works on it; cancel it there")
+    os.kill(launcher.pid, signal.SIGTERM)
+    print(f"launcher {launcher.pid} told to stop")
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:

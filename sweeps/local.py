@@ -6,7 +6,6 @@ that fails leaves the others alone; one that was cut short resumes from its fold
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import platform
@@ -21,10 +20,10 @@ from typing import Any, NamedTuple
 from harness.errors import Unavailable, UserError
 from harness.records import RunFolder
 from sweeps.ledger import STUCK, RunState, Sweep, checkpointed, claimed
+from sweeps.orphans import end_with_parent
 
 PRELOADED = ["sweeps.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-PR_SET_PDEATHSIG = 1
 FORMER_LIFE = 60
 """Seconds for which a run waits for its folder: a requeued job may start before the processes of its former life have ended."""
 UNAVAILABLE = 75
@@ -130,7 +129,7 @@ def _run_one(config_json: str, log: str) -> None:
     """In the child: output goes to the run folder."""
     for number in (signal.SIGTERM, signal.SIGUSR2):  # the server ignores them
         signal.signal(number, signal.SIG_DFL)
-    _end_with_parent()
+    end_with_parent(signal.SIGTERM)
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -146,15 +145,6 @@ def _run_one(config_json: str, log: str) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(UNAVAILABLE if isinstance(error, Unavailable) else 2) from None
-
-
-def _end_with_parent() -> None:
-    """SIGTERM, so a checkpoint, when the fork server is gone, which ends with the process that it serves. A job that ends before
-    a child is known to it would leave it behind, running."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        raise SystemExit(128 + signal.SIGTERM)
 
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
