@@ -75,6 +75,8 @@ def _order(table: pd.DataFrame) -> str:
 
 def _warned(table: pd.DataFrame) -> str:
     skill = table.detected - table["false alarms"]
+    if not skill.max() > 0:
+        return "No diagnostic saw collapses more often than it alarmed for nothing (thresholds chosen on the other seeds)."
     best = table.loc[skill.idxmax()]
     return (
         f"Of the diagnostics, {best.diagnostic} warned best: it saw {best.detected:.0%} of {best['collapsed runs']} collapses, "

@@ -14,6 +14,7 @@ from analysis.figures import FIGURES
 from analysis.figures.style import chunks, svg
 from analysis.load import load
 from analysis.report import BEGIN, END, insert, report
+from analysis.words import _warned
 from harness.errors import UserError
 from tests.analysis.synthetic import study, write
 
@@ -62,6 +63,19 @@ def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "Told from chance: fp8_tensor ppo against fp32 ppo" in text and "Holm p = 0.00016" in text
+
+
+def test_a_diagnostic_without_skill_is_not_praised():
+    row = {
+        "diagnostic": "K3",
+        "detected": 1.0,
+        "false alarms": 1.0,
+        "collapsed runs": 2,
+        "other runs": 6,
+        "median lead (steps)": 2,
+    }
+    assert _warned(pd.DataFrame([row])).startswith("No diagnostic saw collapses more often")
+    assert _warned(pd.DataFrame([row | {"false alarms": 0.5}])).startswith("Of the diagnostics, K3 warned best")
 
 
 def test_robustness_shrinks_with_delta_and_m(made):
