@@ -45,8 +45,8 @@ def chunks(items: Sequence, size: int = len(COLOURS)) -> list[list]:
 
 def short(text: str, width: int = 34) -> str:
     """A label in lines of `width`, keys without the groups that they stand in."""
-    words = [word.split(".")[-1] if "=" in word else word for word in text.split(" ")]
-    return textwrap.fill(" ".join(words), width)
+    words = [word.rpartition("=") for word in text.split(" ")]
+    return textwrap.fill(" ".join(key.split(".")[-1] + equals + value for key, equals, value in words), width)
 
 
 def subplots(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:

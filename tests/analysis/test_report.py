@@ -11,7 +11,7 @@ from PIL import Image
 
 from analysis import tables
 from analysis.figures import FIGURES
-from analysis.figures.style import chunks, svg
+from analysis.figures.style import chunks, short, svg
 from analysis.load import load
 from analysis.report import BEGIN, END, insert, report
 from analysis.words import _warned
@@ -178,6 +178,10 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
             lines = [line for line in axis.lines if not line.get_label().startswith("_")]
             assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
     assert not isinstance(FIGURES["bounds"].draw(sweep), str)
+
+
+def test_a_label_loses_the_groups_of_its_keys_and_nothing_of_their_values():
+    assert short("fp8_tensor ppo actor.lr=0.0003 correction.weight.upper=2.5", 99) == "fp8_tensor ppo lr=0.0003 upper=2.5"
 
 
 def test_chunks_are_even():
