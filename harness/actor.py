@@ -18,6 +18,7 @@ from harness.config import Actor as ActorConfig
 from harness.errors import UserError
 from harness.models import device
 from harness.ranks import join
+from harness.tasks import PAD
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -33,7 +34,10 @@ class Actor(Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached)."""
+        """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached).
+
+        Prompts and tokens may be padded with PAD, on the left and on the right; where tokens are, both results are 0.
+        """
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss` to that of the coming step. `last`: of the micro-batches of this step."""
@@ -64,6 +68,8 @@ class DeepSpeedActor:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.temperature, self.config = temperature, config
         model = model.to(device()).train()
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
@@ -80,13 +86,23 @@ class DeepSpeedActor:
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        ids = torch.cat([prompts, tokens], dim=1).to(self.engine.device)
-        length = tokens.shape[1]
+        full = tokens.shape[1]
+        prompts, tokens = (part[:, (part != PAD).any(0)].to(self.engine.device) for part in (prompts, tokens))
+        ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
+        present = ids != PAD
+        padded = not present.all()
+        positions = (present.cumsum(-1) - 1).clamp(min=0)
+        places = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
+        ids = ids.clamp(min=0)
         # The logits that predict the response: from the last prompt token to the last but one.
-        logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits
+        logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **places).logits
         logp = (logits.float() / self.temperature).log_softmax(-1)
         entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
-        return logp.gather(-1, ids[:, -length:, None])[..., 0], entropy
+        chosen = logp.gather(-1, ids[:, -length:, None])[..., 0]
+        if not padded and length == full:
+            return chosen, entropy
+        here = tokens != PAD
+        return tuple(torch.nn.functional.pad(torch.where(here, x, 0.0), (0, full - length)) for x in (chosen, entropy))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

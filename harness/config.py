@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from algos.spec import REDUCTIONS, Correction, check_combination
 from harness.errors import UserError
@@ -46,6 +46,11 @@ class Model(Strict):
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         return self
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """Of the rows of its weights."""
+        return {"hidden": self.hidden, "mlp": self.mlp, "heads x head_dim": self.heads * self.head_dim}
+
 
 class Task(Strict):
     """The chain task, see harness/tasks/chain.py. length: values in the answer; slip: probability, in the warm start only."""
@@ -60,6 +65,42 @@ class Task(Strict):
     def _reachable(self) -> Task:
         if self.choices > self.modulus:
             raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
+        return self
+
+
+class Hub(Strict):
+    """A causal language model with its tokenizer: path is a name on the Hugging Face hub or a local folder."""
+
+    name: Literal["hub"]
+    path: Annotated[str, Field(min_length=1)]
+
+
+class Text(Strict):
+    """A task of text, see harness/tasks/text.py. path, held_out_path: JSON lines; without the latter the last `held_out` prompts.
+
+    max_prompt, answer_length: tokens; long_prompts: what to do with a longer prompt. instruction is put after each prompt.
+    """
+
+    name: Literal["gsm8k", "jsonl"]
+    path: str | None
+    held_out_path: str | None
+    held_out: Count | None
+    prompt: str
+    verifier: str
+    instruction: str
+    chat: bool
+    max_prompt: Count
+    long_prompts: Literal["drop", "cut"]
+    answer_length: Count
+
+    @model_validator(mode="after")
+    def _sources(self) -> Text:
+        if self.path is None and self.name == "jsonl":
+            raise ValueError("path is missing: name a file of JSON lines")
+        if self.path is None and (self.held_out_path or self.held_out):
+            raise ValueError("held_out has no effect on gsm8k from the hub, which is evaluated on its test split; set it to null")
+        if self.path is not None and (self.held_out_path is None) == (self.held_out is None):
+            raise ValueError("held_out_path and held_out: give one of them, a file or a number of prompts")
         return self
 
 
@@ -108,9 +149,20 @@ class Named(Strict):
         return dict(self.model_extra or {})
 
 
+def _task_tag(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>"}.get(name, "<plugin>")
+
+
+def _model_tag(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return "<hub>" if name == "hub" else "<qwen3>"
+
+
 class Rollout(Strict):
     """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`.
 
+    top_p, top_k: sample from the most probable tokens of so much mass, or so many; 1 and 0 for all.
     staleness: the rollout of a step is sampled by the weights of so many steps before. overlap: sample while the trainer trains.
     """
 
@@ -118,6 +170,8 @@ class Rollout(Strict):
     precision: Precision
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
     temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Annotated[int, Field(ge=0)]
     prompts: Count
     samples: Annotated[int, Field(ge=2)]
     staleness: Annotated[int, Field(ge=0)]
@@ -132,7 +186,8 @@ class Rollout(Strict):
 
 class Actor(Strict):
     """DeepSpeed ZeRO around the model, AdamW. clip_norm: of the global gradient norm. minibatches: optimizer steps per epoch;
-    epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward, null for no limit.
+    epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward, null for no limit;
+    gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     scoring `exact`: π_old is scored along the sampling path, so that a rollout in the actor's own dtype has ratio exactly 1;
     `forward`: by the training forward.
@@ -148,6 +203,7 @@ class Actor(Strict):
     minibatches: Count
     epochs: Count
     micro_tokens: Count | None
+    gradient_checkpointing: bool
     scoring: Literal["exact", "forward"]
 
 
@@ -168,13 +224,17 @@ class Reduce(Strict):
 
 
 class Evaluation(Strict):
-    """Held-out evaluation of the trainer's own policy every `every` steps: prompts x samples responses, the same random numbers
-    each time. probe: precisions whose mismatch is measured then too, though they do not sample for the training."""
+    """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
+
+    policy `own`: sampled from the trainer's own policy in its own dtype, for Qwen3 models; `rollout`: by the rollout engine.
+    probe: precisions whose mismatch is measured then too, though they do not sample for the training.
+    """
 
     every: Count
     prompts: Annotated[int, Field(ge=2)]  # the standard error is taken over prompts
     samples: Count
     probe: dict[Literal[PROBED], Precision]
+    policy: Literal["own", "rollout"]
 
 
 class Collapse(Strict):
@@ -216,9 +276,12 @@ class Config(Strict):
 
     seed: Annotated[int, Field(ge=0)]
     steps: Count
-    task: Task
-    model: Model
-    warmstart: WarmStart
+    task: Annotated[
+        Annotated[Task, Tag("<chain>")] | Annotated[Text, Tag("<text>")] | Annotated[Named, Tag("<plugin>")],
+        Discriminator(_task_tag),
+    ]
+    model: Annotated[Annotated[Model, Tag("<qwen3>")] | Annotated[Hub, Tag("<hub>")], Discriminator(_model_tag)]
+    warmstart: WarmStart | None
     rollout: Rollout
     advantage: Named
     loss: Named
@@ -236,8 +299,19 @@ class Config(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         check_combination(self.correction, self.proximal, anchored=True)  # a loss that reads no anchor refuses proximal itself
-        widths = {"hidden": self.model.hidden, "mlp": self.model.mlp, "heads x head_dim": self.model.heads * self.model.head_dim}
-        for key, width in widths.items():
+        pretrained = isinstance(self.model, Hub)
+        if pretrained != (self.warmstart is None):
+            raise ValueError(
+                "warmstart has no effect with model=hub, which is trained already; set warmstart=none"
+                if pretrained
+                else "warmstart is missing: model=qwen3 has random weights"
+            )
+        if isinstance(self.task, Task if pretrained else Text):
+            raise ValueError(
+                f"task.name={self.task.name}: "
+                + ("has tokens of its own; model=hub needs a task of text" if pretrained else "is text, which needs model=hub")
+            )
+        for key, width in ({} if pretrained else self.model.widths).items():
             if self.rollout.precision.weights == "nvfp4" and width % 16:
                 raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
         rows = self.rollout.prompts * self.rollout.samples
@@ -281,7 +355,7 @@ def _meant(place: tuple, composed: dict[str, Any]) -> bool:
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin"))
+    key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin") and str(part)[0] != "<")
     if problem["type"] == "missing":
         return f"{key}: missing"
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

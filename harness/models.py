@@ -1,11 +1,24 @@
-"""The policy network: a transformers Qwen3 built from the run's config."""
+"""The policy network: a transformers Qwen3 built from the run's config, or a pretrained model of any architecture."""
 
 from __future__ import annotations
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from harness.config import Model
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from harness.config import Hub, Model
+from harness.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,3 +50,32 @@ def build(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
     """The model in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def hub_config(model: Hub) -> PretrainedConfig:
+    """The transformers config of a pretrained model."""
+    with _explained(model):
+        return AutoConfig.from_pretrained(model.path)
+
+
+def hub_model(model: Hub) -> PreTrainedModel:
+    """A pretrained model in fp32, from safetensors only: nothing of a checkpoint is executed."""
+    with _explained(model):
+        return AutoModelForCausalLM.from_pretrained(
+            model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+        )
+
+
+def hub_tokenizer(model: Hub) -> PreTrainedTokenizerBase:
+    """The tokenizer of a pretrained model."""
+    with _explained(model):
+        return AutoTokenizer.from_pretrained(model.path)
+
+
+@contextmanager
+def _explained(model: Hub) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"model.path={model.path}: cannot be loaded ({first}); give a hub name or a local folder") from None

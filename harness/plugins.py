@@ -12,10 +12,10 @@ from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES, Registry, RegistryError
 from algos.spec import Plugin
 from harness.collapse import DETECTORS
-from harness.config import Config, Named
+from harness.config import Config, Named, Precision, Text
 from harness.errors import UserError
 from harness.rollouts import ENGINES
-from harness.warmstart import policy_config
+from harness.warmstart import build_task, policy_config
 
 
 def check(config: Config) -> None:
@@ -29,7 +29,7 @@ def check(config: Config) -> None:
         build_advantage(config)
         for make in build_detectors(config).values():
             make()
-        build_engine(config).func.check(policy_config(config), config.rollout.precision, config.rollout.kv_cache)
+        _check_model(config)
     except RegistryError as error:
         if error.__cause__ is not None:
             raise
@@ -44,6 +44,34 @@ def check(config: Config) -> None:
         )
     if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
+
+
+def _check_model(config: Config) -> None:
+    """That the engine computes this model in this precision here, that the trainer's own sampler does, and that answers fit."""
+    shape = policy_config(config)
+    build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
+    if needs_own_sampler(config) and shape.model_type != "qwen3":
+        raise UserError(
+            f"actor.scoring=exact, evaluation.policy=own and evaluation.probe sample from the trainer's policy, which is done "
+            f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout and no probe"
+        )
+    build_task(config)
+    task, context = config.task, shape.max_position_embeddings
+    if isinstance(task, Text) and task.max_prompt + task.answer_length > context:
+        raise UserError(
+            f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
+            f"model's context of {context}; lower one of them"
+        )
+
+
+def needs_own_sampler(config: Config) -> bool:
+    """Whether the trainer's own policy is sampled from or scored along a sampling path."""
+    return config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
+
+
+def own_precision(config: Config) -> Precision:
+    """The precision of the trainer's own policy."""
+    return Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
 
 
 def _try_out(objective: Objective) -> None:
@@ -72,8 +100,9 @@ def build_advantage(config: Config) -> functools.partial:
 
 
 def build_engine(config: Config) -> functools.partial:
-    """The rollout engine of a config with its own parameters: `(shape, precision, *, kv_cache, temperature) -> RolloutEngine`."""
-    return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=("kv_cache", "temperature"))
+    """The rollout engine of a config with its own parameters bound, see RolloutEngine."""
+    provided = ("kv_cache", "temperature", "top_p", "top_k", "stop")
+    return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=provided)
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:

@@ -11,6 +11,7 @@ from algos.ratios import log_ratio
 from harness.actor import DeepSpeedActor
 from harness.config import Precision
 from harness.rollouts.local import LocalEngine
+from harness.tasks import PAD
 
 MEASURED = {
     "rollout_corr/k3_kl": "k3_kl",
@@ -33,7 +34,7 @@ class Probes:
         for name, engine in self.engines.items():
             engine.load_weights(actor.weights(), version)
             rollout = engine.generate(prompts, uniforms)
-            mask = rollout.logp.isfinite()
+            mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
             found = mismatch(log_ratio(policy.score(prompts, rollout.tokens), rollout.logp, mask), mask)
             metrics |= {f"probe/{name}/{short}": float(found[metric]) for metric, short in MEASURED.items()}
         return metrics

@@ -80,6 +80,7 @@ METRICS = {
     "actor/entropy": Metric("entropy of π_old per response token", "nats"),
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
+    "rollout/response_tokens": Metric("mean length of the responses", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{

@@ -28,12 +28,20 @@ from harness import checkpoint
 from harness.actor import DeepSpeedActor
 from harness.ahead import Ahead
 from harness.collapse import outcome
-from harness.config import Config, Precision
+from harness.config import Config
 from harness.dumps.record import dump
 from harness.errors import UserError
 from harness.lifecycle import Preempted, Progress, stop_signals
-from harness.models import build, device
-from harness.plugins import build_advantage, build_detectors, build_engine, build_objective, check
+from harness.models import device
+from harness.plugins import (
+    build_advantage,
+    build_detectors,
+    build_engine,
+    build_objective,
+    check,
+    needs_own_sampler,
+    own_precision,
+)
 from harness.probes import Probes
 from harness.provenance import provenance
 from harness.ranks import Ranks, check_ranks, join
@@ -42,9 +50,9 @@ from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.sync import SyncCheck
 from harness.seeding import generator, seed_globals
-from harness.tasks.chain import Chain
+from harness.tasks import PAD
 from harness.tracking import Tracker
-from harness.warmstart import policy_config, warm_start
+from harness.warmstart import build_task, policy_config, start
 
 
 class Batch(NamedTuple):
@@ -74,26 +82,26 @@ class Trainer:
         self.config, self.folder, self.ranks = config, folder, join()
         self.objective, self.advantage = build_objective(config), build_advantage(config)
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
-        self.task = Chain(config.task)
-        start = warm_start(config)
-        self.train_prompts, self.held_out = start.train, start.held_out
-        if (asked := config.evaluation.prompts) > len(start.held_out):
-            raise UserError(f"evaluation.prompts={asked}: only {len(start.held_out)} prompts are held out; ask for no more")
-        shape, temperature = policy_config(config), config.rollout.temperature
-        net = build(shape, config.seed)
-        net.load_state_dict(start.state)
-        self.actor = DeepSpeedActor(net, config.actor, temperature=temperature)
-        self.engine = build_engine(config)(
-            shape, config.rollout.precision, kv_cache=config.rollout.kv_cache, temperature=temperature
-        )
+        self.task = build_task(config)
+        net, self.train_prompts, self.held_out = start(config, self.task)
+        if (asked := config.evaluation.prompts) > len(self.held_out):
+            raise UserError(f"evaluation.prompts={asked}: only {len(self.held_out)} prompts are held out; ask for no more")
+        if self.task.counts:
+            folder.log_event("prompts", 0, **self.task.counts)
+        r, shape = config.rollout, policy_config(config)
+        sampled = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k}
+        self.actor = DeepSpeedActor(net, config.actor, temperature=r.temperature)
+        self.engine = build_engine(config)(shape, r.precision, **sampled, stop=self.task.stop)
         asked = self.train_prompts[:4]
         uniforms = torch.rand(len(asked), min(16, self.task.answer_length), generator=generator(config.seed, "probe"))
         self.verify = SyncCheck(asked, uniforms)
         # The trainer's own policy as a sampler: scores π_old along the sampling path, and is what the evaluation asks.
-        own = Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
-        self.policy = LocalEngine(shape, own, temperature=temperature)
-        self.probes = Probes(config.evaluation.probe, lambda precision: LocalEngine(shape, precision, temperature=temperature))
-        self.row_tokens = start.train.shape[1] + self.task.answer_length
+        self.policy = None
+        if needs_own_sampler(config):
+            self.policy = LocalEngine(shape, own_precision(config), temperature=r.temperature, stop=self.task.stop)
+        self.probes = Probes(
+            config.evaluation.probe, lambda p: LocalEngine(shape, p, temperature=r.temperature, stop=self.task.stop)
+        )
         self.ahead = Ahead(
             self.sample, self.gathered, staleness=config.rollout.staleness, overlap=config.rollout.overlap, steps=config.steps
         )
@@ -110,9 +118,10 @@ class Trainer:
         metrics = self.sync()
         metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
         prompts, rollout = self.prompts(step), self.ahead.take(step)
-        rewards = torch.from_numpy(self.task.reward(prompts.cpu().numpy(), rollout.tokens.cpu().numpy())).float().to(device())
+        rewards = self.rewards(prompts, rollout.tokens)
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
-        mask = rollout.logp.isfinite()
+        written = rollout.tokens != PAD
+        mask = written & rollout.logp.isfinite()
         inputs = {"lengths": mask.sum(-1).view_as(groups)}
         advantages = self.advantage(groups, **{name: inputs[name] for name in self.advantage.func.needs})
         advantages = advantages.view(-1, 1).expand_as(rollout.logp)
@@ -124,7 +133,8 @@ class Trainer:
         metrics |= {
             "reward/rollout": rewards.mean(),
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
-            "mismatch/dropped": (~mask).sum(),
+            "mismatch/dropped": (written & ~mask).sum(),
+            "rollout/response_tokens": written.sum(1).float().mean(),
             "rollout/version_lag": (self.updates - rollout.version).float().mean(),
         }
         if mask.any():  # a metric that does not exist is absent, as is the tail of weights that do not vary
@@ -147,8 +157,13 @@ class Trainer:
             prompts = self.prompts(step)
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
             rollout = self.engine.generate(*map(self.ranks.share, (prompts, uniforms)))
-        self.sampled += rollout.tokens.numel() * self.ranks.size
+        self.sampled += int((rollout.tokens != PAD).sum()) * self.ranks.size
         return rollout
+
+    def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """What the task's verifier says of all rows, each rank having asked it about its share."""
+        own = (self.ranks.share(part).cpu().numpy() for part in (prompts, tokens))
+        return self.ranks.gather(torch.from_numpy(self.task.reward(*own)).float().to(device()))
 
     def order(self, step: int) -> list[Tensor]:
         """The rows of each mini-batch, every epoch in an order of its own."""
@@ -164,7 +179,8 @@ class Trainer:
         """The actor's weights to the engine, verified where another library loads them, and to the trainer's own policy."""
         with self.clock("sync"):
             self.engine.load_weights(self.actor.weights(), self.updates)
-        self.policy.load_weights(self.actor.weights(), self.updates)
+        if self.policy is not None:
+            self.policy.load_weights(self.actor.weights(), self.updates)
         if self.engine.tolerance is None:
             return {}
         with self.clock("verify"):
@@ -188,14 +204,15 @@ class Trainer:
     def forward(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """log π_θ of a mini-batch by the training forward, in the shapes of `update`: an unmoved policy gives the same bits."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
-        for part in self.parts(len(tokens)):
+        for part in self.parts(prompts, tokens):
             logp[part] = self.actor.logp(prompts[part], tokens[part])[0]
         return self.ranks.sum(logp)  # of the other ranks' rows each has 0
 
-    def parts(self, rows: int) -> tuple[Tensor, ...]:
+    def parts(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         """The micro-batches of this rank, as numbers of rows of a mini-batch; every rank has as many."""
-        own, budget = self.ranks.share(torch.arange(rows)), self.config.actor.micro_tokens
-        return own.split(max(1, budget // self.row_tokens) if budget else len(own))
+        own, budget = self.ranks.share(torch.arange(len(tokens))), self.config.actor.micro_tokens
+        width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
+        return own.split(max(1, budget // width) if budget else len(own))
 
     def update(self, batch: Batch, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
@@ -208,7 +225,7 @@ class Trainer:
             corrected = self.correction(mini) if self.config.correction.ratio == "current" else taken(whole, rows)
             inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
             selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted), Counter()
-            parts = self.parts(len(rows))
+            parts = self.parts(mini.prompts, mini.tokens)
             for part in parts:
                 logp, entropy = self.logp(mini.rows(part))
                 trained[rows[part]] = logp.detach()
@@ -248,8 +265,9 @@ class Trainer:
             e = self.config.evaluation
             prompts = self.held_out[: e.prompts].repeat_interleave(e.samples, dim=0)
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(0, "evaluation"))
-            answers = self.gathered(self.policy.generate(*map(self.ranks.share, (prompts, uniforms)))).tokens
-            reward = self.task.reward(prompts.numpy(), answers.cpu().numpy())
+            asked = self.policy if e.policy == "own" else self.engine
+            answers = self.gathered(asked.generate(*map(self.ranks.share, (prompts, uniforms)))).tokens
+            reward = self.rewards(prompts, answers).cpu().double().numpy()
             probed = self.probes.measure(self.actor, self.policy, self.updates, prompts, uniforms)
         by_prompt = reward.reshape(e.prompts, e.samples).mean(1)
         # Clustered by prompt, as the responses to one are not independent: sqrt(Σ_p (R_p − R)² / (P (P − 1))).
@@ -292,8 +310,7 @@ class Trainer:
                     ending = {"state": "preempted"}
                     raise Preempted(128 + stop)
             if not (c.collapse.stop and self.collapsed):
-                self.policy.load_weights(self.actor.weights(), self.updates)
-                self.record(step, self.evaluate(), track)
+                self.record(step, self.sync() | self.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
             ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)

@@ -18,18 +18,26 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from harness.config import Config, Precision
+from harness.config import Config, Hub, Precision
 from harness.errors import UserError
-from harness.models import build, device, qwen3_config
+from harness.models import build, device, hub_config, hub_model, hub_tokenizer, qwen3_config
 from harness.records import writing
 from harness.rollouts.local import LocalEngine
 from harness.seeding import derive, generator
-from harness.tasks.chain import Chain
+from harness.tasks import TASKS
 
 HELD_OUT = 0.25
 """Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that all can be solved."""
+
+
+class Start(NamedTuple):
+    """Where RL begins: the policy, and its prompts [N, P] int64 for training and for evaluation."""
+
+    net: PreTrainedModel
+    train: Tensor
+    held_out: Tensor
 
 
 class WarmStart(NamedTuple):
@@ -39,6 +47,22 @@ class WarmStart(NamedTuple):
     train: Tensor
     held_out: Tensor
     solve_rate: float
+
+
+def start(config: Config, task) -> Start:
+    """A pretrained model and the task's own division of its prompts, or a warm start."""
+    if isinstance(config.model, Hub):
+        return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
+    made = warm_start(config)
+    net = build(policy_config(config), config.seed)
+    net.load_state_dict(made.state)
+    return Start(net, made.train, made.held_out)
+
+
+def build_task(config: Config):
+    """The task of a config, see harness/tasks."""
+    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, Hub) else None
+    return TASKS[config.task.name](config.task, tokenizer)
 
 
 def warm_start(config: Config) -> WarmStart:
@@ -63,7 +87,7 @@ def warm_start(config: Config) -> WarmStart:
 
 
 def _make(config: Config, folder: Path) -> None:
-    w, task = config.warmstart, Chain(config.task)
+    w, task = config.warmstart, build_task(config)
     prompts = np.random.default_rng(derive(w.seed, "split")).permutation(task.prompts())
     net = _train(config, task, prompts)
     rates = _solve_rates(config, task, net, prompts)
@@ -85,7 +109,7 @@ def _make(config: Config, folder: Path) -> None:
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
-def _train(config: Config, task: Chain, prompts: np.ndarray) -> Qwen3ForCausalLM:
+def _train(config: Config, task, prompts: np.ndarray) -> Qwen3ForCausalLM:
     w = config.warmstart
     net = build(policy_config(config), derive(w.seed, "init")).to(device()).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
@@ -106,7 +130,7 @@ def _train(config: Config, task: Chain, prompts: np.ndarray) -> Qwen3ForCausalLM
     return net
 
 
-def _solve_rates(config: Config, task: Chain, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
+def _solve_rates(config: Config, task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
     samples = config.warmstart.filter_samples
     engine = LocalEngine(policy_config(config), Precision(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
@@ -120,6 +144,8 @@ def _solve_rates(config: Config, task: Chain, net: Qwen3ForCausalLM, prompts: np
 
 
 def policy_config(config: Config):
-    """The transformers config of the policy: vocabulary and context are the task's."""
-    task = Chain(config.task)
+    """The transformers config of the policy: a pretrained one's own, else vocabulary and context are the task's."""
+    if isinstance(config.model, Hub):
+        return hub_config(config.model)
+    task = build_task(config)
     return qwen3_config(config.model, task.vocab_size, task.prompts().shape[1] + task.answer_length)

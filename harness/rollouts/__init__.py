@@ -18,8 +18,8 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 class Rollout(NamedTuple):
     """One batch of responses, [B, T] each.
 
-    tokens int64; logp fp32, nats: log μ(token) under the distribution that it was drawn from, from the forward pass that drew
-    it; version int64: of the weights that drew it.
+    tokens int64, PAD after a stop token; logp fp32, nats: log μ(token) under the distribution that it was drawn from, from the
+    forward pass that drew it, 0 on PAD; version int64: of the weights that drew it.
     """
 
     tokens: Tensor
@@ -28,8 +28,8 @@ class Rollout(NamedTuple):
 
 
 class RolloutEngine(ABC):
-    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, **params)`, then
-    `load_weights`, then any number of `generate`; new weights at any time; `close` at the end.
+    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, top_p, top_k,
+    stop, **params)`, then `load_weights`, then any number of `generate`; new weights at any time; `close` at the end.
 
     shape: the transformers config. params: keyword-only, an engine's own; the config's `rollout.engine` names them, and they are
     checked against the signature.
@@ -52,7 +52,8 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """One response per row. prompts [B, P] int64; uniforms [B, T] in [0, 1) are all the randomness there is."""
+        """One response per row. prompts [B, P] int64, PAD on the left of shorter ones; uniforms [B, T] in [0, 1) are all the
+        randomness there is."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
         """Give back what the engine holds: device memory, processes."""

@@ -20,6 +20,7 @@ from harness.config import Precision
 from harness.errors import UserError
 from harness.models import DTYPES, device
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
 """Per layer, keys and values, [L, B, H, D]: what has been filled is one block, so that a branch copies just that."""
@@ -40,8 +41,19 @@ INT8_EXACT_WIDTH = 1040
 class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens."""
 
-    def __init__(self, config: Qwen3Config, precision: Precision, *, kv_cache: str = "compute", temperature: float = 1.0):
+    def __init__(
+        self,
+        config: Qwen3Config,
+        precision: Precision,
+        *,
+        kv_cache: str = "compute",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: tuple[int, ...] = (),
+    ):
         self.config, self.precision, self.temperature = config, precision, temperature
+        self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
         self.compute = DTYPES[precision.compute]
         self.kv_cast = KV_CASTS[kv_cache]
         self.version = -1
@@ -66,7 +78,7 @@ class LocalEngine(RolloutEngine):
         given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
         self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
-        self.head = plain["lm_head.weight"].t().contiguous()
+        self.head = plain.get("lm_head.weight", self.embedding).t().contiguous()
         self.layers = []
         for i in range(self.config.num_hidden_layers):
             prefix = f"layers.{i}."
@@ -84,17 +96,38 @@ class LocalEngine(RolloutEngine):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
 
-        def pick(t: int, logp: Tensor, node: Tensor) -> Tensor:
-            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
-            threshold = uniforms[:, t, None].to(cumulative) * cumulative[:, -1:]
-            return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
+        def sample(prompts: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+            def pick(t: int, logp: Tensor, node: Tensor) -> Tensor:
+                cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
+                threshold = uniforms[:, t, None].to(cumulative) * cumulative[:, -1:]
+                return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
 
-        tokens, logp = self._walk(prompts, uniforms.shape[1], pick)
-        return Rollout(tokens, logp, torch.full_like(tokens, self.version))
+            return self._walk(prompts, uniforms.shape[1], pick)
+
+        tokens, logp = self._by_length(sample, prompts, uniforms)
+        stopped = torch.isin(tokens, self.stop)
+        after = stopped.cumsum(-1) > stopped.long()
+        return Rollout(tokens.masked_fill(after, PAD), logp.masked_fill(after, 0.0), torch.full_like(tokens, self.version))
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same tree, so the same bits."""
-        return self._walk(prompts, tokens.shape[1], lambda t, *_: tokens[:, t])[1]
+
+        def given(prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return self._walk(prompts, tokens.shape[1], lambda t, *_: tokens[:, t].clamp(min=0))
+
+        return self._by_length(given, prompts, tokens)[1]
+
+    def _by_length(self, walk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], prompts: Tensor, other: Tensor):
+        """`walk` on the rows whose prompts are of one length, padding taken off, for each length."""
+        lengths = (prompts != PAD).sum(1)
+        if bool((lengths == prompts.shape[1]).all()):
+            return walk(prompts, other)
+        tokens = torch.empty(other.shape, dtype=torch.int64, device=self.device)
+        logp = torch.empty(other.shape, device=self.device)
+        for length in lengths.unique().tolist():
+            rows = lengths == length
+            tokens[rows], logp[rows] = walk(prompts[rows, -length:], other[rows])
+        return tokens, logp
 
     def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
@@ -115,7 +148,7 @@ class LocalEngine(RolloutEngine):
         tokens = torch.empty(len(prompts), length, dtype=torch.int64, device=self.device)
         chosen = torch.empty(len(prompts), length, device=self.device)
         for t in range(length):
-            logp = (logits / self.temperature).log_softmax(-1)
+            logp = self._kept(logits / self.temperature).log_softmax(-1)
             tokens[:, t] = pick(t, logp, node)
             chosen[:, t] = logp[node, tokens[:, t]]
             if t + 1 < length:
@@ -125,6 +158,17 @@ class LocalEngine(RolloutEngine):
                     cache = self._branch(cache, children // vocabulary, start + t)
                 logits = self._forward((children % vocabulary)[:, None], start + t, cache)
         return tokens, chosen
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """−inf but for the top_k most probable tokens, and of those the fewest that hold top_p of what the top_k hold."""
+        if self.top_k:
+            logits = logits.masked_fill(logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
+        if self.top_p < 1:
+            ranked, places = logits.sort(-1, descending=True)
+            probability = ranked.softmax(-1)
+            beyond = probability.cumsum(-1) - probability >= self.top_p  # of the mass before it: the first always stays
+            logits = logits.masked_fill(beyond.gather(-1, places.argsort(-1)), -torch.inf)
+        return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
         """Every child starts with its parent's keys and values."""

@@ -31,6 +31,7 @@ from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.sync import tolerance
+from harness.tasks import PAD
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -86,13 +87,17 @@ class VllmEngine(RolloutEngine):
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: tuple[int, ...] = (),
         kv_cache_gib: float = 1.0,
         context: int | None = None,
         tensor_parallel: int = 1,
         sync_tolerance: float | None = None,
     ):
         self.tolerance = sync_tolerance or tolerance(precision, kv_cache)
-        self.precision, self.temperature = precision, temperature
+        self.precision = precision
+        self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
         self.quantization = QUANTIZATIONS[_option(precision)][2]
         self.compute = DTYPES[precision.compute]
@@ -157,19 +162,18 @@ class VllmEngine(RolloutEngine):
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
-        requests = [{"prompt_token_ids": row} for row in prompts.tolist()]
+        requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in prompts]
         make = functools.partial(
-            _vllm().SamplingParams, temperature=self.temperature, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False
+            _vllm().SamplingParams, **self.sampling, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False
         )
         with _explained("generation failed"):
             answers = self.llm.generate(requests, [make(seed=seed) for seed in _seeds(uniforms)], use_tqdm=False)
         samples = [answer.outputs[0] for answer in answers]
-        tokens = torch.tensor([sample.token_ids for sample in samples])
         logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
         return Rollout(
-            tokens.to(prompts.device),
-            torch.tensor(logp, dtype=torch.float32, device=prompts.device),
-            torch.full_like(prompts[:, :1], self.version).expand(-1, length),
+            _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
+            _padded(logp, length, 0.0, torch.float32).to(prompts.device),
+            torch.full((len(samples), length), self.version, device=prompts.device),
         )
 
     def close(self) -> None:
@@ -274,6 +278,10 @@ def _fp8_speed() -> float:
         torch._scaled_mm(x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         times.append(time.perf_counter() - began)
     return x.numel() * w.shape[1] / min(times) / 1e6
+
+
+def _padded(rows: list[list], length: int, value: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows], dtype=dtype)
 
 
 def _ranks() -> int:

@@ -15,7 +15,8 @@ SHAPE = qwen3_config(SIZES, 11, 32)
 def settings(**changes) -> Actor:
     values = {
         "zero_stage": 1, "dtype": "fp32", "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1,
-        "clip_norm": 0.5, "minibatches": 1, "epochs": 1, "micro_tokens": None, "scoring": "exact",
+        "clip_norm": 0.5, "minibatches": 1, "epochs": 1, "micro_tokens": None,
+        "gradient_checkpointing": False, "scoring": "exact",
     }  # fmt: skip
     return Actor(**{**values, **changes})
 

@@ -1,0 +1,38 @@
+"""GSM8K, arXiv 2110.14168: grade-school word problems; math-verify compares a response's final answer with the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.errors import UserError
+from harness.tasks.text import Jsonl
+
+SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
+"""Of openai/gsm8k on the hub; its test split is what is evaluated on."""
+
+
+class Gsm8k(Jsonl):
+    """From the hub, or with task.path from a local JSONL with the same keys, `question` and `answer`."""
+
+    def load(self, split: str) -> list[dict[str, Any]]:
+        if self.config.path is not None:
+            return super().load(split)
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return pd.read_parquet(hf_hub_download("openai/gsm8k", SPLITS[split], repo_type="dataset")).to_dict("records")
+        except Exception as error:
+            first = str(error).splitlines()[0]
+            raise UserError(f"task=gsm8k: openai/gsm8k cannot be had from the hub ({first}); set task.path to a JSONL") from None
+
+
+def verify(response: str, record: dict[str, Any]) -> float:
+    """1 if the response's final answer equals the reference, which stands behind #### in `answer`; else 0."""
+    from math_verify import parse
+    from math_verify import verify as equal
+
+    reference = str(record["answer"]).split("####")[-1].strip().replace(",", "")
+    # Without their alarm-clock timeouts, which work in the main thread of a process only.
+    return float(equal(parse(reference, parsing_timeout=None), parse(response, parsing_timeout=None), timeout_seconds=None))
