@@ -14,7 +14,7 @@ def main(*more: Callable[[argparse._SubParsersAction], None]) -> None:
     """A UserError is one line and exit code 2. more: what adds further commands, as those here do."""
     parser = argparse.ArgumentParser(prog="faultline", description="Compare losses and corrections under rollout mismatch.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_report, _import_config, _replay, _gradient, *more):
+    for add in (_report, _import_config, _replay, _gradient, _doctor, *more):
         add(commands)
     arguments = vars(parser.parse_args())
     del arguments["command"]
@@ -66,6 +66,18 @@ def _replay(commands) -> None:
         from experiments.replay.command import replay_command
 
         print(f"Page: {replay_command(dump, **options).resolve()}")
+
+    parser.set_defaults(run=run)
+
+
+def _doctor(commands) -> None:
+    parser = commands.add_parser("doctor", help="what this machine can compute rollouts in")
+    parser.add_argument("--parity", action="store_true", help="compare actor, local engine and vLLM in every precision")
+
+    def run(parity: bool) -> None:
+        from experiments.doctor import doctor
+
+        doctor(parity)
 
     parser.set_defaults(run=run)
 

@@ -9,6 +9,7 @@ reload path.
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -178,7 +179,10 @@ class VllmEngine(RolloutEngine):
 
     def close(self) -> None:
         self.version = None
-        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None  # not its shutdown(), which would destroy the process group that the actor needs
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The weights as vLLM's loader takes them; raises at the end if any was missing, which the loader would let pass."""

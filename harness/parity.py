@@ -1,0 +1,109 @@
+"""Actor, local engine and vLLM on the same tokens of one model, pairwise, in every precision: `faultline doctor --parity`.
+
+The tokens are sampled by vLLM where it can compute in the precision, else by the local engine; the others score them. The actor
+is the fp32 trainer. For a pair (a, b), with Δ = log-probability under a − that under b: mean and largest |Δ| in nats, and K3 =
+mean(exp Δ − 1 − Δ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.actor import DeepSpeedActor
+from harness.config import Actor as ActorConfig
+from harness.config import Model, Precision
+from harness.errors import UserError
+from harness.models import build, device, qwen3_config
+from harness.rollouts import RolloutEngine
+from harness.rollouts.local import LocalEngine
+from harness.rollouts.vllm import VllmEngine
+
+SIZES = Model(name="qwen3", hidden=128, layers=3, heads=4, kv_heads=2, head_dim=32, mlp=256)  # multiples of 128: FP8 in blocks
+VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
+SHARPNESS = 2.0
+"""Factor on the random matrices: the entropy is then that of a trained policy rather than of a uniform one."""
+
+NORMAL = {
+    ("fp32", "compute"): 1e-5,
+    ("fp16", "compute"): 1.5e-3,
+    ("bf16", "compute"): 1.2e-2,
+    ("int8", "compute"): 3.5e-2,
+    ("fp8_tensor", "compute"): 0.12,
+    ("fp8_channel", "compute"): 0.12,
+    ("fp8_block", "compute"): 0.12,
+    ("fp8_block_w8a16", "compute"): 0.12,
+    ("bf16", "fp8_e4m3"): 0.1,
+    ("bf16", "fp8_e5m2"): 0.2,
+}
+"""(precision, kv_cache) -> mean |Δ| up to which a pair is normal on this model, about three times what was measured
+(experiments/RESULTS.md). For fp32 the largest |Δ| is held to it too."""
+
+
+class Pair(NamedTuple):
+    """One row of the table. mean, largest: |Δ|, nats. refused: why vLLM is not among the pairs, None if it is."""
+
+    precision: str
+    kv_cache: str
+    pair: str
+    mean: float
+    largest: float
+    k3: float
+    refused: str | None
+
+    @property
+    def normal(self) -> bool:
+        """Whether the pair is within NORMAL; for fp32 by its largest difference too."""
+        bound = NORMAL[self.precision, self.kv_cache]
+        return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
+
+
+def parity(precisions: dict[str, Precision], actor: ActorConfig) -> Iterator[Pair]:
+    """Every pair in every precision of NORMAL, as it is measured; `precisions` by their names."""
+    net = build(qwen3_config(SIZES, VOCABULARY, PROMPT + RESPONSE), 0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(SHARPNESS)
+    trainer = DeepSpeedActor(net, actor)
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, VOCABULARY, (ROWS, PROMPT), generator=generator).to(device())
+    uniforms = torch.rand(ROWS, RESPONSE, generator=generator)
+    for name, kv_cache in NORMAL:
+        engines, refused = _engines(net.config, precisions[name], kv_cache)
+        if not engines:
+            continue
+        for engine in engines.values():
+            engine.load_weights(trainer.weights(), 0)
+        sampler = "vllm" if "vllm" in engines else "local"
+        rollout = engines[sampler].generate(prompts, uniforms)
+        with torch.no_grad():
+            logp = {"actor": trainer.logp(prompts, rollout.tokens)[0]}
+        logp |= {"local": engines["local"].score(prompts, rollout.tokens)} if "local" in engines else {}
+        logp[sampler] = rollout.logp
+        for engine in engines.values():
+            engine.close()
+        for a, b in combinations(logp, 2):
+            yield Pair(name, kv_cache, f"{a} – {b}", *_difference(logp[a], logp[b]), refused)
+
+
+def _engines(shape, precision: Precision, kv_cache: str) -> tuple[dict[str, RolloutEngine], str | None]:
+    engines: dict[str, RolloutEngine] = {}
+    refusal = None
+    for name, kind, more in (("local", LocalEngine, {}), ("vllm", VllmEngine, {"kv_cache_gib": 0.25})):
+        try:
+            kind.check(shape, precision, kv_cache)
+        except UserError as error:
+            refusal = str(error) if kind is VllmEngine else None
+        else:
+            engines[name] = kind(shape, precision, kv_cache=kv_cache, **more)
+    return engines, refusal
+
+
+def _difference(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    delta = a.double() - b.double()
+    return delta.abs().mean().item(), delta.abs().max().item(), (torch.expm1(delta) - delta).mean().item()
