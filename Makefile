@@ -1,4 +1,4 @@
-# make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores
+# make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores; ENGINE=vllm samples with vLLM
 # make test   style, import contract and every test
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
@@ -10,13 +10,22 @@ ORACLES := $(VENV)/oracles
 # One thread a run: parallelism comes from runs, and two threads that contend are far slower than one.
 export OMP_NUM_THREADS := 1
 
-ARMS := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
+ENGINE ?= local
+SEEDS ?= 0,1
+SWEEP_local := demo
+ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
+SWEEP_vllm := demo_vllm
+# FP8 weights where vLLM multiplies them on this machine; an FP8 cache in any case.
+comma := ,
+FP8 = $(if $(findstring fp8_channel: yes,$(shell $(VENV)/bin/faultline doctor)),demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask)
+ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 demo_vllm/kv_fp8 $(FP8)))
 
 .PHONY: demo test bench notebooks vllm chromium clean
 
-demo: $(VENV)/installed
-	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local run.sweep=demo seed=0,1 +experiment=$(ARMS) || status=$$?; \
-	$(VENV)/bin/faultline report runs/demo && exit $$status
+demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
+	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
+	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local seed=$(SEEDS) +experiment=$(ARMS_$(ENGINE)) || status=$$?; \
+	$(VENV)/bin/faultline report runs/$(SWEEP_$(ENGINE)) && exit $$status
 
 test: $(VENV)/vllm $(ORACLES)/installed chromium
 	$(VENV)/bin/ruff check .
@@ -30,6 +39,7 @@ notebooks: $(VENV)/installed
 
 bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
+	$(RUN) -m experiments.bench_vllm
 	$(RUN) -m experiments.bench_replay
 
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from harness.code import code_version
+from harness.rollouts.vllm import installed
 
 PACKAGES = ("torch", "transformers", "deepspeed", "hydra-core", "wandb", "numpy")
 
@@ -18,7 +19,7 @@ def provenance() -> dict[str, Any]:
     """Versions, commit, dirty diff, host and device of this process."""
     return {
         "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES} | {"vllm": installed()},
         **code_version(),
         "host": platform.node(),
         "platform": platform.platform(),
