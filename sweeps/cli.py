@@ -11,7 +11,7 @@ from experiments.cli import main as faultline
 
 def main() -> None:
     """Entry point."""
-    faultline(_add_sweep, _add_search)
+    faultline(_add_sweep, _add_search, _add_branch)
 
 
 def _add_sweep(commands: argparse._SubParsersAction) -> None:
@@ -39,6 +39,21 @@ def _add_search(commands: argparse._SubParsersAction) -> None:
     search.add_argument("spec", type=Path, help="YAML file, or the name of one in sweeps/conf/search")
     search.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="changes to it, as trials=20 launcher.partition=main")
     search.set_defaults(run=_search)
+
+
+def _add_branch(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("branch", help="go on from a checkpoint of a run under other settings, compared by survival")
+    parser.add_argument("origin", metavar="run", type=Path, help="its folder, as runs/demo/<hash>")
+    parser.add_argument("--at", type=int, help="step of the checkpoint; the newest")
+    parser.add_argument("--set", dest="arms", action="append", default=[], metavar="ARM", help="as correction=icepop")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of each arm, the unchanged one included (5)")
+    parser.set_defaults(run=_branch)
+
+
+def _branch(**arguments) -> None:
+    from sweeps.branch import branch
+
+    print(f"Page: {branch(**arguments).resolve()}")
 
 
 def _search(spec: Path, changes: list[str]) -> None:

@@ -6,8 +6,9 @@ from experiments.gradient.laboratory import Laboratory
 from experiments.gradient.methods import EXACT, methods
 from experiments.restore import find, transplant
 from harness.errors import UserError
-from harness.records import RunFolder
+from harness.records import METRICS, RunFolder, run_folders
 from harness.trainer import Trainer, train
+from sweeps.branch import branch, overridden
 
 
 def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
@@ -36,3 +37,40 @@ def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
     (found.folder / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"damaged \(state.json differs from its checksum\)"):
         find(config.path)
+
+
+def untimed(rows):
+    return [{key: value for key, value in row.items() if key == "step" or not METRICS[key].timing} for row in rows]
+
+
+def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny):
+    """The unchanged arm with the run's own seed is the run, bit for bit from the checkpoint on."""
+    config = tiny("rollout/precision=fp8_tensor", "steps=4", "checkpoint.every=2", "checkpoint.keep=2")
+    train(config)
+    page = branch(config.path, 2, ["correction=icepop loss=pg"], 2)
+    assert page.exists()
+    runs = {(c["loss"]["name"], c["seed"]): folder for folder in run_folders(page.parent) for c in [folder.read("config.json")]}
+    assert set(runs) == {("ppo", 0), ("ppo", 1), ("pg", 0), ("pg", 1)}
+    original = [row for row in untimed(RunFolder(config.path).metrics()) if row["step"] >= 2]
+    assert untimed(runs["ppo", 0].metrics()) == original
+    assert all(folder.metrics()[0]["step"] == 2 and folder.state == "done" for folder in runs.values())
+    assert untimed(runs["ppo", 1].metrics()) != original
+    with pytest.raises(UserError, match=r"model.hidden cannot change on the way, the checkpoint was made with 32"):
+        branch(config.path, 2, ["model.hidden=64"], 1)
+    with pytest.raises(UserError, match=r"steps=2: the checkpoint is of step 4"):
+        branch(config.path, 4, ["steps=2"], 1)
+
+
+def test_overrides_of_a_branch_mean_what_they_mean_to_a_run(tiny):
+    """A group takes the whole option, what a preset sets outside of its group included; the rest stays the run's."""
+    config = tiny("actor.lr=1e-3", "correction=icepop")
+    plain = config.model_dump(mode="json")
+    preset = overridden(config, ["correction=verl/bypass_ppo_clip"])
+    assert preset["proximal"] == "rollout" and preset["loss"]["dual_clip"] == 3.0
+    assert preset["correction"]["weight"]["level"] is None
+    assert preset["actor"] == plain["actor"] and preset["task"] == plain["task"]
+    swapped = overridden(config, ["rollout/precision=fp32", "correction.weight.upper=7"])
+    assert swapped["rollout"]["precision"]["name"] == "fp32" and swapped["rollout"]["prompts"] == plain["rollout"]["prompts"]
+    assert swapped["correction"]["weight"] == plain["correction"]["weight"] | {"upper": 7}
+    with pytest.raises(UserError, match="nonesuch"):
+        overridden(config, ["loss=nonesuch"])

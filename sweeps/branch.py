@@ -1,0 +1,87 @@
+"""`faultline branch`: runs that go on from a checkpoint of another run under other settings, compared by survival."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from analysis.load import flatten
+from analysis.report import report
+from experiments.restore import Checkpoint, find, transplant
+from harness.collapse import DETECTORS
+from harness.config import Config, parse
+from harness.errors import UserError
+from harness.plugins import check
+from harness.records import RunFolder
+from sweeps.launch import launch
+from sweeps.local import Local
+
+FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "collapse.detectors")
+"""Keys that a checkpoint is made for: the policy, its optimizer, and what the detectors have seen."""
+
+
+def branch(origin: Path, at: int | None, arms: list[str], seeds: int) -> Path:
+    """Run `seeds` seeds of each arm, and of one with nothing changed, from the run `origin` at step `at`; the page's path.
+
+    arms: overrides as of a run, separated by spaces: "correction=icepop", "rollout/precision=fp32". The runs form the sweep
+    <sweep>-branch-<hash>-<step>; the same command again resumes or skips them. Raises UserError on an override that the
+    checkpoint cannot take, or if the run had collapsed before the checkpoint.
+    """
+    found = find(origin, at)
+    events = json.loads((found.folder / "state.json").read_text())["events"]
+    if any(DETECTORS[name].role == "collapse" for name in events):
+        raise UserError(f"{found.folder}: the run had collapsed by then; branch from an earlier checkpoint")
+    sweep = f"{found.config.run.sweep}-branch-{found.config.digest[:6]}-{found.step}"
+    configs = []
+    for overrides in ["", *arms]:
+        for seed in range(seeds):
+            changed = overridden(found.config, overrides.split())
+            changed["seed"], changed["run"]["sweep"] = seed, sweep
+            configs.append(_accepted(found, parse(changed), overrides))
+    for config in configs:
+        folder = RunFolder(config.path)
+        with folder.claim():
+            if not (folder.path / "checkpoints").exists():
+                transplant(found, folder)
+                folder.log_event("branched", found.step, origin=str(found.folder))
+    launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
+    return report(configs[0].path.parent)
+
+
+def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
+    """The config with overrides applied, as a dictionary: group=option takes all that the option sets, key=value one key."""
+    result = OmegaConf.create(config.model_dump(mode="json"))
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        plain = flatten(OmegaConf.to_container(compose("config"), resolve=True))
+        for override in overrides:
+            key = override.partition("=")[0]
+            try:
+                composed = OmegaConf.to_container(compose("config", [override]), resolve=True)
+            except HydraException as error:
+                raise UserError(f"{override}: {str(error).splitlines()[0]}") from None
+            if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole place is replaced
+                place = key.replace("/", ".")
+                OmegaConf.update(result, place, OmegaConf.select(OmegaConf.create(composed), place), merge=False)
+                changed = {k: v for k, v in flatten(composed).items() if plain.get(k) != v and not k.startswith(f"{place}.")}
+            else:
+                changed = {key: OmegaConf.select(OmegaConf.create(composed), key)}
+            for name, new in changed.items():
+                OmegaConf.update(result, name, new)
+    return OmegaConf.to_container(result)
+
+
+def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:
+    before, after = (flatten(c.model_dump(mode="json")) for c in (found.config, config))
+    for key in sorted(before.keys() | after.keys()):
+        if key.startswith(FIXED) and before.get(key) != after.get(key):
+            raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
+    if config.steps <= found.step:
+        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}; set more, as --set steps=500")
+    check(config)
+    return config
