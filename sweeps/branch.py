@@ -82,6 +82,6 @@ def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
     if config.steps <= found.step:
-        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}; set more, as --set steps=500")
+        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}; branch from an earlier one")
     check(config)
     return config
