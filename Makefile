@@ -41,6 +41,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
 	$(RUN) -m experiments.bench_vllm
 	$(RUN) -m experiments.bench_replay
+	$(RUN) -m experiments.bench_zero
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
