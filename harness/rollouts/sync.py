@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.config import Precision
 from harness.errors import UserError
 from harness.rollouts import Rollout, RolloutEngine
+from harness.tasks import PAD
 
 if TYPE_CHECKING:
     from harness.actor import Actor
@@ -46,7 +47,7 @@ class SyncCheck:
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():
             return None  # for the collapse detectors to tell
-        off = (rollout.logp - logp).abs().mean().item()
+        off = (rollout.logp - logp).abs()[rollout.tokens != PAD].mean().item()
         limit = engine.tolerance
         if not off <= limit:
             raise UserError(
@@ -55,7 +56,7 @@ class SyncCheck:
                 "what the run is about, raise rollout.engine.sync_tolerance"
             )
         if self.before is not None and _same(self.before[0], rollout):
-            moved = (logp - self.before[1]).abs().max().item()
+            moved = (logp - self.before[1]).abs()[rollout.tokens != PAD].max().item()
             if moved > UNNOTICED * limit:
                 raise UserError(
                     f"rollout weights: the actor has moved by {moved:.2g} nats, and the engine answers bit for bit as before: "

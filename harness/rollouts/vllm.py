@@ -31,7 +31,7 @@ from harness.config import Precision
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
-from harness.rollouts.sync import tolerance
+from harness.rollouts.sync import QUANTISED, tolerance
 from harness.tasks import PAD
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
@@ -96,7 +96,8 @@ class VllmEngine(RolloutEngine):
         tensor_parallel: int = 1,
         sync_tolerance: float | None = None,
     ):
-        self.tolerance = sync_tolerance or tolerance(precision, kv_cache)
+        # A truncated distribution is off the actor's by what was cut away, in any precision.
+        self.tolerance = sync_tolerance or (tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED)
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
