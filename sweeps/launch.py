@@ -89,6 +89,8 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Execu
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if ended:
         report(sweep, states)
+    else:
+        print(f"submitted; what becomes of it: faultline sweep status {sweep.path}", file=sys.stderr)
     return states
 
 

@@ -31,6 +31,7 @@ class _Launcher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader, self.config = hydra_context.config_loader, config
+        self.arms: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def executor(self):
         """Where the runs will run, see sweeps.launch.Executor."""
@@ -61,10 +62,15 @@ class _Launcher(Launcher):
         ]
 
     def _parse(self, overrides: list[str]) -> Config:
-        composed = OmegaConf.to_container(self.loader.load_sweep_config(self.config, overrides))
-        del composed["hydra"]
+        seed = [override for override in overrides if override.startswith("seed=")]
+        arm = tuple(override for override in overrides if override not in seed)
+        if arm not in self.arms:  # a quarter of a second each, so the seeds of an arm share it: a value, set once all is composed
+            composed = OmegaConf.to_container(self.loader.load_sweep_config(self.config, list(arm)))
+            del composed["hydra"]
+            self.arms[arm] = composed
         with _refused(overrides):
-            return parse(OmegaConf.to_container(OmegaConf.create(composed), resolve=True))
+            config = OmegaConf.merge(self.arms[arm], OmegaConf.from_dotlist(seed))
+            return parse(OmegaConf.to_container(config, resolve=True))
 
 
 class LocalLauncher(_Launcher):
