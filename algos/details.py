@@ -32,6 +32,7 @@ def _details_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
     return {
         "n": count(mask),
         "mult_error": total(torch.where(mask, size.exp(), 0.0)),
+        "js": total(torch.log1p(2 * torch.sinh(size.double() / 4).square())),  # log cosh(l/2), exact where l ≈ 0
         "above": torch.stack([count(size > math.log(ratio)) for ratio in SHARES_ABOVE], -1),
         "diff": total(difference),
         "diff_sq": total(difference.square()),
@@ -48,15 +49,17 @@ def _details_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
 def finish_details(rows: Rows) -> dict[str, Tensor]:
     """From the rows of the whole batch, E over tokens, π and μ the probabilities of the sampled tokens.
 
-    mult_prob_error = E[max(ρ, 1/ρ)], NeMo-RL's; share_above_r = P(max(ρ, 1/ρ) > r); prob_diff_mean, std, max of
+    mult_prob_error = E[max(ρ, 1/ρ)] and js_divergence = E[log cosh(l/2)], NeMo-RL's (its ½k3(π/m) + ½k3(μ/m) with m =
+    (π + μ)/2 is this); share_above_r = P(max(ρ, 1/ρ) > r); prob_diff_mean, std, max of
     |π − μ|; prob_pearson, the correlation of π and μ over tokens, 0 where one of them does not vary.
     """
     tokens = rows["n"].sum().clamp(min=1)
-    mean = {name: rows[name].sum() / tokens for name in ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error")}
+    mean = {name: rows[name].sum() / tokens for name in ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "js")}
     variances = (mean["pp"] - mean["p"] ** 2) * (mean["qq"] - mean["q"] ** 2)
     covariance = mean["pq"] - mean["p"] * mean["q"]
     out = {
         "mismatch/mult_prob_error": torch.where(rows["n"].sum() > 0, mean["mult_error"], 1.0),
+        "mismatch/js_divergence": mean["js"],
         "mismatch/prob_diff_mean": mean["diff"],
         "mismatch/prob_diff_std": (mean["diff_sq"] - mean["diff"] ** 2).clamp(min=0).sqrt(),
         "mismatch/prob_diff_max": rows["diff_max"].amax() if rows["n"].numel() else mean["diff"],

@@ -53,7 +53,7 @@ class Objective(NamedTuple):
     """The scalar that a training step differentiates: reduce(w · loss(π_θ, π_prox, A)) over the kept tokens.
 
     loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors it on π_old,
-    `rollout` on μ.
+    `rollout` on μ. kl: an estimator of `kl`, added with kl_coef ≥ 0 over the same tokens, not weighted; None for none.
     """
 
     loss: Callable[..., TokenLoss]
@@ -61,6 +61,14 @@ class Objective(NamedTuple):
     proximal: str
     reduction: str
     norm: int | None = None
+    kl: Callable[..., Tensor] | None = None
+    kl_coef: float = 0.0
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether anything needs log π_old: if not, a run may do without that forward pass."""
+        anchored = self.proximal == "old" and (getattr(self._function, "anchored", True) or self.kl is not None)
+        return anchored or (self.correction.active and self.correction.ratio == "old")
 
     def corrected(
         self,
@@ -107,38 +115,48 @@ class Objective(NamedTuple):
     def __call__(
         self,
         logp: Tensor,
-        logp_old: Tensor,
+        logp_old: Tensor | None,
         logp_rollout: Tensor,
         advantages: Tensor,
         mask: Tensor,
         corrected: Corrected,
         counts: Counts,
         selected: Tensor | None = None,
+        logp_ref: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch (all tensors [B, T]) and its metrics.
 
         `counts` are those of `corrected.counted` over the whole mini-batch, so values and metrics add up over its
-        parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), and actor/ppo_kl = E[log π_prox −
-        log π_θ] over kept tokens (if the loss is anchored), both over the counted tokens.
-        `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them.
+        parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), actor/pg_clipfrac_lower, those at its
+        dual clip, actor/ppo_kl = E[log π_prox − log π_θ] over kept tokens (if the loss is anchored), and actor/kl, the
+        estimator's value, all over the counted tokens. logp_old may be None unless `reads_old`.
+        `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them, or without
+        `logp_ref` when there is a KL term.
         """
         if selected is None and getattr(self._function, "select", None) is not None:
             raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
+        if self.kl is not None and logp_ref is None:
+            raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
         anchor = self._anchor(logp_old, logp_rollout)
-        tensors = (anchor, advantages, mask, corrected.weights, corrected.kept, corrected.counted, selected)
+        tensors = (anchor, advantages, mask, corrected.weights, corrected.kept, corrected.counted, selected, logp_ref)
         sums = _RowByRow.apply(logp, functools.partial(self._rows, counts), *tensors)
-        tokens, names = counts.tokens.clamp(min=1), ("actor/clip_share", "actor/ppo_kl")
-        metrics = {name: total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
+        tokens, names = counts.tokens.clamp(min=1), ("clip_share", "pg_clipfrac_lower", "ppo_kl", "kl")
+        metrics = {f"actor/{name}": total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
         return sums[0], metrics
 
-    def _rows(self, counts: Counts, logp: Tensor, anchor: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor,
-              kept: Tensor, counted: Tensor, selected: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Of a few responses: their part of the loss, how many kept tokens were clipped, Σ log π_prox − log π_θ."""
+    def _rows(self, counts: Counts, logp: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, weights: Tensor,
+              kept: Tensor, counted: Tensor, selected: Tensor | None, logp_ref: Tensor | None) -> list[Tensor | None]:
+        """Of a few responses: their part of the loss, and the sums over kept tokens that the metrics are made of."""
         token = self.loss(logp, anchor, advantages, mask, *(() if selected is None else (selected,)))
         value = reduce(token.loss * weights, kept, counted, counts, self.reduction, norm=self.norm)
-        clipped = None if token.clipped is None else (token.clipped & kept).sum().double()
+        sums = [None if flags is None else (flags & kept).sum().double() for flags in (token.clipped, token.capped)]
         anchored = getattr(self._function, "anchored", True)
-        return value, clipped, -log_ratio(logp.detach(), anchor, kept).sum(dtype=torch.float64) if anchored else None
+        sums.append(-log_ratio(logp.detach(), anchor, kept).sum(dtype=torch.float64) if anchored else None)
+        if self.kl is None:
+            return [value, *sums, None]
+        divergence = self.kl(logp, logp_ref, mask, anchor)
+        value = value + self.kl_coef * reduce(divergence, kept, counted, counts, self.reduction, norm=self.norm)
+        return [value, *sums, divergence.detach().where(kept, 0.0).sum(dtype=torch.float64)]
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:

@@ -31,6 +31,18 @@ def by_position(rows: Rows) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def profiles(rows: Rows) -> dict[str, Tensor]:
+    """kl and k3 by position and k3 by length, each bin under the largest position or length it holds; NaN where it is empty."""
+    position, length = by_position(rows), by_length(rows)
+    out = {}
+    for b in range(BINS):
+        for key in ("kl", "k3"):
+            out[f"profile/{key}_to_position_{2**b}"] = torch.where(position["tokens"][b] > 0, position[key][b], torch.nan)
+        out[f"profile/k3_to_length_{2**b}"] = torch.where(length["responses"][b] > 0, length["k3"][b], torch.nan)
+    return out
+
+
+@torch.no_grad()
 def by_length(rows: Rows) -> dict[str, Tensor]:
     """Responses, mean sum of l (nats per response) and k3 (nats per token) by the length of the response, [BINS].
 

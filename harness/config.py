@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from algos.spec import REDUCTIONS, Correction, check_combination
+from algos.spec import REDUCTIONS, Correction, check_baseline, check_combination
 from harness.errors import UserError
 from harness.records import PROBED
 
@@ -190,7 +190,7 @@ class Actor(Strict):
     gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     scoring `exact`: π_old is scored along the sampling path, so that a rollout in the actor's own dtype has ratio exactly 1;
-    `forward`: by the training forward.
+    `forward`: by the training forward; `none`: not at all, where nothing reads it: the mismatch is then that of π_θ.
     """
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
@@ -204,7 +204,7 @@ class Actor(Strict):
     epochs: Count
     micro_tokens: Count | None
     gradient_checkpointing: bool
-    scoring: Literal["exact", "forward"]
+    scoring: Literal["exact", "forward", "none"]
 
 
 class Reduce(Strict):
@@ -221,6 +221,25 @@ class Reduce(Strict):
         if not needed and self.norm is not None:
             raise ValueError(f"norm={self.norm} has no effect with mode={self.mode}")
         return self
+
+
+class Kl(Strict):
+    """A KL term of the loss against the policy that the run started from: coef times the estimator, an entry of `algos.kl`."""
+
+    name: str | None
+    coef: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _both(self) -> Kl:
+        if (self.name is None) != (self.coef == 0):
+            raise ValueError(f"coef={self.coef} with name={self.name}: a KL term needs both an estimator and a positive coef")
+        return self
+
+
+class Diagnostics(Strict):
+    """Every `every` steps also the diagnostics that no collapse detector reads; null for never."""
+
+    every: Count | None
 
 
 class Evaluation(Strict):
@@ -286,10 +305,13 @@ class Config(Strict):
     advantage: Named
     loss: Named
     proximal: Literal["old", "rollout"]
+    baseline: Literal["all", "kept"]
     correction: Correction
     reduce: Reduce
+    kl: Kl
     actor: Actor
     evaluation: Evaluation
+    diagnostics: Diagnostics
     collapse: Collapse
     checkpoint: Checkpoint
     dump: Dump
@@ -299,6 +321,7 @@ class Config(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         check_combination(self.correction, self.proximal, anchored=True)  # a loss that reads no anchor refuses proximal itself
+        check_baseline(self.correction, self.baseline)
         pretrained = isinstance(self.model, Hub)
         if pretrained != (self.warmstart is None):
             raise ValueError(

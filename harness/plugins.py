@@ -9,7 +9,7 @@ import torch
 
 from algos.objective import Objective
 from algos.reductions import Counts
-from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES, Registry, RegistryError
+from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES, Registry, RegistryError
 from algos.spec import Plugin
 from harness.collapse import DETECTORS
 from harness.config import Config, Named, Precision, Text
@@ -42,6 +42,7 @@ def check(config: Config) -> None:
             f"correction.ratio=current counts the update twice: the ratio of loss {config.loss.name} holds π_θ too; "
             "use correction.ratio=old, or a loss that reads no anchor, as pg"
         )
+    _check_scoring(config, objective)
     if config.proximal == "rollout" and not anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
 
@@ -52,8 +53,8 @@ def _check_model(config: Config) -> None:
     build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
     if needs_own_sampler(config) and shape.model_type != "qwen3":
         raise UserError(
-            f"actor.scoring=exact, evaluation.policy=own and evaluation.probe sample from the trainer's policy, which is done "
-            f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout and no probe"
+            f"actor.scoring=exact, evaluation.policy=own, .probe and kl sample from the trainer's policy, which is done "
+            f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
         )
     build_task(config)
     task, context = config.task, shape.max_position_embeddings
@@ -66,12 +67,27 @@ def _check_model(config: Config) -> None:
 
 def needs_own_sampler(config: Config) -> bool:
     """Whether the trainer's own policy is sampled from or scored along a sampling path."""
-    return config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
+    local = config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
+    return local or config.kl.name is not None
 
 
 def own_precision(config: Config) -> Precision:
     """The precision of the trainer's own policy."""
     return Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
+
+
+def _check_scoring(config: Config, objective: Objective) -> None:
+    """actor.scoring=none saves the forward pass of π_old, and of the correction: nothing may need either of the mini-batch."""
+    correction = config.correction
+    needs = {
+        f"loss={config.loss.name} and proximal={config.proximal} with correction.ratio={correction.ratio}": objective.reads_old,
+        "correction.normalize=batch": correction.normalize == "batch",
+        "correction.denominator=kept": correction.denominator == "kept",
+        "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),
+    }
+    if config.actor.scoring == "none" and any(needs.values()):
+        reader = next(name for name, reads in needs.items() if reads)
+        raise UserError(f"actor.scoring=none: {reader} reads it; use actor.scoring=exact, or forward")
 
 
 def _try_out(objective: Objective) -> None:
@@ -82,13 +98,14 @@ def _try_out(objective: Objective) -> None:
             bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
     corrected = objective.corrected(one, one, mask, one)
     selected = objective.select(one, one, one, mask)
-    objective(one, one, one, one, mask, corrected, Counts.of(mask), selected)
+    objective(one, one, one, one, mask, corrected, Counts.of(mask), selected, one)
 
 
 def build_objective(config: Config) -> Objective:
     """loss x correction x proximal x reduction of a config."""
     loss = bound(LOSSES, "loss", config.loss)
-    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm)
+    kl = None if config.kl.name is None else KL[config.kl.name]
+    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
 
 
 def build_advantage(config: Config) -> functools.partial:

@@ -78,9 +78,17 @@ METRICS = {
     "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
     "actor/skipped": Metric("share of the optimizer steps that a loss scaler skipped", "0..1"),
     "actor/entropy": Metric("entropy of π_old per response token", "nats"),
+    "actor/kl": Metric("value of the KL term's estimator per counted token, mean over the mini-batches", "nats"),
+    "actor/pg_clipfrac_lower": Metric("kept tokens at the dual clip over counted tokens; verl's name", "0..1"),
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
     "rollout/response_tokens": Metric("mean length of the responses", "tokens"),
+    "mismatch/mult_prob_error": Metric("mean max(ρ, 1/ρ) over tokens; NeMo-RL's token_mult_prob_error", "≥ 1"),
+    "mismatch/js_divergence": Metric("mean log cosh(½ log ρ) over tokens; NeMo-RL's js_divergence_error", "nats"),
+    "mismatch/prob_diff_mean": Metric("mean |π − μ| of the sampled tokens", "0..1"),
+    "mismatch/prob_diff_std": Metric("standard deviation of |π − μ|", "0..1"),
+    "mismatch/prob_diff_max": Metric("largest |π − μ|", "0..1"),
+    "mismatch/prob_pearson": Metric("correlation of π and μ over tokens", "[−1, 1]"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{
@@ -101,6 +109,15 @@ METRICS = {
     "time/step": Metric("the whole step but for its record", "seconds", timing=True),
     "throughput/rollout_tokens": Metric("sampled tokens per second of sampling", "tokens/s", timing=True),
 }
+
+FAMILIES = {
+    "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),
+    "correction/raw_": Metric("of the weight before its bounds: mean, std, max, min, eff_sample_size", "ratio"),
+    "rollout_corr/rollout_is_": Metric("of the applied weight; verl's names", "ratio or 0..1"),
+    "rollout_corr/rollout_rs_": Metric("of a filter's statistic, by the filter's name; verl's names", "that of the statistic"),
+    "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
+}
+"""Prefix → what its metrics are: those that a run records every diagnostics.every steps, named by what was corrected."""
 
 STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
 FINISHED = ("done", "collapsed")
@@ -155,9 +172,10 @@ class RunFolder:
         return {key: status[key] for key in ("step", "steps") if key in status}
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one step. Raises KeyError on a metric that has no entry in METRICS."""
+        """Append one step. Raises KeyError on a metric that has no entry in METRICS and belongs to none of FAMILIES."""
         for name in metrics:
-            METRICS[name]
+            if not name.startswith(tuple(FAMILIES)):
+                METRICS[name]
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from algos.corrections import Corrected
-from algos.diagnostics import mismatch
-from algos.objective import applied
+from algos.details import details
+from algos.diagnostics import finish_mismatch
+from algos.effects import examine, finish, finish_applied
+from algos.profiles import position_rows, profiles
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from harness import checkpoint
@@ -59,7 +61,7 @@ class Batch(NamedTuple):
     """Responses, [B, T] each, of all ranks: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
 
     prompts is [B, P]. forward_old: log π_old as the training forward gives it, which exact scoring may differ from in the
-    last bits; None where a forward at π_old is the current one.
+    last bits; None where a forward at π_old is the current one. logp_old is None with scoring=none, logp_ref without a KL term.
     """
 
     prompts: Tensor
@@ -67,8 +69,9 @@ class Batch(NamedTuple):
     mask: Tensor
     advantages: Tensor
     logp_rollout: Tensor
-    logp_old: Tensor
+    logp_old: Tensor | None
     forward_old: Tensor | None
+    logp_ref: Tensor | None
 
     def rows(self, index: Tensor) -> Batch:
         """Some rows, a mini-batch."""
@@ -102,6 +105,10 @@ class Trainer:
         self.probes = Probes(
             config.evaluation.probe, lambda p: LocalEngine(shape, p, temperature=r.temperature, stop=self.task.stop)
         )
+        self.reference = None
+        if config.kl.name is not None:
+            self.reference = LocalEngine(shape, own_precision(config), temperature=r.temperature, stop=self.task.stop)
+            self.reference.load_weights(self.actor.weights(), 0)
         self.ahead = Ahead(
             self.sample, self.gathered, staleness=config.rollout.staleness, overlap=config.rollout.overlap, steps=config.steps
         )
@@ -122,14 +129,12 @@ class Trainer:
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
         written = rollout.tokens != PAD
         mask = written & rollout.logp.isfinite()
-        inputs = {"lengths": mask.sum(-1).view_as(groups)}
-        advantages = self.advantage(groups, **{name: inputs[name] for name in self.advantage.func.needs})
-        advantages = advantages.view(-1, 1).expand_as(rollout.logp)
         order = self.order(step)
         with self.clock("score"):
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
-        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old)
-        ratio = log_ratio(logp_old, rollout.logp, mask)
+            logp_ref = None if self.reference is None else self.scored(self.reference, prompts, rollout.tokens)
+        advantages = self.advantages(groups, mask, logp_old, rollout.logp)
+        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old, logp_ref)
         metrics |= {
             "reward/rollout": rewards.mean(),
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
@@ -137,12 +142,10 @@ class Trainer:
             "rollout/response_tokens": written.sum(1).float().mean(),
             "rollout/version_lag": (self.updates - rollout.version).float().mean(),
         }
-        if mask.any():  # a metric that does not exist is absent, as is the tail of weights that do not vary
-            statistics = mismatch(ratio, mask, rollout.logp)
-            metrics |= {name: value for name, value in statistics.items() if name != "mismatch/pareto_k" or not value.isnan()}
         with self.clock("train"):
             updated, logp = self.update(batch, order)
-        metrics |= updated
+        batch = batch if logp_old is not None else batch._replace(logp_old=logp)
+        metrics |= updated | self.diagnose(batch, step)
         self.ahead.settle()
         if c.dump.every and step % c.dump.every == 0 and self.ranks.rank == 0:
             dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
@@ -150,6 +153,33 @@ class Trainer:
         if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
             metrics["throughput/rollout_tokens"] = self.sampled / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
+
+    def advantages(self, rewards: Tensor, mask: Tensor, logp_old: Tensor | None, logp_rollout: Tensor) -> Tensor:
+        """[B, T] from the rewards [P, G]; with baseline=kept those of rejected responses enter no baseline."""
+        known = {"lengths": mask.sum(-1).view_as(rewards)}
+        inputs = {name: known[name] for name in self.advantage.func.needs}
+        if self.config.baseline == "kept":
+            kept = self.objective.corrected(logp_old, logp_rollout, mask, torch.zeros_like(logp_rollout)).kept
+            inputs["kept"] = kept.any(-1).view_as(rewards)
+        return self.advantage(rewards, **inputs).view(-1, 1).expand_as(logp_rollout)
+
+    def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
+
+        A metric that does not exist is absent: all of them without a token, the tail of weights that do not vary.
+        """
+        if not batch.mask.any():
+            return {}
+        c, ratio = self.config, log_ratio(batch.logp_old, batch.logp_rollout, batch.mask)
+        more = bool(c.diagnostics.every) and step % c.diagnostics.every == 0
+        inputs = {"logp_rollout": batch.logp_rollout, "advantages": batch.advantages}
+        rows = examine(ratio, batch.mask, c.correction, **inputs)[1]
+        metrics = finish_mismatch(rows) | finish_applied(rows)
+        if more:
+            metrics |= finish(rows, c.correction) | details(ratio, batch.mask, batch.logp_rollout)
+            metrics |= profiles(position_rows(ratio, batch.mask))
+        absent = ("mismatch/pareto_k", "profile/")
+        return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(absent))}
 
     def sample(self, step: int) -> Rollout:
         """This rank's share of the rollout of `step`, by the weights that the engine holds."""
@@ -187,8 +217,10 @@ class Trainer:
             difference = self.verify(self.engine, self.actor)
         return {} if difference is None else {"rollout/sync_difference": difference}
 
-    def score(self, prompts: Tensor, tokens: Tensor, order: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """(log π_old, the training forward's own log π_old where a later mini-batch needs it)."""
+    def score(self, prompts: Tensor, tokens: Tensor, order: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """(log π_old, the training forward's own log π_old where a later mini-batch needs it); neither with scoring=none."""
+        if self.config.actor.scoring == "none":
+            return None, None
         exact = self.config.actor.scoring == "exact"
         forward = None
         if not exact or len(order) > 1:
@@ -198,7 +230,11 @@ class Trainer:
                     forward[rows] = self.forward(prompts[rows], tokens[rows])
         if not exact:
             return forward, forward
-        return self.ranks.gather(self.policy.score(self.ranks.share(prompts), self.ranks.share(tokens))), forward
+        return self.scored(self.policy, prompts, tokens), forward
+
+    def scored(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log-probabilities along the sampling path of a policy, each rank scoring its share."""
+        return self.ranks.gather(policy.score(self.ranks.share(prompts), self.ranks.share(tokens)))
 
     @torch.no_grad()
     def forward(self, prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -216,26 +252,30 @@ class Trainer:
 
     def update(self, batch: Batch, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
-        whole = self.objective.corrected(batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages)
-        metrics, per_step, norms = applied(whole, batch.mask), [], []
-        trained = torch.zeros_like(batch.logp_old)
+        whole = self.objective.corrected(
+            batch.logp_rollout if batch.logp_old is None else batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages
+        )
+        metrics, per_step, norms = {}, [], []
+        trained = torch.zeros_like(batch.logp_rollout)
         for rows in order:
             mini = batch.rows(rows)
             trained[rows] = 0.0
-            corrected = self.correction(mini) if self.config.correction.ratio == "current" else taken(whole, rows)
+            anew = self.config.correction.ratio == "current" and batch.logp_old is not None
+            corrected = self.correction(mini) if anew else taken(whole, rows)
             inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
             selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted), Counter()
             parts = self.parts(mini.prompts, mini.tokens)
             for part in parts:
                 logp, entropy = self.logp(mini.rows(part))
                 trained[rows[part]] = logp.detach()
-                own = [None if x is None else x[part] for x in inputs]
-                loss, extra = self.objective(
-                    logp, *own, taken(corrected, part), counts, None if selected is None else selected[part]
-                )
+                own = [None if x is None else x[part] for x in (*inputs, selected, mini.logp_ref)]
+                done = taken(corrected, part)
+                if batch.logp_old is None:  # of π_θ as this forward has it
+                    done = self.objective.corrected(logp, mini.logp_rollout[part], mini.mask[part], mini.advantages[part])
+                loss, extra = self.objective(logp, *own[:4], done, counts, *own[4:])
                 self.actor.backward(loss, last=part is parts[-1])
                 extra["actor/loss"] = loss.detach()
-                extra["actor/entropy"] = torch.where(own[-1], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
+                extra["actor/entropy"] = torch.where(own[3], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
                 sums.update({name: value.double() for name, value in extra.items()})
             norms.append(self.actor.step())
             self.updates += 1
@@ -250,6 +290,8 @@ class Trainer:
     def logp(self, rows: Batch) -> tuple[Tensor, Tensor]:
         """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens)
+        if rows.logp_old is None:
+            return forward, entropy
         start = forward.detach() if rows.forward_old is None else rows.forward_old
         return rows.logp_old + (forward - start), entropy
 

@@ -17,10 +17,12 @@ from torch import Tensor
 
 
 class TokenLoss(NamedTuple):
-    """loss [B, T], unreduced, 0 off the mask; clipped [B, T] bool where a bound of the loss was active, or None."""
+    """loss [B, T], unreduced, 0 off the mask; bool [B, T] or None: clipped where a bound of the loss was active, capped
+    where that was the dual clip."""
 
     loss: Tensor
     clipped: Tensor | None = None
+    capped: Tensor | None = None
 
 
 def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
@@ -42,8 +44,8 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
                 raise ValueError(f"loss={function.__name__} is anchored: it needs logp_prox, π_old or μ")
             if select is not None and (not selected or selected[0] is None):
                 selected = (select(logp_prox, advantages, mask, **params),)
-            value, clipped = function(logp, logp_prox, advantages, mask, *selected, **params)
-            return TokenLoss(torch.where(mask, value, 0.0), None if clipped is None else clipped & mask)
+            value, *flags = function(logp, logp_prox, advantages, mask, *selected, **params)
+            return TokenLoss(torch.where(mask, value, 0.0), *(None if flag is None else flag & mask for flag in flags))
 
         masked.anchored = anchored
         masked.select = select

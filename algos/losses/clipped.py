@@ -38,16 +38,18 @@ def ppo(
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c, and where it is not −A·r.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c; where it is not −A·r; and where that is the cap.
 
     The cap binds for A < 0 only, as the rest is ≤ 0 for A ≥ 0. Where the value is not −A·r it is constant in r, so it
     is computed without gradient.
     """
     free = -advantages * ratio
     with torch.no_grad():
-        value = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high))
+        value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
         if dual_clip is not None:
-            value = torch.minimum(value, advantages.abs() * dual_clip)
+            cap = advantages.abs() * dual_clip
+            capped = value > cap
+            value = torch.minimum(value, cap)
         clipped = value != free
-    return torch.where(clipped, value, free), clipped
+    return torch.where(clipped, value, free), clipped, capped

@@ -66,7 +66,7 @@ def clip_cov(
     Limits: an empty band is `ppo`. Raises ValueError on ε < 0, ε_low > 1, share outside (0, 1], lower ≥ upper.
     """
     check_clip_range(eps_low, eps_high)
-    value, clipped = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
+    value, clipped, _ = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
     return TokenLoss(torch.where(selected, 0.0, value), clipped | selected)
 
 

@@ -48,7 +48,7 @@ def luspo(
     of `gspo`. Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum; use that mean, or
     the length counts twice. Raises ValueError on ε < 0 or ε_low > 1.
     """
-    value, clipped = gspo(logp, logp_prox, advantages, mask, eps_low=eps_low, eps_high=eps_high)
+    value, clipped, _ = gspo(logp, logp_prox, advantages, mask, eps_low=eps_low, eps_high=eps_high)
     return TokenLoss(mask.sum(-1, keepdim=True) * value, clipped)
 
 
