@@ -41,6 +41,7 @@ class _RowByRow(torch.autograd.Function):
             found = [None if value is None else value.detach() for value in found]
             sums = [None if a is None else a + b for a, b in zip(sums, found, strict=True)] if sums else found
         ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(*(total for total in sums[1:] if total is not None))
         return tuple(sums)
 
     @staticmethod

@@ -185,6 +185,9 @@ def test_diagnostics(batch):
     def mean(values):
         return sum(values) / len(values)
 
+    def k3_to_mixture(a, b):
+        return 2 * a / (a + b) - 1 - math.log(2 * a / (a + b))
+
     def ess(w):
         return sum(w) ** 2 / (len(w) * sum(x * x for x in w))
 
@@ -211,6 +214,8 @@ def test_diagnostics(batch):
         "ratio_min": min([1.0, *rho]),
         "ratio_std": math.sqrt(max(0.0, mean([(r - 1) ** 2 for r in rho]) - mean([r - 1 for r in rho]) ** 2)),
         "mult_prob_error": mean([math.exp(abs(x)) for x in flat]),
+        # NeMo-RL's: the mean of k3 of both policies against their mixture.
+        "js_divergence": mean([k3_to_mixture(x, y) / 2 + k3_to_mixture(y, x) / 2 for x, y in zip(p, q, strict=True)]),
         "log_ratio_max_abs": max(map(abs, flat)),
         "beyond_bound": 0.0,
         "share_above_1.1": sum(max(r, 1 / r) > 1.1 for r in rho) / n,

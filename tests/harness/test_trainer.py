@@ -257,3 +257,25 @@ def test_a_probe_measures_what_its_precision_would_have_had(tiny):
     assert 0 < first["probe/fp8_tensor/ess_sequence"] < 1 and "probe/bf16/k3_kl" not in rows[1]  # at evaluations only
     trained = [{k: v for k, v in row.items() if not k.startswith("probe/")} for row in untimed(rows)]
     assert trained == untimed(folder_of(plain).metrics())
+
+
+def test_without_scoring_a_run_takes_the_same_steps(tiny):
+    """REINFORCE without a correction reads no π_old: its loss, gradient and rewards are the same bits without that pass."""
+    configs = [tiny("loss=pg", "steps=2", f"actor.scoring={how}") for how in ("forward", "none")]
+    rows = []
+    for config in configs:
+        train(config)
+        rows.append(folder_of(config).metrics())
+    for name in ("actor/loss", "actor/grad_norm", "reward/rollout", "rollout_corr/k3_kl"):
+        assert [row.get(name) for row in rows[0]] == [row.get(name) for row in rows[1]]
+    with pytest.raises(UserError, match=r"actor.scoring=none: loss=ppo .* reads it"):
+        check(tiny("loss=ppo", "actor.scoring=none"))
+
+
+def test_a_baseline_of_kept_responses_and_a_kl_term(tiny):
+    """With everything rejected no advantage is left, but the KL term, whose tokens are rejected too, adds nothing either."""
+    reject = "+correction.reject.all={level: token, statistic: ratio, lower: 1.0, upper: 1.0, when: all}"
+    metrics, _ = stepped(tiny(reject, "baseline=kept", "kl=k3", "diagnostics.every=1"))
+    assert metrics["correction/kept_tokens"] < 1 and metrics["actor/kl"] >= 0
+    assert {"mismatch/js_divergence", "rollout_corr/rollout_rs_all_mean"} <= metrics.keys()
+    assert any(name.startswith("profile/") for name in metrics)

@@ -1,0 +1,98 @@
+"""The objective's KL term, its metrics, and what it needs of π_old."""
+
+import functools
+
+import pytest
+import torch
+
+from algos import kl
+from algos.losses import pg, ppo
+from algos.objective import Objective
+from algos.reductions import Counts
+from algos.spec import Correction, Reject, Weight, check_baseline
+from tests.algos.algo_cases import f64, shared_batch
+
+PPO = functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0)
+
+
+def value_and_gradient(objective, batch, ref=None, rows=slice(None)):
+    old, rollout, logp, advantages, mask = batch
+    corrected = objective.corrected(old, rollout, mask, advantages)
+    counts = Counts.of(corrected.counted)
+    leaf = logp[rows].clone().requires_grad_()
+    part = type(corrected)(*(x[rows] for x in corrected))
+    inputs = (old[rows], rollout[rows], advantages[rows], mask[rows], part, counts, None, None if ref is None else ref[rows])
+    value, metrics = objective(leaf, *inputs)
+    return value.detach(), torch.autograd.grad(value, leaf)[0], metrics
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean_token_mean", "token_sum"])
+def test_the_kl_term_is_its_coefficient_times_the_estimator(reduction):
+    """k2 of x = log π_ref − log π_θ has gradient −x; mean over the 5 tokens of the shared batch, or as the reduction says."""
+    batch = shared_batch()
+    ref = batch[2] + f64([[0.5, -0.2, 0.0], [0.1, -0.4, 9.0]])
+    plain = Objective(PPO, Correction(), "old", reduction)
+    with_kl = plain._replace(kl=kl.k2, kl_coef=0.3)
+    value, gradient, metrics = value_and_gradient(with_kl, batch, ref)
+    base, base_gradient, _ = value_and_gradient(plain, batch)
+    per_token = {
+        "token_mean": f64([[1, 1, 1], [1, 1, 0]]) / 5,
+        "seq_mean_token_mean": f64([[1 / 3] * 3, [1 / 2, 1 / 2, 0]]) / 2,
+        "token_sum": f64([[1, 1, 1], [1, 1, 0]]),
+    }[reduction]
+    x = f64([[0.5, -0.2, 0.0], [0.1, -0.4, 0.0]])
+    torch.testing.assert_close(value - base, 0.3 * (per_token * x.square() / 2).sum())
+    torch.testing.assert_close(gradient - base_gradient, -0.3 * per_token * x)
+    assert metrics["actor/kl"].item() == pytest.approx((0.25 + 0.04 + 0.01 + 0.16) / 2 / 5)
+
+
+def test_the_kl_term_of_rejected_tokens_is_dropped_and_parts_add_up():
+    batch = shared_batch()
+    ref = batch[2] + 0.3
+    keep = Correction(reject={"veto": Reject("token", "ratio", None, 2.0)})  # ρ = e of the third token is rejected
+    objective = Objective(PPO, keep, "old", "token_mean", kl=kl.k3, kl_coef=1.0)
+    whole = value_and_gradient(objective, batch, ref)
+    assert whole[1][0, 2] == 0
+    parts = [value_and_gradient(objective, batch, ref, rows) for rows in (slice(0, 1), slice(1, 2))]
+    torch.testing.assert_close(sum(p[0] for p in parts), whole[0])
+    torch.testing.assert_close(torch.cat([p[1] for p in parts]), whole[1])
+    torch.testing.assert_close(sum(p[2]["actor/kl"] for p in parts), whole[2]["actor/kl"])
+
+
+def test_a_kl_term_without_a_reference_is_an_error():
+    with pytest.raises(ValueError, match="a KL term needs logp_ref"):
+        value_and_gradient(Objective(PPO, Correction(), "old", "token_mean", kl=kl.k3, kl_coef=1.0), shared_batch())
+
+
+def test_the_dual_clip_is_counted_on_its_own():
+    """A = −1 and r = 5, 2, .5, with c = 3 and clip .2: capped, clipped by neither (r > 1 with A < 0), clipped below."""
+    old, mask = f64([[-2, -2, -2]]), torch.ones(1, 3).bool()
+    logp, advantages = old + f64([[5, 2, 0.5]]).log(), -torch.ones_like(old)
+    metrics = value_and_gradient(Objective(PPO, Correction(), "old", "token_mean"), (old, old, logp, advantages, mask))[2]
+    assert metrics["actor/pg_clipfrac_lower"].item() == pytest.approx(1 / 3)
+    assert metrics["actor/clip_share"].item() == pytest.approx(2 / 3)
+
+
+def test_what_reads_the_old_policy():
+    token, current = Correction(weight=Weight("token", "truncate", None, 2.0)), Reject("geometric", "ratio", 0.9, None)
+    reads = functools.partial(Objective, reduction="token_mean")
+    assert reads(PPO, Correction(), "old").reads_old
+    assert not reads(PPO, Correction(), "rollout").reads_old
+    assert reads(PPO, token, "rollout").reads_old
+    assert not reads(pg, Correction(), "old").reads_old
+    assert reads(pg, token, "old").reads_old
+    assert not reads(pg, Correction(ratio="current", reject={"geo": current}), "old").reads_old
+
+
+@pytest.mark.parametrize(
+    ("correction", "message"),
+    [
+        (Correction(), "no effect without a filter"),
+        (Correction(ratio="current", reject={"geo": Reject("geometric", "ratio", 0.9, None)}), "needs correction.ratio=old"),
+        (Correction(reject={"opsm": Reject("geometric", "ratio", 0.9, None, "negative_advantage")}), "goes in a circle"),
+    ],
+)
+def test_a_baseline_of_kept_responses_that_cannot_be(correction, message):
+    with pytest.raises(ValueError, match=message):
+        check_baseline(correction, "kept")
+    check_baseline(correction, "all")
