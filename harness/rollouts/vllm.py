@@ -129,6 +129,8 @@ class VllmEngine(RolloutEngine):
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
                 seed=0,  # of dummy weights only: each request brings its own
             )
+        # Else its end, when it is collected, would destroy the process group, which is the actor's.
+        self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
@@ -180,7 +182,8 @@ class VllmEngine(RolloutEngine):
 
     def close(self) -> None:
         self.version = None
-        self.llm = None  # not its shutdown(), which would destroy the process group that the actor needs
+        self.llm = None
+        gc.unfreeze()  # vLLM has frozen what it made at its start
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
