@@ -67,7 +67,9 @@ class Tracker:
     def _start_offline_after_all(self, config: Config, folder: Path) -> None:
         import wandb
 
-        wandb.teardown()  # its service still holds the id of the attempt that failed
+        # Its service still holds the id of the attempt that failed; so does one that a parent process has handed down.
+        wandb.teardown()
+        os.environ.pop("WANDB_SERVICE", None)
         self._start(config, folder, "offline")
 
     def _start(self, config: Config, folder: Path, mode: str) -> None:

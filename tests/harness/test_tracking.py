@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import pytest
+import wandb
+
 from harness.records import RunFolder
 from tests.harness.test_trainer import folder_of
 
@@ -46,8 +49,12 @@ def test_a_mirror_that_cannot_be_written_does_not_stop_the_run(tiny):
     assert folder.state == "done" and len(folder.metrics()) == 3
 
 
-def test_an_unreachable_server_leaves_the_mirror_offline(tiny, monkeypatch):
+@pytest.mark.parametrize("inherited", [False, True], ids=["own service", "service of the parent process"])
+def test_an_unreachable_server_leaves_the_mirror_offline(inherited, tiny, monkeypatch):
     """Nothing listens on the port: W&B gives up after its time-out and the mirror is written offline."""
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
+    if inherited:
+        wandb.setup()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
