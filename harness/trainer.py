@@ -125,6 +125,8 @@ class Trainer:
         metrics = self.sync()
         metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
         prompts, rollout = self.prompts(step), self.ahead.take(step)
+        if not c.rollout.overlap:
+            self.engine.rest()
         rewards = self.rewards(prompts, rollout.tokens)
         groups = rewards.view(c.rollout.prompts, c.rollout.samples)
         written = rollout.tokens != PAD

@@ -55,5 +55,8 @@ class RolloutEngine(ABC):
         """One response per row. prompts [B, P] int64, PAD on the left of shorter ones; uniforms [B, T] in [0, 1) are all the
         randomness there is."""
 
+    def rest(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
+        """Lend device memory to the actor; the next `load_weights` takes it back, and comes before the next `generate`."""
+
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
         """Give back what the engine holds: device memory, processes."""

@@ -77,8 +77,9 @@ class VllmEngine(RolloutEngine):
     """See RolloutEngine. Tensors of a GPU may be given; the answers lie where the prompts did.
 
     kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit, the model's limit if None.
-    tensor_parallel: ranks that share one engine; each of them must be asked the same. sync_tolerance: nats, None for that of the
-    precision.
+    tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
+    sleep: between rollouts its weights wait in host memory and its KV cache is given up, for an actor on the same GPU.
+    sync_tolerance: nats, None for that of the precision.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class VllmEngine(RolloutEngine):
         kv_cache_gib: float = 1.0,
         context: int | None = None,
         tensor_parallel: int = 1,
+        sleep: bool = False,
         sync_tolerance: float | None = None,
     ):
         # A truncated distribution is off the actor's by what was cut away, in any precision.
@@ -104,8 +106,14 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[_option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
+        if _ranks() % tensor_parallel:
+            raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
+        self.tensor_parallel = tensor_parallel
         self.expected = _parameters(shape)
         llm = _vllm().LLM
+        if sleep and not _can_sleep():
+            raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
+        self.sleep, self.asleep = sleep, False
         if self.quantization == "int8":
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
@@ -125,6 +133,7 @@ class VllmEngine(RolloutEngine):
                 logprobs_mode="processed_logprobs",
                 enforce_eager=not torch.cuda.is_available(),
                 tensor_parallel_size=tensor_parallel,
+                enable_sleep_mode=sleep,
                 # With ranks around, vLLM must take their process group instead of making one.
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
                 seed=0,  # of dummy weights only: each request brings its own
@@ -147,6 +156,9 @@ class VllmEngine(RolloutEngine):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.version = None
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = False
         # vLLM asks for the default dtype while it loads, and sets it in its own start only.
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
@@ -166,19 +178,36 @@ class VllmEngine(RolloutEngine):
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
-        requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in prompts]
+        own, everyones = len(prompts), [self._of_group(rows) for rows in (prompts, uniforms)]
+        requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in everyones[0]]
         make = functools.partial(
             _vllm().SamplingParams, **self.sampling, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False
         )
         with _explained("generation failed"):
-            answers = self.llm.generate(requests, [make(seed=seed) for seed in _seeds(uniforms)], use_tqdm=False)
-        samples = [answer.outputs[0] for answer in answers]
+            answers = self.llm.generate(requests, [make(seed=seed) for seed in _seeds(everyones[1])], use_tqdm=False)
+        first = dist.get_rank() % self.tensor_parallel * own if self.tensor_parallel > 1 else 0
+        samples = [answer.outputs[0] for answer in answers[first : first + own]]
         logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
         return Rollout(
             _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), self.version, device=prompts.device),
         )
+
+    def _of_group(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks that hold this engine: each of them must ask it the same."""
+        if self.tensor_parallel == 1:
+            return rows
+        from vllm.distributed import get_tp_group
+
+        parts = [torch.empty_like(rows, device="cpu") for _ in range(self.tensor_parallel)]
+        dist.all_gather(parts, rows.cpu().contiguous(), group=get_tp_group().cpu_group)
+        return torch.cat(parts)
+
+    def rest(self) -> None:
+        if self.sleep and not self.asleep:
+            self.llm.sleep(level=1)
+            self.version, self.asleep = None, True
 
     def close(self) -> None:
         self.version = None
@@ -242,6 +271,12 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     except NotImplementedError as error:
         return str(error).rstrip(".")
     return None
+
+
+def _can_sleep() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_sleep_mode_available()
 
 
 def _head_sizes() -> list[int] | None:

@@ -33,6 +33,10 @@ from tests.harness.conftest import composed
         (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
         (["actor.minibatches=3"], r"actor.minibatches=3 does not divide the 256 responses"),
         (["rollout.overlap=true"], r"rollout.overlap=true needs staleness of at least 1"),
+        (
+            ["rollout/engine=vllm", "rollout.overlap=true", "rollout.staleness=1", "rollout.engine.sleep=true"],
+            r"engine.sleep=true has no effect with overlap=true",
+        ),
         (["actor.epochs=0"], r"actor.epochs=0"),
         (["model=hub", "model.path=x"], r"warmstart has no effect with model=hub"),
         (["warmstart=none"], r"warmstart is missing: model=qwen3 has random weights"),

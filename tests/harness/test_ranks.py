@@ -160,6 +160,29 @@ def test_srun_starts_ranks(tiny, root):
     assert listening == {"127.0.0.1"}
 
 
+VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.minibatches=2", "correction=token_truncate", "steps=2"]
+
+
+@pytest.mark.parametrize(
+    ("group", "k3", "engine"),
+    [
+        pytest.param(1, (1e-4, 1), ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"], id="an FP8 engine each"),
+        # Cut in two it adds in another order, which must not be multiplied by a coarse format.
+        pytest.param(2, (0, 1e-9), ["rollout/precision=fp32"], id="one engine together"),
+    ],
+)
+def test_two_ranks_with_vllm_train_as_one(tiny, root, group, k3, engine):
+    """The same tokens, so the same rewards, losses and gradients, to 1e-5."""
+    config = tiny(*VLLM, *engine, f"run.sweep=vllm-one-{group}")
+    train(config)
+    own = [f"rollout.engine.tensor_parallel={group}", f"run.sweep=vllm-two-{group}"]
+    finished(torchrun(f"run.root={root}", *VLLM, *engine, *own))
+    (folder,) = run_folders(root / f"vllm-two-{group}")
+    rows, expected = folder.metrics(), folder_of(config).metrics()
+    assert k3[0] < expected[0]["rollout_corr/k3_kl"] < k3[1]  # the format is really there
+    assert_same(rows, expected)
+
+
 def test_rows_that_cannot_be_shared_are_refused(tiny):
     with pytest.raises(UserError, match="16 responses in 2 mini-batches: 8 rows cannot be shared evenly by 3 ranks"):
         check_ranks(tiny(*SHARED), 3)

@@ -236,6 +236,7 @@ def test_lost_weights_are_for_the_collapse_detectors():
     [
         (lambda: loaded("fp32").generate(*asked(prompt=310)), r"context=320: 310 prompt tokens and 12 of a response do not fit"),
         (lambda: VllmEngine(net().config, precision("fp32"), kv_cache_gib=1e-6), r"rollout.engine=vllm: .*cache"),
+        (lambda: VllmEngine(net().config, precision("fp32"), tensor_parallel=2), r"tensor_parallel=2: must divide .* ranks, 1"),
         (lambda: VllmEngine(BERT, precision("fp32")), r"rollout.engine=vllm: cannot start with a bert model: "),
     ],
 )
@@ -243,6 +244,27 @@ def test_wrong_input_is_one_line(call, message):
     with pytest.raises(UserError, match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can")
+def test_memory_that_a_cpu_engine_cannot_lend_is_refused():
+    with pytest.raises(UserError, match=r"rollout.engine.sleep=true: vLLM lends memory on a GPU only"):
+        VllmEngine(net().config, precision("fp32"), sleep=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_engine_at_rest_lends_its_memory_and_comes_back_with_the_same_answers():
+    made = VllmEngine(net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
+    made.load_weights(net().named_parameters(), 1)
+    before, free = made.generate(*asked()), torch.cuda.mem_get_info()[0]
+    made.rest()
+    assert torch.cuda.mem_get_info()[0] - free > 2**29
+    with pytest.raises(RuntimeError, match="load_weights comes first"):
+        made.generate(*asked())
+    made.load_weights(net().named_parameters(), 1)
+    after = made.generate(*asked())
+    assert torch.equal(before.tokens, after.tokens) and torch.equal(before.logp, after.logp)
 
 
 def test_the_fp32_control_is_within_rounding(tiny):
