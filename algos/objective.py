@@ -127,10 +127,10 @@ class Objective(NamedTuple):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch (all tensors [B, T]) and its metrics.
 
-        `counts` are those of `corrected.counted` over the whole mini-batch, so values and metrics add up over its
-        parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), actor/pg_clipfrac_lower, those at its
-        dual clip, actor/ppo_kl = E[log π_prox − log π_θ] over kept tokens (if the loss is anchored), and actor/kl, the
-        estimator's value, all over the counted tokens. logp_old may be None unless `reads_old`.
+        `counts` are these rows of those of `corrected.counted` over the whole mini-batch, so values and metrics add up
+        over its parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), actor/pg_clipfrac_lower,
+        those at its dual clip, actor/ppo_kl = E[log π_prox − log π_θ] over kept tokens (if the loss is anchored), and
+        actor/kl, the estimator's value, all over the counted tokens. logp_old may be None unless `reads_old`.
         `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them, or without
         `logp_ref` when there is a KL term.
         """
@@ -140,14 +140,17 @@ class Objective(NamedTuple):
             raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
         anchor = self._anchor(logp_old, logp_rollout)
         tensors = (anchor, advantages, mask, corrected.weights, corrected.kept, corrected.counted, selected, logp_ref)
+        tensors += (counts.prompt_tokens,)
         sums = _RowByRow.apply(logp, functools.partial(self._rows, counts), *tensors)
         tokens, names = counts.tokens.clamp(min=1), ("clip_share", "pg_clipfrac_lower", "ppo_kl", "kl")
         metrics = {f"actor/{name}": total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
         return sums[0], metrics
 
     def _rows(self, counts: Counts, logp: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, weights: Tensor,
-              kept: Tensor, counted: Tensor, selected: Tensor | None, logp_ref: Tensor | None) -> list[Tensor | None]:
+              kept: Tensor, counted: Tensor, selected: Tensor | None, logp_ref: Tensor | None,
+              prompt_tokens: Tensor | None) -> list[Tensor | None]:
         """Of a few responses: their part of the loss, and the sums over kept tokens that the metrics are made of."""
+        counts = counts._replace(prompt_tokens=prompt_tokens)
         token = self.loss(logp, anchor, advantages, mask, *(() if selected is None else (selected,)))
         value = reduce(token.loss * weights, kept, counted, counts, self.reduction, norm=self.norm)
         sums = [None if flags is None else (flags & kept).sum().double() for flags in (token.clipped, token.capped)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from algos.spec import REDUCTIONS
@@ -14,11 +15,26 @@ class Counts(NamedTuple):
 
     tokens: Tensor
     sequences: Tensor
+    prompts: Tensor | None = None
+    prompt_tokens: Tensor | None = None
 
     @classmethod
-    def of(cls, mask: Tensor) -> Counts:
-        """tokens and sequences with at least one token in `mask` [B, T]."""
-        return cls(mask.sum(), mask.any(-1).sum())
+    def of(cls, mask: Tensor, prompts: Tensor | None = None) -> Counts:
+        """tokens, and sequences with at least one token, in `mask` [B, T].
+
+        With `prompts` [B], integers 0 ≤ id < B that say which prompt a row answers, also the prompts with at least one
+        token, and for each row the tokens of all rows of its prompt, [B].
+        """
+        if prompts is None:
+            return cls(mask.sum(), mask.any(-1).sum())
+        assert prompts.shape == mask.shape[:1], (prompts.shape, mask.shape)
+        tokens = mask.sum(-1)
+        of_prompt = torch.zeros_like(tokens).scatter_add(0, prompts, tokens)
+        return cls(mask.sum(), mask.any(-1).sum(), (of_prompt > 0).sum(), of_prompt[prompts])
+
+    def rows(self, index: Tensor | slice) -> Counts:
+        """What some rows need: the same counts, as they are of the whole mini-batch."""
+        return self if self.prompt_tokens is None else self._replace(prompt_tokens=self.prompt_tokens[index])
 
 
 def reduce(
@@ -31,11 +47,13 @@ def reduce(
     seq_mean_token_mean: Σ_i (S_i/n_i)/sequences
     seq_mean_token_sum: Σ_i S_i/sequences
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
+    prompt_mean: Σ_p (Σ_{i of p} S_i/n_p)/prompts
 
-    where S_i = Σ_t `values`[i, t] over `kept`, n_i = tokens of row i in `counted`, tokens and sequences = `counts`,
-    `norm` in tokens (Dr. GRPO, arXiv 2503.20783, with the maximal length). A zero count divides by 1, so a batch with
-    everything rejected gives 0 with gradient 0, not NaN. Raises ValueError on an unknown mode, or norm missing, unused
-    or not positive.
+    where S_i = Σ_t `values`[i, t] over `kept`, n_i = tokens of row i in `counted`, n_p = those of all rows of prompt p
+    in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr. GRPO, arXiv 2503.20783, with
+    the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with everything rejected gives 0
+    with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises ValueError on an unknown mode, norm
+    missing, unused or not positive, or prompt_mean with counts that know no prompts.
     """
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")
@@ -53,4 +71,8 @@ def reduce(
         return (rows / counted.sum(-1).clamp(min=1)).sum() / sequences
     if mode == "seq_mean_token_sum":
         return rows.sum() / sequences
+    if mode == "prompt_mean":
+        if counts.prompts is None:
+            raise ValueError("reduce=prompt_mean needs counts of prompts: give Counts.of the prompt of each row")
+        return (rows / counts.prompt_tokens.clamp(min=1)).sum() / counts.prompts.clamp(min=1)
     return rows.sum() / (sequences * norm)

@@ -24,7 +24,14 @@ Normalize = Literal["none", "batch"]
 Denominator = Literal["original", "kept"]
 
 
-REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+REDUCTIONS = (
+    "token_mean",
+    "token_sum",
+    "seq_mean_token_mean",
+    "seq_mean_token_sum",
+    "seq_mean_token_sum_norm",
+    "prompt_mean",
+)
 """How token losses become a scalar; `reductions.reduce` gives the equations."""
 
 

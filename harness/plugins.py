@@ -98,7 +98,7 @@ def _try_out(objective: Objective) -> None:
             bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
     corrected = objective.corrected(one, one, mask, one)
     selected = objective.select(one, one, one, mask)
-    objective(one, one, one, one, mask, corrected, Counts.of(mask), selected, one)
+    objective(one, one, one, one, mask, corrected, Counts.of(mask, torch.zeros(1, dtype=torch.long)), selected, one)
 
 
 def build_objective(config: Config) -> Objective:

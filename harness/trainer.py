@@ -265,7 +265,8 @@ class Trainer:
             anew = self.config.correction.ratio == "current" and batch.logp_old is not None
             corrected = self.correction(mini) if anew else taken(whole, rows)
             inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
-            selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted), Counter()
+            prompt = (rows // self.config.rollout.samples).unique(return_inverse=True)[1].to(mini.mask.device)
+            selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted, prompt), Counter()
             parts = self.parts(mini.prompts, mini.tokens)
             for part in parts:
                 logp, entropy = self.logp(mini.rows(part))
@@ -274,7 +275,7 @@ class Trainer:
                 done = taken(corrected, part)
                 if batch.logp_old is None:  # of π_θ as this forward has it
                     done = self.objective.corrected(logp, mini.logp_rollout[part], mini.mask[part], mini.advantages[part])
-                loss, extra = self.objective(logp, *own[:4], done, counts, *own[4:])
+                loss, extra = self.objective(logp, *own[:4], done, counts.rows(part), *own[4:])
                 self.actor.backward(loss, last=part is parts[-1])
                 extra["actor/loss"] = loss.detach()
                 extra["actor/entropy"] = torch.where(own[3], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)

@@ -88,4 +88,5 @@ class Laboratory:
         inputs = {"lengths": mask.sum(-1).view_as(reward)}
         per_response = advantage(reward, **{name: inputs[name] for name in advantage.func.needs}).view(-1, 1)
         logp = self.trainer.policy.score(prompts, tokens).cpu()
-        return Drawn(prompts, tokens, Samples(logp, logp_rollout, per_response.expand_as(logp), mask))
+        number_of = torch.arange(len(prompts)) // group
+        return Drawn(prompts, tokens, Samples(logp, logp_rollout, per_response.expand_as(logp), mask, number_of))

@@ -43,12 +43,16 @@ class Method(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Responses of one batch, [B, T]: log π_θ = log π_old and log μ of their tokens (nats), advantages, mask."""
+    """Responses of one batch, [B, T]: log π_θ = log π_old and log μ of their tokens (nats), advantages, mask.
+
+    prompt: [B], the number of the prompt that each answers, for reduce=prompt_mean.
+    """
 
     logp: Tensor
     logp_rollout: Tensor
     advantages: Tensor
     mask: Tensor
+    prompt: Tensor | None = None
 
 
 def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
@@ -92,8 +96,7 @@ def coefficients(objective: Objective, batch: Samples) -> Tensor:
     logp = old.clone().requires_grad_()
     rest = batch.logp_rollout.double(), batch.advantages.double(), batch.mask
     corrected = objective.corrected(old, rest[0], batch.mask, rest[1])
-    value, _ = objective(
-        logp, old, *rest, corrected, Counts.of(corrected.counted), objective.select(old, rest[0], rest[1], batch.mask)
-    )
+    counts = Counts.of(corrected.counted, batch.prompt)
+    value, _ = objective(logp, old, *rest, corrected, counts, objective.select(old, rest[0], rest[1], batch.mask))
     (gradient,) = torch.autograd.grad(value, logp)
     return gradient

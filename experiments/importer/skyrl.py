@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from algos import spec
 from experiments.importer.translation import Source, Translation
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
-REDUCTIONS = {"token_mean": "token_mean", "sequence_mean": "seq_mean_token_mean", "seq_mean_token_sum_norm": spec.REDUCTIONS[-1]}
+REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
+REDUCTIONS["sequence_mean"] = "seq_mean_token_mean"
 RENAMED = {
     "generator.n_samples_per_prompt": "rollout.samples",
     "generator.sampling_params.temperature": "rollout.temperature",

@@ -20,7 +20,7 @@ ADVANTAGES = {
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS}
+REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.samples",
     "data.train_batch_size": "rollout.prompts",

@@ -127,17 +127,21 @@ def test_reductions(mode, batch, data):
     kept = counted & extra.reshape(values.shape)
     norm = 7 if mode == "seq_mean_token_sum_norm" else None
     rows = oracles.tokens(counted)
+    prompt = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=len(rows), max_size=len(rows)))
     n, sequences = max(1, sum(map(len, rows))), max(1, sum(bool(row) for row in rows))
     sums = [sum(values[i, t].item() for t in row if kept[i, t]) for i, row in enumerate(rows)]
     means = [s / max(1, len(row)) for s, row in zip(sums, rows, strict=True)]
+    of_prompt = {p: [i for i, q in enumerate(prompt) if q == p and rows[i]] for p in prompt}
+    prompts = [sum(sums[i] for i in own) / sum(len(rows[i]) for i in own) for own in of_prompt.values() if own]
     expected = {
         "token_mean": sum(sums) / n,
         "token_sum": sum(sums),
         "seq_mean_token_mean": sum(means) / sequences,
         "seq_mean_token_sum": sum(sums) / sequences,
         "seq_mean_token_sum_norm": sum(sums) / sequences / 7,
+        "prompt_mean": sum(prompts) / max(1, len(prompts)),
     }
-    close(reduce(values, kept, counted, Counts.of(counted), mode, norm=norm), expected[mode])
+    close(reduce(values, kept, counted, Counts.of(counted, torch.tensor(prompt)), mode, norm=norm), expected[mode])
 
 
 @few

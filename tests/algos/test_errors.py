@@ -179,6 +179,8 @@ def test_reductions():
     counts = Counts.of(mask)
     with pytest.raises(ValueError, match="reduce=mean: accepted are token_mean, token_sum"):
         reduce(values, mask, mask, counts, "mean")
+    with pytest.raises(ValueError, match="reduce=prompt_mean needs counts of prompts"):
+        reduce(values, mask, mask, counts, "prompt_mean")
     for mode, norm in (("seq_mean_token_sum_norm", None), ("seq_mean_token_sum_norm", 0), ("token_mean", 8)):
         with pytest.raises(ValueError, match=f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0"):
             reduce(values, mask, mask, counts, mode, norm=norm)

@@ -16,7 +16,7 @@ import torch
 from algos.corrections import correct
 from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
 from algos.objective import Objective
-from algos.reductions import Counts
+from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
 from tests.algos.algo_cases import f64, shared_batch
@@ -205,6 +205,48 @@ def test_nemo_ppo_and_gspo():
     # the sequence weight e^(−.5 + .5 − .2) = .8187 multiplies it; capped at .8 it is −.4846
     assert (sequence * 0.8187).mean().item() == pytest.approx(-0.4959, abs=1e-4)
     assert (sequence * 0.8).mean().item() == pytest.approx(-0.4846, abs=1e-4)
+
+
+def test_nemo_gspo_of_two_responses():
+    """The second has π_old = e^−2: log r = [.30685, 1, 1.40547], s = e^.904107 = 2.469724, clipped to 1.2 where A > 0.
+
+    Its losses −1.2, 2.469724, −2.4 have mean −.376759; with the first one's −.605707 that is −.491233.
+    """
+    logp, old, advantages, mask = (torch.cat([part, part]) for part in NEMO)
+    old[1] = -2
+    loss = gspo(logp, old, advantages, mask, eps_low=0.2, eps_high=0.2).loss
+    assert loss[1].tolist() == pytest.approx([-1.2, 2.469724, -2.4], abs=1e-5)
+    assert loss.mean().item() == pytest.approx(-0.4912, abs=1e-4)
+
+
+def test_skyrl_gspo_of_three_lengths():
+    """Mean log r = .7/5, 2.6/2, 2.5/4, so s = 1.150274, 3.669297, 1.868246; with A ≥ 0 the last two are clipped to 1.2.
+
+    GSPO's sum is −(1.150274·5.8 + 1.2·4.5 + 1.2·5) = −18.071588, and 6 of 11 tokens are clipped. PPO's is −(1.2·(1.5 + 1 +
+    .8) + 2·e^−1.5 + .5·e^−.8) − 1.2·4.5 − (1.2·(.5 + .8 + 2.5) + 1.2·e^−.7) = −15.186827, and 8 are clipped.
+    """
+    lengths = torch.tensor([[5], [2], [4]])
+    mask = torch.arange(8) < lengths
+    advantages, log_r = torch.zeros(3, 8).double(), torch.zeros(3, 8).double()
+    advantages[mask] = f64([1.5, 2, 1, 0.8, 0.5, 3, 1.5, 0.5, 0.8, 1.2, 2.5])
+    log_r[mask] = f64([1.2, -1.5, 0.7, 1.1, -0.8, 1.8, 0.8, 0.5, 1.3, -0.7, 1.4])
+    old = torch.full((3, 8), -1.0).double()
+    sequence = gspo(old + log_r, old, advantages, mask, eps_low=0.2, eps_high=0.2)
+    token = ppo(old + log_r, old, advantages, mask, **PPO | {"dual_clip": None})
+    assert sequence.loss.sum().item() == pytest.approx(-18.071588, abs=1e-5) and sequence.clipped.sum() == 6
+    assert token.loss.sum().item() == pytest.approx(-15.186827, abs=1e-5) and token.clipped.sum() == 8
+
+
+def test_skyrl_prompt_mean():
+    """Prompt 0 has (1 + 2 + 3)/3 = 2, prompt 1 (5 + 6 + 7 + 8)/4 = 6.5; their mean is 4.25, that over tokens 32/7."""
+    values, mask = f64([[1, 2], [3, 4], [5, 6], [7, 8]]), torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]).bool()
+    counts = Counts.of(mask, torch.tensor([0, 0, 1, 1]))
+    assert reduce(values, mask, mask, counts, "prompt_mean").item() == pytest.approx(4.25)
+    shuffled = torch.tensor([2, 1, 3, 0])
+    moved = Counts.of(mask[shuffled], torch.tensor([1, 0, 1, 0]))
+    assert reduce(values[shuffled], mask[shuffled], mask[shuffled], moved, "prompt_mean").item() == pytest.approx(4.25)
+    alone = Counts.of(mask, torch.zeros(4, dtype=torch.long))
+    assert reduce(values, mask, mask, alone, "prompt_mean").item() == pytest.approx(32 / 7)
 
 
 def test_nemo_dual_clip_is_a_mean_of_three_cases():

@@ -64,7 +64,7 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
         functools.partial(LOSSES[name], **LOSS_PARAMS[name]), SPEC, "old", mode, 5 if mode.endswith("norm") else None
     )
     whole = objective.corrected(old, rollout, mask, advantages)
-    counts = Counts.of(whole.counted)
+    counts = Counts.of(whole.counted, torch.arange(len(mask)) // 2)
     selected = objective.select(old, rollout, advantages, mask)
     leaf = logp.clone().requires_grad_()
     value, metrics = objective(leaf, old, rollout, advantages, mask, whole, counts, selected)
@@ -79,7 +79,7 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
     for p in order:
         corrected = objective.corrected(old[p], rollout[p], mask[p], advantages[p], batch=batch_sum)
         rows = None if selected is None else selected[p]
-        part, part_metrics = objective(again[p], old[p], rollout[p], advantages[p], mask[p], corrected, counts, rows)
+        part, part_metrics = objective(again[p], old[p], rollout[p], advantages[p], mask[p], corrected, counts.rows(p), rows)
         part.backward()
         total = total + part.detach()
         sums = {key: sums.get(key, 0.0) + x for key, x in part_metrics.items()}

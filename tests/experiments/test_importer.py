@@ -82,8 +82,9 @@ def test_the_rest_of_a_skyrl_config(imported):
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
     assert body["rollout"] == {"prompts": 64, "samples": 4} and body["actor"] == {"minibatches": 4}
     assert lost == ["trainer.epochs=2"]
-    assert imported({"trainer.algorithm.loss_reduction": "prompt_mean", "trainer.policy_mini_batch_size": 8})[2] == [
-        "trainer.algorithm.loss_reduction=prompt_mean: no such reduce here, or no run provides what it needs",
+    assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
+    assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
+        "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
         "trainer.policy_mini_batch_size=8: actor.minibatches is trainer.train_batch_size over it, not set",
     ]
 

@@ -66,6 +66,13 @@ def test_with_one_minibatch_ppo_is_pure_policy_gradient(tiny):
     assert all(torch.allclose(ppo[name], pg[name], atol=1e-6) for name in ppo)
 
 
+def test_the_mean_over_prompts_is_that_over_tokens_when_all_have_as_many(tiny):
+    """One mini-batch has four responses of four tokens of each prompt; of two at random they are fewer, and differ."""
+    for more, same in (["actor.micro_tokens=30"], True), (["actor.minibatches=2", "seed=1"], False):
+        (_, prompts), (_, tokens) = (stepped(tiny(f"reduce={mode}_mean", *more)) for mode in ("prompt", "token"))
+        assert all(torch.allclose(prompts[name], tokens[name], atol=1e-6) for name in prompts) == same
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_low_precision_rollout_has_a_mismatch_and_corrections_act(tiny, correction):
     metrics, weights = stepped(tiny("rollout/precision=nvfp4", f"correction={correction}"))

@@ -85,7 +85,7 @@ def our_loss(b: Batch, objective: Objective, selected: Tensor | None = None) -> 
         selected = objective.select(b.old, b.rollout, b.advantages, b.mask)
 
     def value(logp: Tensor) -> Tensor:
-        counts = Counts.of(corrected.counted)
+        counts = Counts.of(corrected.counted, torch.arange(len(b.mask)) // 2)  # two responses a prompt
         return objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, counts, selected)[0]
 
     return with_gradient(value, b.logp)

@@ -20,6 +20,7 @@ REDUCTIONS = {
     "token_mean": "token_mean",
     "sequence_mean": "seq_mean_token_mean",
     "seq_mean_token_sum_norm": "seq_mean_token_sum_norm",
+    "prompt_mean": "prompt_mean",
 }
 PPO = {"eps_low": 0.2, "eps_high": 0.28}
 CLIP_COV = {"share": 1.0, "lower": 0.05, "upper": 5.0}
@@ -106,7 +107,10 @@ def _skyrl(b: Batch, made: AlgorithmConfig, reduction: str) -> dict:
     function = ppo_utils.PolicyLossRegistry.get(made.policy_loss_type)
     mask, advantages = b.mask.double(), b.advantages
     if reduction != "token_sum":
-        advantages = ppo_utils.apply_loss_reduction_to_advantages_minibatch(advantages, mask, reduction, len(mask), NORM)
+        prompts = [(start, start + 2) for start in range(0, len(mask), 2)]
+        advantages = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
+            advantages, mask, reduction, len(mask), NORM, prompts
+        )
     return with_gradient(lambda logp: function(logp, b.old, advantages, made, mask, b.rollout)[0], b.logp)
 
 
