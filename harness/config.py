@@ -182,7 +182,7 @@ class Rollout(Strict):
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("sleep"):
-            raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one of them to false")
+            raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
         return self
 
 
