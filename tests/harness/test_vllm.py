@@ -246,6 +246,20 @@ def test_wrong_input_is_one_line(call, message):
     assert "\n" not in str(raised.value)
 
 
+def test_the_fp8_cache_of_a_cpu_is_rounded_towards_zero():
+    """Why it is further from the actor than the local engine's, which rounds to nearest as the casts of a GPU do."""
+    from vllm import _custom_ops as ops
+
+    x = (torch.randn(128, 1, 32, generator=torch.Generator().manual_seed(0)) * 2).bfloat16()
+    codes = torch.zeros(2, 1, 1, 128, 32, dtype=torch.uint8)  # keys and values: [blocks, heads, tokens, head_dim]
+    ops.cpu_attn_reshape_and_cache(x, x, *codes, torch.arange(128), "vec", 1.0, 1.0, "fp8_e4m3")
+    stored = codes[1].view(torch.float8_e4m3fn).float().flatten()  # the values of one block lie as they were given
+    nearest = x.float().to(torch.float8_e4m3fn).view(torch.uint8).int().flatten()
+    step_down = (x.float().to(torch.float8_e4m3fn).float().abs() > x.float().abs()).int().flatten()
+    assert torch.equal((nearest - step_down).sort()[0], codes[1].int().flatten().sort()[0])
+    assert (stored.abs().sort()[0] <= x.float().abs().flatten().sort()[0]).all()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can")
 def test_memory_that_a_cpu_engine_cannot_lend_is_refused():
     with pytest.raises(UserError, match=r"rollout.engine.sleep=true: vLLM lends memory on a GPU only"):
