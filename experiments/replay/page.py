@@ -131,6 +131,13 @@ of the effective weights over all tokens. Agreement: with the exact sequence wei
 """
 
 
+def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
+    """log C from which on no curve moves any more, and at least log 2."""
+    last = table.groupby("family")[metrics].transform("last")
+    moving = ((table[metrics] - last).abs() > 1e-3).any(axis=1)
+    return max(1.5 * np.log(table.c[moving].max()) if moving.any() else 0.0, np.log(2.0))
+
+
 def _curves(replayed: Replayed, null: Replayed | None) -> str:
     metrics = {"kept_tokens": "share of tokens kept", "ess": "ESS", "agreement": "agreement"}
     tables = [(data.thresholds.table(), style) for data, style in ((replayed, "-"), (null, "--")) if data is not None]
@@ -144,9 +151,10 @@ def _curves(replayed: Replayed, null: Replayed | None) -> str:
         axis.set_ylabel(label)
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.25)
-    ticks = [1e-4, 1e-3, 1e-2, *np.log([1.1, 1.5, 2, 5]), 20]
-    axes[-1].set_xticks(ticks, [f"{np.exp(t):.4g}" for t in ticks], rotation=45)
-    axes[-1].set_xlim(1e-5, 20)
+    end = max(_settled(table[table.family.isin(CURVES)], list(metrics)) for table, _ in tables)
+    ticks = [t for t in np.log([1.0001, 1.001, 1.01, 1.1, 1.5, 2, 5, 20, 1e3, 1e6]) if t <= end]
+    axes[-1].set_xticks(ticks, [f"{np.exp(t):,.5g}" for t in ticks], rotation=45)
+    axes[-1].set_xlim(1e-5, end)
     axes[-1].set_xlabel("bound C")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside upper center", ncols=3, frameon=False)
