@@ -61,13 +61,14 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
     values = estimator(rewards, **inputs, **params)
     assert values.shape == rewards.shape and values.isfinite().all(), "finite advantages, one per response"
     order = torch.tensor([3, 1, 0, 2])
-    moved = {name: value[:, order] if value.ndim == 2 else value for name, value in inputs.items()}
+    moved = {name: value[:, order] if value.ndim > 1 else value for name, value in inputs.items()}
     _close(estimator(rewards[:, order], **moved, **params), values[:, order], "the order in a group matters")
     kept = torch.tensor([[True, True, False, True], [True] * 4, [False] * 4])
     some = estimator(rewards, kept=kept, **inputs, **params)
     assert (some[~kept] == 0).all(), "a rejected response has advantage 0"
     other = torch.where(kept, rewards, 100.0)
-    _close(estimator(other, kept=kept, **inputs, **params), some, "a rejected response's reward enters a baseline")
+    spoilt = {name: torch.where(_like(kept, value), value, 100) if value.ndim > 1 else value for name, value in inputs.items()}
+    _close(estimator(other, kept=kept, **spoilt, **params), some, "a rejected response enters a baseline")
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -167,6 +168,10 @@ def _loss_extremes(loss: Callable, params: dict[str, Any]) -> None:
             result, gradient = run(loss, batch, params)
             assert result.loss.isfinite().all(), f"not finite for log-probabilities down to −1e4, advantage {advantage}"
             assert gradient.isfinite().all(), f"gradient not finite down to −1e4, advantage {advantage}"
+
+
+def _like(kept: Tensor, value: Tensor) -> Tensor:
+    return kept.view(*kept.shape, *[1] * (value.ndim - 2))
 
 
 def _pad(tensor: Tensor, columns: int, value: float | bool) -> Tensor:

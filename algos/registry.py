@@ -87,8 +87,9 @@ LOSSES = Registry(
 ADVANTAGES = Registry(
     "advantages",
     {
-        **_from("algos.advantages", "grpo", "dr_grpo", "rloo", "maxrl", "remax", "opo", "reinforce_pp"),
-        **_from("algos.advantages", "reinforce_pp_baseline", "gae"),
+        **_from("algos.advantages", "reinforce", "grpo", "dr_grpo", "gpg", "rloo", "maxrl", "remax", "pass_at_k", "opo"),
+        **_from("algos.advantages", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
+        **_from("algos.advantages", "gae", "optimal_token_baseline", "gigpo"),
     },
 )
 """Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""

@@ -148,6 +148,13 @@ class Correction:
             raise ValueError("denominator=kept has no effect without a filter under reject")
 
     @property
+    def levels(self) -> dict[str, str]:
+        """Key → level, of the weight and of each filter that has one."""
+        weight = {"weight.level": self.weight.level} if self.weight.level else {}
+        filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
+        return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
+
+    @property
     def active(self) -> bool:
         """Whether it changes anything."""
         return self.weight.level is not None or bool(self.reject)

@@ -17,6 +17,9 @@ from harness.errors import UserError
 from harness.rollouts import ENGINES
 from harness.warmstart import build_task, policy_config
 
+PROVIDED = {"lengths", "greedy"}
+"""What a run has for an advantage estimator beyond the rewards."""
+
 
 def check(config: Config) -> None:
     """What needs torch to be checked: that each plug-in exists, takes the parameters given and accepts their values.
@@ -56,7 +59,9 @@ def _check_model(config: Config) -> None:
             f"actor.scoring=exact, evaluation.policy=own, .probe and kl sample from the trainer's policy, which is done "
             f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
         )
-    build_task(config)
+    by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
+    if not hasattr(build_task(config), "segments") and by_turn:
+        raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
     task, context = config.task, shape.max_position_embeddings
     if isinstance(task, Text) and task.max_prompt + task.answer_length > context:
         raise UserError(
@@ -96,7 +101,7 @@ def _try_out(objective: Objective) -> None:
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
             bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
-    corrected = objective.corrected(one, one, mask, one)
+    corrected = objective.corrected(one, one, mask, one, segments=torch.zeros(1, 1, dtype=torch.long))
     selected = objective.select(one, one, one, mask)
     objective(one, one, one, one, mask, corrected, Counts.of(mask, torch.zeros(1, dtype=torch.long)), selected, one)
 
@@ -111,7 +116,7 @@ def build_objective(config: Config) -> Objective:
 def build_advantage(config: Config) -> functools.partial:
     """The advantage estimator of a config. Raises UserError if it needs an input that a run does not have."""
     needs = ADVANTAGES[config.advantage.name].needs
-    if missing := set(needs) - {"lengths"}:
+    if missing := set(needs) - PROVIDED:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
     return bound(ADVANTAGES, "advantage", config.advantage, provided=(*needs, "kept"))
 

@@ -39,6 +39,7 @@ PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4")
 METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
     "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
+    "reward/greedy": Metric("mean reward of the prompts' most probable responses, the baseline of advantage=remax", "0..1"),
     "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
     "eval/stderr": Metric("standard error of eval/reward, clustered by prompt", "0..1"),
     "eval/samples": Metric("responses behind eval/reward", "count"),

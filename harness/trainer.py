@@ -61,7 +61,8 @@ class Batch(NamedTuple):
     """Responses, [B, T] each, of all ranks: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
 
     prompts is [B, P]. forward_old: log π_old as the training forward gives it, which exact scoring may differ from in the
-    last bits; None where a forward at π_old is the current one. logp_old is None with scoring=none, logp_ref without a KL term.
+    last bits; None where a forward at π_old is the current one. logp_old is None with scoring=none, logp_ref without a KL term,
+    segments, the number of each token's turn, of a task without turns.
     """
 
     prompts: Tensor
@@ -72,6 +73,7 @@ class Batch(NamedTuple):
     logp_old: Tensor | None
     forward_old: Tensor | None
     logp_ref: Tensor | None
+    segments: Tensor | None
 
     def rows(self, index: Tensor) -> Batch:
         """Some rows, a mini-batch."""
@@ -124,7 +126,9 @@ class Trainer:
         seed_globals(c.seed, step)
         metrics = self.sync()
         metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
-        prompts, rollout = self.prompts(step), self.ahead.take(step)
+        prompts = self.prompts(step)
+        greedy = self.greedy(prompts) if "greedy" in self.advantage.func.needs else None
+        rollout = self.ahead.take(step)
         if not c.rollout.overlap:
             self.engine.rest()
         rewards = self.rewards(prompts, rollout.tokens)
@@ -135,8 +139,9 @@ class Trainer:
         with self.clock("score"):
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
             logp_ref = None if self.reference is None else self.scored(self.reference, prompts, rollout.tokens)
-        advantages = self.advantages(groups, mask, logp_old, rollout.logp)
-        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old, logp_ref)
+        segments = self.segments(rollout.tokens)
+        advantages = self.advantages(groups, greedy, mask, logp_old, rollout.logp, segments)
+        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old, logp_ref, segments)
         metrics |= {
             "reward/rollout": rewards.mean(),
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
@@ -144,6 +149,8 @@ class Trainer:
             "rollout/response_tokens": written.sum(1).float().mean(),
             "rollout/version_lag": (self.updates - rollout.version).float().mean(),
         }
+        if greedy is not None:
+            metrics["reward/greedy"] = greedy.mean()
         with self.clock("train"):
             updated, logp = self.update(batch, order)
         batch = batch if logp_old is not None else batch._replace(logp_old=logp)
@@ -156,12 +163,14 @@ class Trainer:
             metrics["throughput/rollout_tokens"] = self.sampled / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
 
-    def advantages(self, rewards: Tensor, mask: Tensor, logp_old: Tensor | None, logp_rollout: Tensor) -> Tensor:
+    def advantages(self, rewards: Tensor, greedy: Tensor | None, mask: Tensor, logp_old: Tensor | None, logp_rollout: Tensor,
+                   segments: Tensor | None) -> Tensor:
         """[B, T] from the rewards [P, G]; with baseline=kept those of rejected responses enter no baseline."""
-        known = {"lengths": mask.sum(-1).view_as(rewards)}
+        known = {"lengths": mask.sum(-1).view_as(rewards), "greedy": greedy}
         inputs = {name: known[name] for name in self.advantage.func.needs}
         if self.config.baseline == "kept":
-            kept = self.objective.corrected(logp_old, logp_rollout, mask, torch.zeros_like(logp_rollout)).kept
+            zeros = torch.zeros_like(logp_rollout)
+            kept = self.objective.corrected(logp_old, logp_rollout, mask, zeros, segments=segments).kept
             inputs["kept"] = kept.any(-1).view_as(rewards)
         return self.advantage(rewards, **inputs).view(-1, 1).expand_as(logp_rollout)
 
@@ -174,7 +183,7 @@ class Trainer:
             return {}
         c, ratio = self.config, log_ratio(batch.logp_old, batch.logp_rollout, batch.mask)
         more = bool(c.diagnostics.every) and step % c.diagnostics.every == 0
-        inputs = {"logp_rollout": batch.logp_rollout, "advantages": batch.advantages}
+        inputs = {"logp_rollout": batch.logp_rollout, "advantages": batch.advantages, "segments": batch.segments}
         rows = examine(ratio, batch.mask, c.correction, **inputs)[1]
         metrics = finish_mismatch(rows) | finish_applied(rows)
         if more:
@@ -182,6 +191,21 @@ class Trainer:
             metrics |= profiles(position_rows(ratio, batch.mask))
         absent = ("mismatch/pareto_k", "profile/")
         return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(absent))}
+
+    def greedy(self, prompts: Tensor) -> Tensor:
+        """[P]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
+        with self.clock("generate"):
+            asked = prompts[:: self.config.rollout.samples]
+            tokens = self.engine.greedy(asked, self.task.answer_length)
+        self.sampled += int((tokens != PAD).sum())
+        rewards = torch.from_numpy(self.task.reward(asked.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
+        return self.ranks.gather(rewards)[: len(asked)]  # what rank 0 got, as every rank asked for all of them
+
+    def segments(self, tokens: Tensor) -> Tensor | None:
+        """[B, T]: the number of each token's turn in its response; None of a task without turns."""
+        if not hasattr(self.task, "segments"):
+            return None
+        return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
 
     def sample(self, step: int) -> Rollout:
         """This rank's share of the rollout of `step`, by the weights that the engine holds."""
@@ -254,9 +278,8 @@ class Trainer:
 
     def update(self, batch: Batch, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
-        whole = self.objective.corrected(
-            batch.logp_rollout if batch.logp_old is None else batch.logp_old, batch.logp_rollout, batch.mask, batch.advantages
-        )
+        old = batch.logp_rollout if batch.logp_old is None else batch.logp_old
+        whole = self.objective.corrected(old, batch.logp_rollout, batch.mask, batch.advantages, segments=batch.segments)
         metrics, per_step, norms = {}, [], []
         trained = torch.zeros_like(batch.logp_rollout)
         for rows in order:
@@ -274,7 +297,8 @@ class Trainer:
                 own = [None if x is None else x[part] for x in (*inputs, selected, mini.logp_ref)]
                 done = taken(corrected, part)
                 if batch.logp_old is None:  # of π_θ as this forward has it
-                    done = self.objective.corrected(logp, mini.logp_rollout[part], mini.mask[part], mini.advantages[part])
+                    segments = None if mini.segments is None else mini.segments[part]
+                    done = self.objective.corrected(logp, own[1], own[3], own[2], segments=segments)
                 loss, extra = self.objective(logp, *own[:4], done, counts.rows(part), *own[4:])
                 self.actor.backward(loss, last=part is parts[-1])
                 extra["actor/loss"] = loss.detach()
@@ -302,7 +326,8 @@ class Trainer:
         """That of the current ratio of a mini-batch, normalised, if at all, over it: π_θ moves between mini-batches."""
         forward = self.forward(mini.prompts, mini.tokens)
         start = forward if mini.forward_old is None else mini.forward_old
-        return self.objective.corrected(mini.logp_old + (forward - start), mini.logp_rollout, mini.mask, mini.advantages)
+        top = mini.logp_old + (forward - start)
+        return self.objective.corrected(top, mini.logp_rollout, mini.mask, mini.advantages, segments=mini.segments)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out reward of the policy's current weights, with the same prompts and the same random numbers every time."""

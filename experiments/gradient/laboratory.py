@@ -86,6 +86,9 @@ class Laboratory:
         mask = logp_rollout.isfinite()
         reward = torch.from_numpy(task.reward(prompts.numpy(), tokens.numpy())).float().view(-1, group)
         inputs = {"lengths": mask.sum(-1).view_as(reward)}
+        if "greedy" in advantage.func.needs:
+            most = engine.greedy(self.prompts, task.answer_length).cpu()
+            inputs["greedy"] = torch.from_numpy(task.reward(self.prompts.numpy(), most.numpy())).float()
         per_response = advantage(reward, **{name: inputs[name] for name in advantage.func.needs}).view(-1, 1)
         logp = self.trainer.policy.score(prompts, tokens).cpu()
         number_of = torch.arange(len(prompts)) // group

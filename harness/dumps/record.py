@@ -35,6 +35,8 @@ def dump(
         "advantages": batch.advantages,
         "version": version,
     }
+    if batch.segments is not None:
+        tensors["segments"] = batch.segments
     columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
     columns["step"] = np.full(len(minibatch), step)
     columns["group"] = np.repeat(np.arange(rewards.shape[0]), rewards.shape[1])

@@ -29,7 +29,7 @@ class Rollout(NamedTuple):
 
 class RolloutEngine(ABC):
     """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, top_p, top_k,
-    stop, **params)`, then `load_weights`, then any number of `generate`; new weights at any time; `close` at the end.
+    stop, **params)`, then `load_weights`, then any number of `generate` and `greedy`; new weights at any time; `close` at last.
 
     shape: the transformers config. params: keyword-only, an engine's own; the config's `rollout.engine` names them, and they are
     checked against the signature.
@@ -57,6 +57,10 @@ class RolloutEngine(ABC):
 
     def rest(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
         """Lend device memory to the actor; the next `load_weights` takes it back, and comes before the next `generate`."""
+
+    @abstractmethod
+    def greedy(self, prompts: Tensor, length: int) -> Tensor:
+        """The most probable token at each place, up to a stop token or `length`: tokens [B, length] as in a Rollout."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
         """Give back what the engine holds: device memory, processes."""

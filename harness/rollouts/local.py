@@ -105,9 +105,15 @@ class LocalEngine(RolloutEngine):
             return self._walk(prompts, uniforms.shape[1], pick)
 
         tokens, logp = self._by_length(sample, prompts, uniforms)
-        stopped = torch.isin(tokens, self.stop)
-        after = stopped.cumsum(-1) > stopped.long()
+        after = self._after_stop(tokens)
         return Rollout(tokens.masked_fill(after, PAD), logp.masked_fill(after, 0.0), torch.full_like(tokens, self.version))
+
+    def greedy(self, prompts: Tensor, length: int) -> Tensor:
+        def most(prompts: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+            return self._walk(prompts, other.shape[1], lambda t, logp, node: logp.argmax(-1)[node])
+
+        tokens = self._by_length(most, prompts, torch.empty(len(prompts), length))[0]
+        return tokens.masked_fill(self._after_stop(tokens), PAD)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same tree, so the same bits."""
@@ -116,6 +122,10 @@ class LocalEngine(RolloutEngine):
             return self._walk(prompts, tokens.shape[1], lambda t, *_: tokens[:, t].clamp(min=0))
 
         return self._by_length(given, prompts, tokens)[1]
+
+    def _after_stop(self, tokens: Tensor) -> Tensor:
+        stopped = torch.isin(tokens, self.stop)
+        return stopped.cumsum(-1) > stopped.long()
 
     def _by_length(self, walk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], prompts: Tensor, other: Tensor):
         """`walk` on the rows whose prompts are of one length, padding taken off, for each length."""

@@ -171,28 +171,37 @@ class VllmEngine(RolloutEngine):
         self.version = version
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        if self.version is None:
-            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         length = uniforms.shape[1]
-        if prompts.shape[1] + length > self.context:
-            raise UserError(
-                f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
-            )
-        own, everyones = len(prompts), [self._of_group(rows) for rows in (prompts, uniforms)]
-        requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in everyones[0]]
-        make = functools.partial(
-            _vllm().SamplingParams, **self.sampling, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False
-        )
-        with _explained("generation failed"):
-            answers = self.llm.generate(requests, [make(seed=seed) for seed in _seeds(everyones[1])], use_tqdm=False)
-        first = dist.get_rank() % self.tensor_parallel * own if self.tensor_parallel > 1 else 0
-        samples = [answer.outputs[0] for answer in answers[first : first + own]]
+        samples = self._ask(prompts, length, uniforms)
         logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
         return Rollout(
             _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), self.version, device=prompts.device),
         )
+
+    def greedy(self, prompts: Tensor, length: int) -> Tensor:
+        samples = self._ask(prompts, length, None)
+        return _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
+
+    def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
+        """vLLM's answer to each row; without uniform numbers the most probable token at each place."""
+        if self.version is None:
+            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
+        if prompts.shape[1] + length > self.context:
+            raise UserError(
+                f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
+            )
+        own, requests = len(prompts), [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(prompts)]
+        make = functools.partial(_vllm().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
+        if uniforms is None:
+            sampling = [make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])] * len(requests)
+        else:
+            sampling = [make(**self.sampling, seed=seed) for seed in _seeds(self._of_group(uniforms))]
+        with _explained("generation failed"):
+            answers = self.llm.generate(requests, sampling, use_tqdm=False)
+        first = dist.get_rank() % self.tensor_parallel * own if self.tensor_parallel > 1 else 0
+        return [answer.outputs[0] for answer in answers[first : first + own]]
 
     def _of_group(self, rows: Tensor) -> Tensor:
         """The rows of all ranks that hold this engine: each of them must ask it the same."""

@@ -7,6 +7,8 @@ A task is made by `TASKS[name](config, tokenizer)`, where config is the config's
     answer_length             the most tokens of an answer
     stop                      tokens that end an answer, () if all have answer_length tokens
     reward(prompts, answers)  [B, P], [B, T] with PAD after the end -> float64 [B], 0 to 1
+    segments(answers)         [B, T] -> int64 [B, T], 0 ≤ id < T: the turn of each token, for corrections of level segment; of
+                              tasks that have turns
     train, held_out           with model=hub: prompts for RL and for evaluation
     vocab_size, demonstrations(prompts, rng)  with model=qwen3: for the warm start, which also divides the prompts
     counts                    what to tell of how the prompts were made, name -> number

@@ -51,6 +51,10 @@ class Chain:
         walked = (values == (before + step[:, None] + moves) % m) & (moves >= 0) & (moves < self.moves) & (values < m)
         return (walked.all(axis=1) & (values[:, -1] == prompts[:, 3])).astype(np.float64)
 
+    def segments(self, answers: np.ndarray) -> np.ndarray:
+        """The step of the walk that each token belongs to, int64 like the answers [N, answer_length]: a move and its value."""
+        return np.broadcast_to(np.arange(self.answer_length) // (2 if self.moves else 1), answers.shape).copy()
+
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Answers [N, answer_length] for the warm start: the walk, with slips; with choices, moves drawn uniformly from the
         walks that reach the target from where the walk then is."""

@@ -5,7 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algos.advantages import dr_grpo, gae, grpo, maxrl, opo, reinforce_pp, reinforce_pp_baseline, remax, rloo
+from algos.advantages import (
+    dr_grpo,
+    gae,
+    gdpo,
+    gigpo,
+    gpg,
+    grpo,
+    maxrl,
+    opo,
+    optimal_token_baseline,
+    pass_at_k,
+    reinforce,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    remax,
+    rloo,
+)
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.registry import ADVANTAGES
 from tests.algos.algo_cases import f64
@@ -25,6 +41,41 @@ def test_group_baselines():
     close(maxrl(rewards), [[1, -1, -1, 1], [0] * 4])
     close(maxrl(f64([[0, 0, 0, 0], [1, 0, 0, 0]])), [[0] * 4, [3, -1, -1, -1]])
     close(remax(rewards, greedy=f64([1, 2])), [[0, -1, -1, 0], [1] * 4])
+
+
+def test_no_baseline_is_the_reward():
+    close(reinforce(f64([[1, -2]])), [[1, -2]])
+    close(reinforce(f64([[1, -2]]), kept=torch.tensor([[False, True]])), [[0, -2]])
+
+
+def test_gpg_makes_up_for_groups_without_a_gradient():
+    """Of 12 responses the first and third prompt's 8 have unequal rewards: 12/8 times R − mean."""
+    rewards = f64([[1, 0, 0, 1], [3, 3, 3, 3], [0, 0, 0, 4]])
+    close(gpg(rewards), [[0.75, -0.75, -0.75, 0.75], [0] * 4, [-1.5, -1.5, -1.5, 4.5]])
+    # without the 4, 11 are kept and 4 informative
+    kept = torch.tensor([[True] * 4, [True] * 4, [True, True, True, False]])
+    close(gpg(rewards, kept=kept), [[1.375, -1.375, -1.375, 1.375], [0] * 4, [0] * 4])
+    assert (gpg(f64([[1, 1], [2, 2]])) == 0).all()
+
+
+def test_the_best_response_gets_its_lead():
+    rewards = f64([[1, 0, 0, 0], [1, 1, 0, 0], [0.2, 0.9, 0.5, -3]])
+    close(pass_at_k(rewards, std=False), [[1, 0, 0, 0], [0] * 4, [0, 0.4, 0, 0]])
+    # std of [1, 0, 0, 0]: √((.75² + 3·.25²)/3) = .5
+    close(pass_at_k(rewards[:1], std=True), [[2, 0, 0, 0]])
+    close(pass_at_k(rewards[2:], std=False, kept=torch.tensor([[True, False, True, True]])), [[0, 0, 0.3, 0]])
+    for kept in ([True, False], [False, False]):
+        assert (pass_at_k(f64([[5, 0]]), std=True, kept=torch.tensor([kept])) == 0).all()
+
+
+def test_gdpo_standardises_each_reward_on_its_own():
+    """Both are ±.707107 in a group of two; 2·[1, −1] + [−1, 1] = [.707107, −.707107] with 1 and 3 tokens.
+
+    m = (.707107 − 3·.707107)/4 = −.353553, s² = (1.060660² + 3·.353553²)/3 = .5: [1.5, −.5]. The sum of the rewards,
+    [1, 10], would have made the second response the better one.
+    """
+    parts, lengths = f64([[[1, 0], [0, 10]]]), torch.tensor([[1, 3]])
+    close(gdpo(parts.sum(-1), components=parts, lengths=lengths, weights=[2, 1]), [[1.5, -0.5]])
 
 
 def test_skyrl_leave_one_out_and_mean():
@@ -60,7 +111,7 @@ def test_rejected_responses_leave_the_baseline(name):
     assert (function(f64([[1, 0, 2, 0]]), kept=torch.zeros(1, 4).bool()) == 0).all()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl", "gpg"])
 def test_a_single_response_has_no_advantage(name):
     assert (ADVANTAGES[name](f64([[5], [0]])) == 0).all()
 
@@ -86,6 +137,39 @@ def test_gae_skips_tokens_the_policy_did_not_write():
     rewards, values = torch.full((1, 7), torch.nan).double(), torch.full((1, 7), torch.nan).double()
     rewards[0, inside], values[0, inside] = f64([0, 0, 1]), f64([0.5, 0.4, 0.2])
     close(gae(rewards, mask=mask, values=values, gamma=1.0, lam=0.5), [[0, 0.0, 0, 0, 0.2, 0.8, 0]])
+
+
+def test_the_optimal_token_baseline_by_hand():
+    """w = 1 − 2π + Σπ²: .5 for a fair coin, .08 for the likely side of .8 and .2. Rewards 1 and 0 on the last tokens.
+
+    W = [.5, 1, 1.5] and [.08, .58]; B = .5/.58 = .862069, 1/1.58 = .632911, and 0 where only one response goes on.
+    """
+    mask = torch.tensor([[[True, True, False, True], [True, True, False, False]]])
+    logp, squares = torch.full((1, 2, 4), torch.nan).double(), torch.full((1, 2, 4), torch.nan).double()
+    logp[mask], squares[mask] = f64([0.5, 0.5, 0.5, 0.8, 0.5]).log(), f64([0.5, 0.5, 0.5, 0.68, 0.5])
+    rewards = f64([[[0, 0, 9, 1], [0, 0, 9, 9]]])
+    given = {"mask": mask, "logp_old": logp, "pi_squared": squares}
+    close(optimal_token_baseline(rewards, **given), [[[0.137931, 0.367089, 0, 1], [-0.862069, -0.632911, 0, 0]]])
+    # a ratio of 2 on the very first token: W = [2, 2.5] against [.08, .58]
+    weights = torch.ones(1, 2, 4).double()
+    weights[0, 0, 0] = 2
+    twice = optimal_token_baseline(rewards, **given, weights=weights)
+    close(twice[..., :2], [[[1 - 2 / 2.08, 1 - 2.5 / 3.08], [-2 / 2.08, -2.5 / 3.08]]])
+
+
+def test_gigpo_by_hand():
+    """Episodes [0, 1] and [0, 0] that begin in one state: R = 1, 0; Q = [.5, 1], [0, 0] with γ = .5.
+
+    A = ±.5 and, in the common state, ω·(±.25) more; with std ±.5/.707107 and ω·(±.25/.353553). A third turn did not take
+    place.
+    """
+    rewards, turns = f64([[[0, 1, torch.nan], [0, 0, torch.nan]]]), torch.tensor([[[True, True, False]] * 2])
+    states = torch.tensor([[[0, 1, -9], [0, 2, 99]]])
+    given = {"turns": turns, "states": states, "gamma": 0.5}
+    close(gigpo(rewards, **given, weight=2.0, std=False), [[[1, 0.5, 0], [-1, -0.5, 0]]])
+    close(gigpo(rewards, **given, weight=2.0, std=True), [[[2.121320, 0.707107, 0], [-2.121320, -0.707107, 0]]])
+    episodes = grpo(f64([[1, 0]]))[..., None]
+    close(gigpo(rewards, **given, weight=0.0, std=True), torch.where(turns, episodes, 0.0).tolist())
 
 
 def test_kl_values_and_gradients():

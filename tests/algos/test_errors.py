@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from algos.advantages import gae
+from algos.advantages import gae, gdpo
 from algos.conformance import example
 from algos.corrections import correct
 from algos.kl import k3_unbiased
@@ -195,6 +195,8 @@ def test_the_rest():
         m2po(zeros, mask, tau=0)
     with pytest.raises(ValueError, match="kl=k3_unbiased needs logp_prox"):
         k3_unbiased(zeros, zeros, mask)
+    with pytest.raises(ValueError, match=r"advantage.weights=\[1.0\]: give 2 numbers, one for each component"):
+        gdpo(zeros, components=torch.zeros(1, 2, 2), lengths=torch.ones(1, 2), weights=[1.0])
     for key in ("gamma", "lam"):
         with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be in \[0, 1\]"):
             gae(zeros, mask=mask, values=zeros, **{"gamma": 1.0, "lam": 1.0} | {key: 1.5})

@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from algos.advantages import dr_grpo, rloo
+from algos.advantages import dr_grpo, pass_at_k, rloo
 from algos.corrections import correct
 from algos.diagnostics import mismatch
 from algos.enumerable import policies, rewards, toy
@@ -227,6 +227,21 @@ def test_a_leave_one_out_baseline_keeps_the_weight_unbiased_and_a_self_inclusive
         advantage = estimator(pairs)[:, 0].reshape(n, n)
         value = (probability[:, None] * probability[None] * weight[:, None] * advantage * log_pi[:, None]).sum()
         close(torch.autograd.grad(value, theta, retain_graph=True)[0], factor * exact)
+
+
+def test_the_lead_of_the_best_is_the_gradient_of_the_expected_maximum():
+    """All pairs from π: E[Σ_i (max R − max_{j≠i} R_j)·∇log π_i] = ∇E[max(R_1, R_2)]."""
+    space = toy(2, 2)
+    (pi,) = policies(space)
+    reward = rewards(space)
+    theta = pi.clone().requires_grad_()
+    log_pi = space.logp(theta).sum(-1)
+    first, second = (part.flatten() for part in torch.meshgrid(reward, reward, indexing="ij"))
+    log_pair = log_pi[:, None] + log_pi[None]
+    exact = torch.autograd.grad((log_pair.exp().flatten() * torch.maximum(first, second)).sum(), theta, retain_graph=True)[0]
+    lead = pass_at_k(torch.stack([first, second], -1), std=False).view(len(reward), len(reward), 2)
+    scores = lead[..., 0] * log_pi[:, None] + lead[..., 1] * log_pi[None]
+    close(torch.autograd.grad((log_pair.exp().detach() * scores).sum(), theta)[0], exact)
 
 
 AT_ONE = {**LOSS_PARAMS, "clip_cov": {**LOSS_PARAMS["clip_cov"], "lower": 98.0, "upper": 99.0}}

@@ -14,7 +14,7 @@ from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
 from harness.config import parse
 from harness.errors import UserError
-from harness.plugins import build_objective, check
+from harness.plugins import PROVIDED, build_objective, check
 from tests.algos.algo_cases import f64, shared_batch
 
 CONF = Path("experiments/conf")
@@ -80,7 +80,7 @@ def test_the_regime_is_the_control_with_probes():
 
 def test_every_loss_has_a_file_and_every_advantage_that_a_run_can_provide():
     assert {path.stem for path in CONF.glob("loss/*.yaml")} == set(LOSSES.names())
-    provided = {name for name in ADVANTAGES.names() if set(ADVANTAGES[name].needs) <= {"lengths"}}
+    provided = {name for name in ADVANTAGES.names() if set(ADVANTAGES[name].needs) <= PROVIDED}
     assert {path.stem for path in CONF.glob("advantage/*.yaml")} == provided
     for group in ("loss", "advantage"):
         for path in CONF.glob(f"{group}/*.yaml"):

@@ -7,6 +7,7 @@ import torch
 from harness.config import Model, Precision
 from harness.models import build, qwen3_config
 from harness.rollouts.local import LocalEngine
+from harness.tasks import PAD
 
 PRECISIONS = {
     "fp32": ("fp32", None, None),
@@ -127,6 +128,22 @@ def test_sampling_inverts_the_distribution(net):
     share = torch.bincount(out.tokens[:, 0], minlength=13) / n
     assert (share - p).abs().max() <= 1.5 / n
     assert torch.allclose(out.logp[:, 0], p.log()[out.tokens[:, 0]], atol=1e-5)
+
+
+def test_greedy_is_the_most_probable_token_each_time_up_to_a_stop(net, asked):
+    prompts = torch.cat([asked[0], asked[0][:3]])
+    prompts[3, :2] = PAD  # a shorter prompt
+    tokens = engine(net, "fp32", temperature=0.3, top_k=2).greedy(prompts, 6)
+    for prompt, row in zip(prompts, tokens, strict=True):
+        ids = prompt[prompt != PAD]
+        for token in row:
+            with torch.no_grad():
+                assert token == net(ids[None]).logits[0, -1].argmax()
+            ids = torch.cat([ids, token[None]])
+    stop = int(tokens[0, 2])
+    stopped = engine(net, "fp32", stop=(stop,)).greedy(prompts, 6)
+    place = int((tokens[0] == stop).nonzero()[0, 0])
+    assert torch.equal(stopped[0, : place + 1], tokens[0, : place + 1]) and (stopped[0, place + 1 :] == PAD).all()
 
 
 def test_a_response_does_not_depend_on_its_neighbours(net, asked):

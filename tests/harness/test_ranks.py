@@ -54,10 +54,11 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
 
 def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
     """Rewards, losses, gradient norms and mismatch of every step; then the checkpoint of two ranks goes on in one."""
-    config = tiny(*SHARED, "steps=3", "run.sweep=one-rank")
+    shared = [*SHARED, "steps=3", "advantage=remax", "reduce=prompt_mean"]
+    config = tiny(*shared, "run.sweep=one-rank")
     train(config)
     stages = "actor.zero_stage=1,2,3"
-    finished(torchrun(f"run.root={root}", "run.sweep=two-ranks", "steps=3", *SHARED, stages, multirun=True))
+    finished(torchrun(f"run.root={root}", "run.sweep=two-ranks", *shared, stages, multirun=True))
     folders = run_folders(root / "two-ranks")
     assert {folder.read("config.json")["actor"]["zero_stage"] for folder in folders} == {1, 2, 3}
     for folder in folders:

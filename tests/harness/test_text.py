@@ -196,6 +196,10 @@ def test_gsm8k_answers(response, reward):
         (["task.answer_length=60"], "72 tokens exceed the model's context of 64"),
         (["warmstart=default"], "warmstart has no effect with model=hub"),
         (["task.long_prompts=wrap"], "task.long_prompts='wrap'"),
+        (
+            ["correction=token_truncate", "correction.weight.level=segment"],
+            "correction.weight.level=segment: task=jsonl has no turns; use level=sequence or geometric",
+        ),
         (["task.held_out=null"], "held_out_path and held_out: give one of them"),
     ],
 )

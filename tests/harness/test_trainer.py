@@ -95,6 +95,36 @@ def test_staged_scoring_forward_is_close_to_exact(tiny):
     assert 0 < forward["mismatch/log_ratio_max_abs"] < 1e-4
 
 
+def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
+    """A = R − R_greedy of the same prompt, whether the engine samples for this step or, at the end of a stale run, no more."""
+    config, seen = tiny("advantage=remax", "rollout.staleness=1", "rollout.overlap=true", "steps=2"), []
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        update = trainer.update
+        monkeypatch.setattr(trainer, "update", lambda batch, order: (seen.append(batch), update(batch, order))[1])
+        for step in range(2):
+            metrics = trainer.step(step)
+            own = trainer.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
+            baseline = torch.from_numpy(own)[:, None] - seen[step].advantages
+            assert (baseline == baseline[:, :1]).all() and set(baseline.unique().tolist()) <= {0.0, 1.0}
+            groups = baseline[:, 0].view(4, 4)
+            assert (groups == groups[:, :1]).all() and metrics["reward/greedy"] == groups[:, 0].mean()
+
+
+def test_a_segment_of_the_chain_is_a_step_of_its_walk(tiny):
+    """With one choice a step is a token, and a weight by segments is that by tokens; with two it is a move and a value.
+
+    Cross entropy, so that there is a gradient to weigh whatever the rewards of a policy that has hardly learned.
+    """
+    coarse = ["rollout/precision=nvfp4", "correction=token_truncate", "loss=cross_entropy", "warmstart.keep_low=0"]
+    for choices, same in ((1, True), (2, False)):
+        weights = {}
+        for level in ("token", "segment", "sequence"):
+            weights[level] = stepped(tiny(*coarse, f"task.choices={choices}", f"correction.weight.level={level}"))[1]
+        equal = [all(torch.equal(weights["segment"][n], w) for n, w in weights[level].items()) for level in ("token", "sequence")]
+        assert equal == [same, False]
+
+
 def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monkeypatch):
     config = tiny()
     with folder_of(config).claim() as folder:
@@ -207,7 +237,6 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
     [
         (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
         (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
-        (["correction=token_truncate", "correction.weight.level=segment"], "level=segment needs segments"),
         (["advantage.name=gae"], "advantage=gae: needs mask, values, which a run does not have"),
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current counts the update twice"),
         (["loss.eps_low=abc"], "'<=' not supported"),

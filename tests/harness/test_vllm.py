@@ -132,6 +132,14 @@ def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny):
         check(tiny(ENGINE, "rollout/precision=bf16", "+rollout.engine.colour=red"))
 
 
+def test_greedy_is_the_most_probable_token_each_time():
+    prompts = asked(rows=8)[0]
+    tokens = loaded("fp32").greedy(prompts, 6)
+    with torch.no_grad():
+        logits = net(1)(torch.cat([prompts, tokens], 1)).logits[:, prompts.shape[1] - 1 : -1]
+    assert torch.equal(tokens, logits.argmax(-1))
+
+
 def test_responses_repeat_and_do_not_depend_on_their_neighbours():
     prompts, uniforms = asked()
     made = loaded("fp32")

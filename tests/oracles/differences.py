@@ -96,6 +96,12 @@ DIFFERENCES = (
         "advantages",
         "whitened with 1e-6 added to the standard deviation, not 1e-8 to the variance: 1e-5 apart",
     ),
+    Difference("verl/advantage/gdpo", "advantages", "likewise, and of rewards in fp32"),
+    Difference(
+        "verl/advantage/gpg with rewards of 0",
+        "advantages",
+        "verl scales by all responses over those of a reward other than 0; the paper, by those in groups of unequal rewards",
+    ),
     Difference("skyrl/advantage/maxrl", "advantages", "SkyRL adds 1e-6 to the mean; this divides by it where it is positive"),
 )
 
