@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from harness import checkpoint
 from harness.config import Config, parse
 from harness.errors import UserError
+from harness.plugins import check
 from harness.records import RunFolder, writing
+from harness.trainer import Trainer
 
 
 class Checkpoint(NamedTuple):
@@ -45,3 +50,15 @@ def transplant(found: Checkpoint, run: RunFolder) -> None:
     with writing(run.path):
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(found.folder, target)
+
+
+@contextmanager
+def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
+    """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
+    check(found.config)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder(scratch)
+        transplant(found, folder)
+        trainer = Trainer(found.config, folder)
+        trainer.resume()
+        yield trainer

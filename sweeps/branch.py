@@ -26,10 +26,11 @@ FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollo
 """Keys that a checkpoint is made for: the policy, its optimizer, and what the detectors have seen."""
 
 
-def branch(origin: Path, at: int | None, arms: list[str], seeds: int) -> Path:
+def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False) -> Path:
     """Run `seeds` seeds of each arm, and of one with nothing changed, from the run `origin` at step `at`; the page's path.
 
-    arms: overrides as of a run, separated by spaces: "correction=icepop", "rollout/precision=fp32". The runs form the sweep
+    arms: overrides as of a run, separated by spaces: "correction=icepop", "rollout/precision=fp32". noise: also an arm that
+    samples in the trainer's own precision, with synthetic noise of the K3 that the run's rollouts have. The runs form the sweep
     <sweep>-branch-<hash>-<step>; the same command again resumes or skips them. Raises UserError on an override that the
     checkpoint cannot take, or if the run had collapsed before the checkpoint.
     """
@@ -38,6 +39,8 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int) -> Path:
     if any(DETECTORS[name].role == "collapse" for name in events):
         raise UserError(f"{found.folder}: the run had collapsed by then; branch from an earlier checkpoint")
     sweep = f"{found.config.run.sweep}-branch-{found.config.digest[:6]}-{found.step}"
+    if noise:
+        arms = [*arms, _noise_arm(found)]
     configs = []
     for overrides in ["", *arms]:
         for seed in range(seeds):
@@ -52,6 +55,15 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int) -> Path:
                 folder.log_event("branched", found.step, origin=str(found.folder))
     launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
     return report(configs[0].path.parent)
+
+
+def _noise_arm(found: Checkpoint) -> str:
+    from experiments.noise import matching_noise
+
+    noise, reached, wanted = matching_noise(found)
+    print(f"the run's rollouts have K3 {wanted:.2e} at step {found.step}; noise {noise:.3g} has {reached:.2e}")
+    own = f"rollout/engine=local rollout/precision={found.config.actor.dtype} rollout.kv_cache=compute"
+    return f"{own} rollout.engine.noise={noise:.3g}"
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -11,11 +10,8 @@ from experiments.gradient import page
 from experiments.gradient.enumerable import exact_table
 from experiments.gradient.laboratory import Laboratory
 from experiments.gradient.methods import DEFAULT, methods
-from experiments.restore import find, transplant
+from experiments.restore import find, trainer_of
 from harness.errors import UserError
-from harness.plugins import check
-from harness.records import RunFolder
-from harness.trainer import Trainer
 
 
 def gradient_command(
@@ -50,13 +46,8 @@ def gradient_command(
         )
     restored = find(checkpoint)
     config = restored.config
-    check(config)
     found = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder(scratch)
-        transplant(restored, folder)
-        trainer = Trainer(config, folder)
-        trainer.resume()
+    with trainer_of(restored) as trainer:
         laboratory = Laboratory(trainer, prompts, seed)
         table = laboratory.compare(found, batches, reference)
     blocks = len(laboratory.prompts)

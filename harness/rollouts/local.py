@@ -20,6 +20,7 @@ from harness.config import Precision
 from harness.errors import UserError
 from harness.models import DTYPES, device
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.seeding import generator
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -39,7 +40,11 @@ INT8_EXACT_WIDTH = 1040
 
 
 class LocalEngine(RolloutEngine):
-    """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens."""
+    """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens.
+
+    noise: synthetic, to tell the size of a mismatch from its structure. Each weight w of the linear layers becomes
+    w·(1 + noise·ε) before its cast, ε ~ N(0, 1), anew for each version.
+    """
 
     def __init__(
         self,
@@ -51,8 +56,9 @@ class LocalEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        noise: float = 0.0,
     ):
-        self.config, self.precision, self.temperature = config, precision, temperature
+        self.config, self.precision, self.temperature, self.noise = config, precision, temperature, noise
         self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
         self.compute = DTYPES[precision.compute]
         self.kv_cast = KV_CASTS[kv_cache]
@@ -76,6 +82,8 @@ class LocalEngine(RolloutEngine):
         """Cast the trainer's weights. Raises KeyError when one is missing."""
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
+        if self.noise:
+            given = {name: self._disturbed(name, w, version) for name, w in given.items()}
         plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
         self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
         self.head = plain.get("lm_head.weight", self.embedding).t().contiguous()
@@ -239,6 +247,12 @@ class LocalEngine(RolloutEngine):
             exact = torch.float32 if x.shape[-1] <= INT8_EXACT_WIDTH else torch.float64
             y = (x.to(exact) @ codes.to(exact)).float()
         return self._round(y.mul_(x_scale * scale))
+
+    def _disturbed(self, name: str, weight: Tensor, version: int) -> Tensor:
+        if not name.endswith("_proj.weight"):
+            return weight
+        drawn = torch.randn(weight.shape, generator=generator(0, f"noise {name}", version)).to(self.device)
+        return weight * (1 + self.noise * drawn)
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """A weight [N, K] as (codes [K, N], scale of the output: scalar or [N])."""

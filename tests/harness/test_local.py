@@ -215,3 +215,19 @@ def test_samples_of_a_prompt_share_what_they_have_in_common(net, name, monkeypat
         alone = made.generate(prompts[row : row + 1], uniforms[row : row + 1])
         assert torch.equal(alone.tokens[0], together.tokens[row])
         torch.testing.assert_close(alone.logp[0], together.logp[row], atol=2e-5 if name == "fp32" else 0.05, rtol=0)
+
+
+def test_noise_is_of_the_stated_size_on_linear_weights_alone_and_anew_for_each_version(net):
+    noisy, plain = engine(net, "fp32", noise=0.05), engine(net, "fp32")
+    off = {
+        (i, key): (layer[key][0] / plain.layers[i][key][0] - 1).flatten()
+        for i, layer in enumerate(noisy.layers)
+        for key in ("qkv", "o", "gate_up", "down")
+    }
+    drawn = torch.cat(list(off.values()))  # 2 x 30,720 of them: the error of their std is 0.05/√(2·61,440) = 1.4e-4
+    assert drawn.std().item() == pytest.approx(0.05, abs=6e-4) and drawn.mean().abs() < 8e-4
+    assert torch.equal(noisy.head, plain.head) and torch.equal(noisy.layers[0]["qk_norm"], plain.layers[0]["qk_norm"])
+    again = engine(net, "fp32", noise=0.05)
+    assert torch.equal(again.layers[1]["down"][0], noisy.layers[1]["down"][0])
+    again.load_weights(net.named_parameters(), version=4)
+    assert not torch.equal(again.layers[1]["down"][0], noisy.layers[1]["down"][0])

@@ -1,0 +1,63 @@
+"""How much synthetic noise has the mismatch of a run's rollouts: it tells the size of a mismatch from its structure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics import mismatch
+from algos.ratios import log_ratio
+from experiments.restore import Checkpoint, trainer_of
+from harness.errors import UserError
+from harness.plugins import needs_own_sampler, own_precision
+from harness.rollouts import RolloutEngine
+from harness.rollouts.local import LocalEngine
+from harness.seeding import generator
+from harness.tasks import PAD
+from harness.trainer import Trainer
+
+VERSIONS = 16
+"""Draws of the noise over which K3 is averaged."""
+ROUNDS = 8
+CLOSE = 1.02
+"""K3 counts as matched within this factor."""
+
+
+def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
+    """(noise, its K3, the K3 of the run's rollouts), nats per token, for the policy at a checkpoint.
+
+    `noise` is that of LocalEngine in the trainer's own precision, K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
+    perturbation grows as its square, so noise ← noise·√(wanted/found) until they agree. Raises UserError where there is no
+    mismatch to match, or no policy of the trainer's own to measure it against.
+    """
+    config = found.config
+    if not needs_own_sampler(config):
+        raise UserError("--noise: measured along the local engine's path; the run needs actor.scoring=exact")
+    with trainer_of(found) as trainer:
+        trainer.policy.load_weights(trainer.actor.weights(), 0)
+        wanted = _k3(trainer, trainer.engine, prompts)
+        if not wanted > 0:
+            raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
+        noise = 0.01
+        for _ in range(ROUNDS):
+            sampled = {"temperature": config.rollout.temperature, "stop": trainer.task.stop}
+            engine = LocalEngine(trainer.policy.config, own_precision(config), **sampled, noise=noise)
+            reached = _k3(trainer, engine, prompts)
+            if 1 / CLOSE < reached / wanted < CLOSE:
+                break
+            noise *= (wanted / reached) ** 0.5
+    return noise, reached, wanted
+
+
+def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:
+    """Of the same prompts and the same uniform numbers each time."""
+    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.samples, dim=0)
+    rows: list[tuple[Tensor, Tensor]] = []
+    for version in range(VERSIONS):
+        engine.load_weights(trainer.actor.weights(), version)
+        uniforms = torch.rand(len(asked), trainer.task.answer_length, generator=generator(0, "matching noise", version))
+        rollout = engine.generate(asked, uniforms)
+        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+        rows.append((log_ratio(trainer.policy.score(asked, rollout.tokens), rollout.logp, mask), mask))
+    ratio, mask = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return float(mismatch(ratio, mask)["rollout_corr/k3_kl"])
