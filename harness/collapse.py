@@ -18,6 +18,7 @@ DETECTORS = Registry(
         "numerical": "harness.detectors:Numerical",
         "distribution": "harness.detectors:Distribution",
         "entropy": "harness.detectors:Entropy",
+        "length": "harness.detectors:Length",
         "learning": "harness.detectors:Learning",
     },
 )

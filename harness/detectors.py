@@ -205,6 +205,32 @@ class Entropy:
         return {"onset": s["low"][0], "cause": f"entropy below {self.share:g} of its start"}
 
 
+class Length:
+    """D4, a warning: more than `share` of the responses are cut off at the longest length, m steps in a row, the first the onset.
+
+    Only tasks whose responses can end have such a share, `rollout/truncated`. A length that degenerates may come before a
+    drawdown, and a correction that rejects long responses can cause it.
+    """
+
+    role = "warning"
+
+    def __init__(self, *, share: float, m: int):
+        if not (0 < share < 1 and m >= 1):
+            raise ValueError(f"length: share={share}, m={m}: needs 0 < share < 1, m ≥ 1")
+        self.share, self.m = share, m
+        self.state: dict[str, Any] = {"long": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s, truncated = self.state, metrics.get("rollout/truncated")
+        if truncated is None or s["fired"]:
+            return None
+        s["long"] = [*s["long"], step] if truncated > self.share else []
+        if len(s["long"]) < self.m:
+            return None
+        s["fired"] = True
+        return {"onset": s["long"][0], "cause": f"more than {self.share:g} of the responses cut off"}
+
+
 def _median(readings: list[Reading]) -> Reading:
     """The median reward of up to three evaluations with the error of the one it is; of two, their mean with the larger error."""
     ordered = sorted(readings)

@@ -84,6 +84,7 @@ METRICS = {
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
     "rollout/response_tokens": Metric("mean length of the responses", "tokens"),
+    "rollout/truncated": Metric("share of the responses that were cut off before they ended, of tasks where they can", "0..1"),
     "mismatch/mult_prob_error": Metric("mean max(ρ, 1/ρ) over tokens; NeMo-RL's token_mult_prob_error", "≥ 1"),
     "mismatch/js_divergence": Metric("mean log cosh(½ log ρ) over tokens; NeMo-RL's js_divergence_error", "nats"),
     "mismatch/prob_diff_mean": Metric("mean |π − μ| of the sampled tokens", "0..1"),

@@ -151,6 +151,9 @@ class Trainer:
         }
         if greedy is not None:
             metrics["reward/greedy"] = greedy.mean()
+        if self.task.stop:
+            ended = torch.isin(rollout.tokens, torch.tensor(self.task.stop, device=rollout.tokens.device)).any(1)
+            metrics["rollout/truncated"] = 1 - ended.float().mean()
         with self.clock("train"):
             updated, logp = self.update(batch, order)
         batch = batch if logp_old is not None else batch._replace(logp_old=logp)

@@ -89,8 +89,8 @@ def write(
         for row in kept:
             folder._append("metrics.jsonl", {key: value for key, value in row.items() if key not in drop})
         for name, event in events.items():
-            role = {"learning": "learned", "distribution": "warning", "entropy": "warning"}.get(name, "collapse")
-            folder.log_event(role, event["onset"], detector=name, **event)
+            roles = {"learning": "learned", "distribution": "warning", "entropy": "warning", "length": "warning"}
+            folder.log_event(roles.get(name, "collapse"), event["onset"], detector=name, **event)
         process = {
             "commit": commit,
             "diff": "",

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.collapse import DETECTORS, Outcome, outcome, replay
-from harness.detectors import Distribution, Drawdown, Entropy, Learning, Numerical
+from harness.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
 
 
 def evaluation(reward, n=320):
@@ -184,6 +184,20 @@ def test_entropy_below_a_twentieth_of_its_start_warns():
     assert warned([2.0, 1.0, 0.09, None, 0.09, 0.09]) == 2
 
 
+def test_responses_that_do_not_end_warn():
+    """Above a half, three in a row; a task whose responses have one length has no such share."""
+
+    def warned(shares):
+        detector = Length(share=0.5, m=3)
+        rows = [{} if share is None else {"rollout/truncated": share} for share in shares]
+        return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
+
+    assert warned([0.6, 0.6, 0.5, 0.6, 0.6]) is None and warned([None] * 9) is None
+    assert warned([0.1, 0.6, 0.7, None, 0.8, 0.9]) == 1
+    with pytest.raises(ValueError, match=r"length: share=1.5, m=3: needs 0 < share < 1"):
+        Length(share=1.5, m=3)
+
+
 def learned(rewards, n=320):
     detector = Learning(solved=0.95)
     return next((e["onset"] for i, r in enumerate(rewards) if (e := detector.observe(i, evaluation(r, n)))), None)
@@ -238,11 +252,12 @@ def test_an_unwatched_run_is_not_said_to_have_learned_nothing():
 
 
 def test_detectors_are_registered():
-    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "numerical"]
+    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "length", "numerical"]
     assert {name: DETECTORS[name].role for name in DETECTORS.names()} == {
         "drawdown": "collapse",
         "numerical": "collapse",
         "distribution": "warning",
         "entropy": "warning",
+        "length": "warning",
         "learning": "learned",
     }
