@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation (TRL's and verl's value): a group with equal rewards has advantage 0, not 0/0."""
+"""Added to a standard deviation (verl's and SkyRL's value; TRL's is 1e-4): a group of equal rewards has advantage 0, not 0/0."""
 
 
 def advantage(*needs: str) -> Callable:
@@ -57,6 +57,18 @@ def grpo(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
     Limits: equal rewards or a single response give 0.
     """
     return dr_grpo(rewards, kept=kept) / (_std(rewards, _all_if_none(kept, rewards)) + STD_FLOOR)
+
+
+@advantage()
+def grpo_batch_std(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+    """Group mean as baseline, the std of the whole batch as scale: A = (R − mean_g R)/(std R + 1e-6), std with n − 1.
+
+    Where R = `rewards`, mean over the kept responses of the prompt, std over all kept responses of the batch given, which
+    must be the global one. Source: Lite PPO, arXiv 2508.08221; TRL's scale_rewards=batch. Limits: equal rewards in each
+    group give 0.
+    """
+    kept = _all_if_none(kept, rewards)
+    return dr_grpo(rewards, kept=kept) / (_std(rewards.view(1, -1), kept.view(1, -1)) + STD_FLOOR)
 
 
 @advantage()

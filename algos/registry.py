@@ -87,8 +87,8 @@ LOSSES = Registry(
 ADVANTAGES = Registry(
     "advantages",
     {
-        **_from("algos.advantages", "reinforce", "grpo", "dr_grpo", "gpg", "rloo", "maxrl", "remax", "pass_at_k", "opo"),
-        **_from("algos.advantages", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
+        **_from("algos.advantages", "reinforce", "grpo", "grpo_batch_std", "dr_grpo", "gpg", "rloo", "maxrl", "remax"),
+        **_from("algos.advantages", "pass_at_k", "opo", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
         **_from("algos.advantages", "gae", "optimal_token_baseline", "gigpo"),
     },
 )

@@ -43,6 +43,7 @@ def translate(source: Source, out: Translation) -> None:
     std = source.flag("grpo_norm_by_std", default=True)
     names = {"grpo": "grpo" if std else "dr_grpo", "rloo": "rloo", "reinforce++": "reinforce_pp", "maxrl": "maxrl"}
     out.choose("advantage", source, "advantage_estimator", names)
+    _kl(source, out)
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
     mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
@@ -129,3 +130,20 @@ def _masks(source: Source, out: Translation) -> None:
         out.lost.append(f"{source.key('sequence_mask_metric')}={metric}: accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):
         out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """use_kl_loss, which is on by default; use_kl_in_reward, which excludes it, has no place here."""
+    kind, coef = str(source.take("kl_estimator_type", default="k3")), source.number("kl_loss_coef", default=0.001)
+    on = source.flag("use_kl_loss", default=True)
+    if source.flag("use_kl_in_reward"):
+        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+        return
+    keys = [f"kl_ctrl.{key}" for key in ("type", "kl_target", "horizon")]
+    if source.has(*keys):
+        source.take(*keys)
+        out.notes.append("use_kl_in_reward is not true, so SkyRL does not read kl_ctrl")
+    if on and coef:
+        out.kl(kind, coef, f"kl_estimator_type={kind}")
+        default = "" if source.has("use_kl_loss") else "; use_kl_loss is not set: it is on by default"
+        out.notes.append(f"kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10{default}")

@@ -95,6 +95,25 @@ class Translation:
         elif value is not None:
             self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
 
+    def kl(self, kind: str, coef: float, source: str) -> None:
+        """Add a KL term to the loss: `kind` is k1, k2, k3, k3_unbiased or abs, or one of them with verl's "+"; 0 is none."""
+        value = kind.removesuffix("+")
+        if coef == 0:
+            return
+        if value not in ("k1", "k2", "k3", "k3_unbiased", "abs") or coef < 0:
+            self.lost.append(f"{source}: no such KL term here")
+            return
+        self.options["kl"] = ("k3_k2" if value == "k3" else "k2") if kind.endswith("+") else value
+        self.values["kl"] = {"coef": coef}
+        if kind in ("k1+", "abs+"):
+            self.notes.append(f"{source}: of the value {value} and the gradient of k2; here the value is k2's too")
+        if kind == "k1":
+            self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
+
+    def no_kl_in_reward(self, key: str) -> None:
+        """Name `key` as lost."""
+        self.lost.append(f"{key}=True: no run takes a KL penalty in its reward; kl=… is a term of the loss")
+
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
         """Set the weight, or name `source` as lost with the reason why no weight of this algebra is the same."""
         try:

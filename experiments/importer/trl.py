@@ -12,7 +12,7 @@ REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "lus
               "dr_grpo": "seq_mean_token_sum_norm"}
 """loss_type → reduction; dapo, bnpo, cispo and vespo take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "mean": "maxrl"}
+SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
 RENAMED = {
     "num_generations": "rollout.samples",
     "temperature": "rollout.temperature",
@@ -44,6 +44,7 @@ def translate(source: Source, out: Translation) -> None:
     if kind == "bnpo":
         out.notes.append("bnpo: TRL divides by the tokens of each micro-batch, this by those of the mini-batch")
     _correction(source, out)
+    _kl(source, out)
     out.options["advantage"] = "grpo"
     out.choose("advantage", source, "scale_rewards", SCALES)
     for theirs, ours in RENAMED.items():
@@ -107,3 +108,16 @@ def _correction(source: Source, out: Translation) -> None:
         out.ratio = "old" if out.weight.level else "current"
         if out.weight.level:
             out.notes.append(f"{key}: TRL compares μ with π_θ, this with π_old as the weight does; equal on the first mini-batch")
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """beta; use_bias_correction_kl has been on by default since 1.16."""
+    beta, unbiased = source.number("beta", default=0.0), source.flag("use_bias_correction_kl", default=True)
+    out.kl("k3_unbiased" if unbiased else "k3", beta, f"beta={beta}")
+    if beta and unbiased:
+        if not source.has("use_bias_correction_kl"):
+            out.notes.append("use_bias_correction_kl is not set: on in TRL 1.16, off before; kl=k3 is the latter")
+        if source.take("importance_sampling_level") == "sequence":
+            out.notes.append("kl: TRL multiplies each token's k3 by the ratio of its response, this by the token's own")
+    if beta and out.reject:
+        out.notes.append("kl: TRL's KL term counts masked tokens too; here they are left out")

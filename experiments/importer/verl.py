@@ -15,7 +15,9 @@ BARE = ("rollout_is", "rollout_rs", "rollout_token_veto_threshold", *BYPASS, *GR
 PREFIXES = ("actor_rollout_ref.", "algorithm.", "actor.policy_loss.rollout_correction.", "rollout_correction.")
 LEVELS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "worst_token"}
 GRPO = ("grpo", "grpo_vectorized")
+KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 ADVANTAGES = {
+    **{name: name for name in ("remax", "gpg")},
     **{name: "rloo" for name in ("rloo", "rloo_vectorized")},
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
@@ -233,6 +235,34 @@ def _rest(source: Source, out: Translation) -> None:
     elif mini:
         out.lost.append(f"actor.ppo_mini_batch_size={mini}: actor.minibatches is data.train_batch_size over it, which is not set")
     std = source.flag("norm_adv_by_std_in_grpo", default=True)
-    out.choose("advantage", source, "adv_estimator", ADVANTAGES | {name: "grpo" if std else "dr_grpo" for name in GRPO})
+    of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k"}
+    out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)
+    if out.options.get("advantage") == "pass_at_k":
+        out.values["advantage"] = {"std": std}
+    if out.options.get("advantage") == "gpg":
+        out.notes.append("gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards")
+    _kl(source, out)
     out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
     out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_tensor"})
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """use_kl_loss with its type and coefficient; use_kl_in_reward has no place here."""
+    theirs = str(source.take("actor.kl_loss_type", default="low_var_kl"))
+    coef = source.number("actor.kl_loss_coef", default=0.001)
+    if source.flag("actor.use_kl_loss"):
+        value = theirs.removesuffix("+")
+        kind = KL_TYPES.get(value, value) + "+" * theirs.endswith("+")
+        out.kl(kind, coef, f"actor.kl_loss_type={theirs}")
+        if kind.startswith("k3") and coef:
+            out.notes.append(f"kl={out.options['kl']}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here")
+        if coef and out.ratio == "current" and out.reject:
+            out.notes.append("kl: in bypass mode verl's KL term counts rejected tokens too; here they are left out")
+    elif source.has("actor.kl_loss_type", "actor.kl_loss_coef"):
+        out.notes.append("actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef")
+    keys = [f"kl_ctrl.{key}" for key in ("type", "kl_coef", "horizon", "target_kl")]
+    if source.flag("use_kl_in_reward"):
+        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+    elif source.has("kl_penalty", *keys):
+        source.take("kl_penalty", *keys)
+        out.notes.append("use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl")

@@ -12,6 +12,7 @@ from algos.advantages import (
     gigpo,
     gpg,
     grpo,
+    grpo_batch_std,
     maxrl,
     opo,
     optimal_token_baseline,
@@ -46,6 +47,14 @@ def test_group_baselines():
 def test_no_baseline_is_the_reward():
     close(reinforce(f64([[1, -2]])), [[1, -2]])
     close(reinforce(f64([[1, -2]]), kept=torch.tensor([[False, True]])), [[0, -2]])
+
+
+def test_the_std_of_the_batch():
+    """Rewards [1, 0 | 3, 4]: mean 2, std √((1 + 4 + 1 + 4)/3) = 1.825742; without the 4, 4/3 and √(42/9/2) = 1.527525."""
+    rewards = f64([[1, 0], [3, 4]])
+    close(grpo_batch_std(rewards), [[0.5 / 1.825742, -0.5 / 1.825742], [-0.5 / 1.825742, 0.5 / 1.825742]])
+    kept = torch.tensor([[True, True], [True, False]])
+    close(grpo_batch_std(rewards, kept=kept), [[0.5 / 1.527525, -0.5 / 1.527525], [0, 0]])
 
 
 def test_gpg_makes_up_for_groups_without_a_gradient():

@@ -148,12 +148,57 @@ def test_the_rest_of_a_verl_config(imported):
             },
         }
     )  # fmt: skip
-    assert body["options"] == {"loss": "ppo", "reduce": "seq_mean_token_sum_norm", "advantage": "dr_grpo",
+    assert body["options"] == {"loss": "ppo", "reduce": "seq_mean_token_sum_norm", "advantage": "dr_grpo", "kl": "k3",
                                "rollout/precision": "fp8_tensor", "correction": "none"}  # fmt: skip
     assert body["rollout"] == {"samples": 8, "prompts": 256, "temperature": 0.9}
     assert body["actor"] == {"lr": 1e-6, "minibatches": 4} and body["reduce"] == {"norm": 1024}
-    assert notes == ["actor.clip_ratio=0.3: no effect in verl, whose clip_ratio_low and _high default to 0.2"]
-    assert lost == ["algorithm.kl_ctrl.kl_coef=0.001", "actor_rollout_ref.actor.use_kl_loss=True"]
+    assert notes == [
+        "actor.clip_ratio=0.3: no effect in verl, whose clip_ratio_low and _high default to 0.2",
+        CLAMPED.format("k3"),
+        "use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl",
+    ]
+    assert body["kl"] == {"coef": 0.001} and lost == []
+
+
+CLAMPED = "kl={}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here"
+
+
+@pytest.mark.parametrize(
+    ("kind", "kl", "notes"),
+    [
+        ("kl", "k1", ["actor.kl_loss_type=kl: the mean gradient of k1 as a loss is 0; it pulls towards no reference"]),
+        ("mse", "k2", []),
+        ("abs", "abs", []),
+        ("low_var_kl", "k3", [CLAMPED.format("k3")]),
+        ("low_var_kl+", "k3_k2", [CLAMPED.format("k3_k2")]),
+        ("k2+", "k2", []),
+        ("k1+", "k2", ["actor.kl_loss_type=k1+: of the value k1 and the gradient of k2; here the value is k2's too"]),
+    ],
+)
+def test_the_kl_of_verl(imported, kind, kl, notes):
+    body, *said = imported({"actor": {"use_kl_loss": True, "kl_loss_type": kind, "kl_loss_coef": 0.02}})
+    assert (body["options"]["kl"], body["kl"], said) == (kl, {"coef": 0.02}, [notes, []])
+
+
+def test_the_kl_that_verl_does_not_read_or_that_is_not_here(imported):
+    body, notes, lost = imported({"actor": {"kl_loss_coef": 0.02}, "algorithm": {"use_kl_in_reward": True, "kl_penalty": "k3"}})
+    assert "kl" not in body and notes == ["actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef"]
+    assert lost == ["algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss",
+                    "algorithm.kl_penalty=k3"]  # fmt: skip
+    assert imported({"actor": {"use_kl_loss": True, "kl_loss_type": "full"}})[2] == [
+        "actor.kl_loss_type=full: no such KL term here"
+    ]
+
+
+def test_the_advantages_of_verl(imported):
+    for std in (True, False):
+        body = imported({"algorithm": {"adv_estimator": "grpo_passk", "norm_adv_by_std_in_grpo": std}})[0]
+        assert (body["options"]["advantage"], body["advantage"]) == ("pass_at_k", {"std": std})
+    assert imported({"algorithm.adv_estimator": "remax"})[0]["options"]["advantage"] == "remax"
+    body, notes, _ = imported({"algorithm.adv_estimator": "gpg"})
+    assert body["options"]["advantage"] == "gpg" and notes == [
+        "gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards"
+    ]
 
 
 @pytest.mark.parametrize(

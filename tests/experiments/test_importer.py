@@ -67,7 +67,7 @@ SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, 
 @pytest.mark.parametrize("case", SKYRL)
 def test_skyrl(imported, case):
     algorithm, loss, params, proximal, expected, notes, lost = SKYRL[case]
-    body, *said = imported({"trainer": {"algorithm": algorithm}})
+    body, *said = imported({"trainer": {"algorithm": {"use_kl_loss": False} | algorithm}})
     assert (body["options"].get("loss"), body.get("loss"), body["proximal"]) == (loss, params, proximal)
     assert body["correction"] == expected
     assert said == [notes, lost]
@@ -87,6 +87,51 @@ def test_the_rest_of_a_skyrl_config(imported):
         "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
         "trainer.policy_mini_batch_size=8: actor.minibatches is trainer.train_batch_size over it, not set",
     ]
+
+
+SKYRL_KL = "kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10"
+ON_BY_DEFAULT = "; use_kl_loss is not set: it is on by default"
+IN_REWARD = "trainer.algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kl", "coef", "notes", "lost"),
+    [
+        ({}, "k3", 0.001, [SKYRL_KL + ON_BY_DEFAULT], []),
+        ({"use_kl_loss": True, "kl_estimator_type": "abs", "kl_loss_coef": "0.02"}, "abs", 0.02, [SKYRL_KL], []),
+        ({"kl_loss_coef": 0}, None, None, [], []),
+        ({"use_kl_loss": False, "kl_ctrl": {"type": "adaptive"}}, None, None,
+         ["use_kl_in_reward is not true, so SkyRL does not read kl_ctrl"], []),
+        ({"use_kl_loss": False, "use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive"}}, None, None, [],
+         [IN_REWARD, "trainer.algorithm.kl_ctrl.type=adaptive"]),
+    ],
+)  # fmt: skip
+def test_the_kl_of_skyrl(imported, algorithm, kl, coef, notes, lost):
+    body, *said = imported({"trainer": {"algorithm": {"policy_loss_type": "regular"} | algorithm}})
+    assert (body["options"].get("kl"), body.get("kl", {}).get("coef")) == (kl, coef)
+    assert said == [notes, lost]
+
+
+UNBIASED = "use_bias_correction_kl is not set: on in TRL 1.16, off before; kl=k3 is the latter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kl", "notes"),
+    [
+        ({"beta": 0.0}, None, []),
+        ({"beta": 0.04}, "k3_unbiased", [UNBIASED]),
+        ({"beta": 0.04, "use_bias_correction_kl": False}, "k3", []),
+        ({"beta": 0.04, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"}, "k3_unbiased",
+         ["kl: TRL multiplies each token's k3 by the ratio of its response, this by the token's own"]),
+        ({"beta": 0.04, "use_bias_correction_kl": False, "use_vllm": True, "off_policy_mask_threshold": 0.5,
+          "vllm_importance_sampling_correction": False}, "k3",
+         ["kl: TRL's KL term counts masked tokens too; here they are left out"]),
+    ],
+)  # fmt: skip
+def test_the_kl_of_trl(imported, settings, kl, notes):
+    body, said, lost = imported({"loss_type": "grpo", "use_vllm": False} | settings)
+    assert (body["options"].get("kl"), body.get("kl")) == (kl, None if kl is None else {"coef": 0.04})
+    assert [line for line in said if line != OFF] == notes and lost == []
 
 
 DEFAULT_MODE = "vllm_importance_sampling_mode is not set: sequence_mask is TRL's default"
@@ -154,9 +199,10 @@ def test_the_rest_of_a_trl_config_in_json(imported):
     body, _, lost = imported(json.dumps(theirs))
     assert body["options"]["advantage"] == "dr_grpo" and body["reduce"] == {"norm": 256}
     assert body["actor"] == {"lr": 1e-6} and "steps" not in body
-    assert lost == ["beta=0.04"]
-    assert imported({"scale_rewards": "batch", "use_vllm": False})[2] == [
-        "scale_rewards=batch: no such advantage here, or no run provides what it needs"
+    assert body["options"]["kl"] == "k3_unbiased" and lost == []
+    assert imported({"scale_rewards": "batch", "use_vllm": False})[0]["options"]["advantage"] == "grpo_batch_std"
+    assert imported({"scale_rewards": "median", "use_vllm": False})[2] == [
+        "scale_rewards=median: no such advantage here, or no run provides what it needs"
     ]
 
 
@@ -191,7 +237,10 @@ def test_bad_input_is_one_line(imported, text, message):
         {"rollout_correction": {"rollout_is": "sequence", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.4"}},
         {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce"}},
         {"trainer.algorithm": {"policy_loss_type": "dppo", "off_policy_correction": {"sequence_mask_metric": "product"}}},
-        {"loss_type": "dr_grpo", "use_vllm": True, "num_generations": 4, "max_steps": 10},
+        {"trainer.algorithm": {"loss_reduction": "prompt_mean", "kl_estimator_type": "k2"}},
+        {"loss_type": "dr_grpo", "use_vllm": True, "num_generations": 4, "max_steps": 10, "beta": 0.04},
+        {"algorithm.adv_estimator": "grpo_passk", "actor.use_kl_loss": True, "actor.kl_loss_type": "k3+"},
+        {"algorithm.adv_estimator": "remax"},
     ],
 )
 def test_what_is_printed_runs(theirs, tmp_path):
@@ -206,7 +255,7 @@ def test_what_is_printed_runs(theirs, tmp_path):
 
 def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_path):
     good = tmp_path / "verl.yaml"
-    good.write_text("actor.tis_imp_ratio_cap: 2\nactor.use_kl_loss: true\n")
+    good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
     code = """
 import sys
 from experiments.cli import main
@@ -223,6 +272,6 @@ finally:
     status, out, err = run(good)
     assert (status, err) == (0, "[]\n")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
-    assert "# not translated: actor.use_kl_loss=True\ndefaults:\n  - override /loss: ppo\n" in out
+    assert "# not translated: actor.entropy_coeff=0.1\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
     assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory)\n[]\n")
