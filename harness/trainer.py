@@ -306,7 +306,7 @@ class Trainer:
                 self.actor.backward(loss, last=part is parts[-1])
                 extra["actor/loss"] = loss.detach()
                 extra["actor/entropy"] = torch.where(own[3], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
-                sums.update({name: value.double() for name, value in extra.items()})
+                sums.update({name: value.detach().double() for name, value in extra.items()})
             norms.append(self.actor.step())
             self.updates += 1
             per_step.append(self.ranks.sum(torch.stack(list(sums.values()))))

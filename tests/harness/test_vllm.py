@@ -18,6 +18,7 @@ from harness.models import build, qwen3_config
 from harness.plugins import check
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import QUANTIZATIONS, VllmEngine, kv_cache_refusal, weight_formats
+from harness.tasks import PAD
 from harness.trainer import train
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
@@ -148,6 +149,26 @@ def test_responses_repeat_and_do_not_depend_on_their_neighbours():
     assert torch.equal(part.tokens, whole.tokens[5:9]) and torch.allclose(part.logp, whole.logp[5:9], atol=1e-5)
     other = made.generate(prompts, asked(seed=1)[1])
     assert not torch.equal(other.tokens, whole.tokens)
+
+
+def test_shorter_prompts_and_responses_that_end():
+    """A prompt padded on its left is the prompt; a response ends with its stop token, which counts, and PAD follows."""
+    made = VllmEngine(net().config, precision("fp32"), kv_cache_gib=0.25, stop=(3, 5))
+    made.load_weights(net().named_parameters(), version=0)
+    prompts, uniforms = asked()
+    padded = torch.cat([torch.full((len(prompts), 2), PAD), prompts], 1)
+    padded[::2] = prompts.new_tensor([PAD, PAD, PAD, PAD, 1, 2, 4])
+    rollout = made.generate(padded, uniforms)
+    plain = made.generate(prompts, uniforms)
+    assert torch.equal(rollout.tokens[1::2], plain.tokens[1::2])
+    short = made.generate(prompts.new_tensor([[1, 2, 4]]).expand(32, 3), uniforms[::2])
+    assert torch.equal(rollout.tokens[::2], short.tokens) and (rollout.logp[::2] - short.logp).abs().max() < 1e-5
+    stopped = torch.isin(plain.tokens, torch.tensor([3, 5]))
+    ended, after = stopped.any(1), stopped.cumsum(1) - stopped.long() > 0
+    assert 0 < ended.sum() < len(ended)  # some do, some are cut off
+    assert torch.equal(plain.tokens == PAD, after) and (plain.logp[after] == 0).all() and (plain.logp[stopped] < 0).all()
+    told = plain._replace(tokens=plain.tokens.clamp(min=0))
+    assert off(told, prompts)[~after].abs().max() < 1e-5
 
 
 def test_sampling_follows_the_distribution_and_its_temperature_is_reported():
