@@ -41,6 +41,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
 	$(RUN) -m experiments.bench_vllm
 	$(RUN) -m experiments.bench_replay
+	$(RUN) -m experiments.bench_load
 	$(RUN) -m experiments.bench_zero
 
 $(VENV)/installed: pyproject.toml constraints.txt
