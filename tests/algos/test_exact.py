@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from algos.advantages import dr_grpo, pass_at_k, rloo
-from algos.corrections import correct
+from algos.corrections import bounded_weights, correct
 from algos.diagnostics import mismatch
 from algos.enumerable import policies, rewards, toy
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.losses import gspo, ppo, sapo
 from algos.objective import Objective
-from algos.ratios import at_level, log_ratio
+from algos.ratios import Ratio, at_level, log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from algos.spec import Correction, Reject, Weight
@@ -116,6 +117,32 @@ def test_truncation_masking_and_rejection_have_the_stated_means_and_gradients(ca
     close(mis, torch.einsum("n,nsv->sv", pi * keep, f))  # P_π(keep)·E_π[f | keep]
     rejected = expected_gradient(LOSSES["pg"], Correction("current", reject={"s": Reject("sequence", upper=cap)}))
     close(rejected, torch.einsum("n,nsv->sv", mu() * keep, f))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_limits_of_the_bound(level):
+    """C → ∞: truncate, mask and no bound are one. C → 0: truncate is C times no correction, mask leaves nothing.
+
+    So under Adam, which divides a scale out, a truncation far below 1 is no correction, and C < 1 is refused.
+    """
+    ratio = Ratio(log_ratio(SPACE.logp(PI), SPACE.logp(MU), SPACE.mask), SPACE.mask)
+    rho = ratio.at_level(level)
+    free, pg = expected_gradient(LOSSES["pg"], UNTRUNCATED[level]), LOSSES["pg"]
+    for action in ("truncate", "mask"):
+        for cap in (rho.max().item(), 1e9):
+            assert torch.equal(expected_gradient(pg, Correction("current", Weight(level, action, upper=cap))), free)
+    per_token = torch.func.jacrev(SPACE.logp)(PI)
+    uncorrected, share = expected_gradient(pg, Correction()), []
+    for cap in (0.9, 0.5 * rho.min().item(), 1e-6):
+        with pytest.raises(ValueError, match=f"upper={cap} is below 1"):
+            Weight(level, upper=cap)
+        below = SimpleNamespace(level=level, action="truncate", upper=cap, lower=None)
+        weights = bounded_weights(rho, below).expand_as(SPACE.mask)
+        gradient = torch.einsum("n,nt,ntsv->sv", -mu() * R, weights, per_token) / cap
+        share.append(((gradient - uncorrected).norm() / uncorrected.norm()).item())
+        below.action = "mask"
+        assert (bounded_weights(rho, below) == 0).all() == (cap < rho.min())
+    assert share[0] > 1e-2 and max(share[1:]) < 1e-12
 
 
 def test_the_denominator_decides_between_a_mean_and_a_conditional_mean():

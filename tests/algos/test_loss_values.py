@@ -207,6 +207,12 @@ def test_nemo_ppo_and_gspo():
     assert (sequence * 0.8).mean().item() == pytest.approx(-0.4846, abs=1e-4)
 
 
+def test_nemo_reinforce():
+    """−A·log π = .5, −1, 3; their mean is 2.5/3."""
+    loss = LOSSES["pg"](row([-0.5, -1, -1.5]), None, row([1, -1, 2]), MASK3).loss
+    assert loss.mean().item() == pytest.approx(0.8333, abs=1e-4)
+
+
 def test_nemo_gspo_of_two_responses():
     """The second has π_old = e^−2: log r = [.30685, 1, 1.40547], s = e^.904107 = 2.469724, clipped to 1.2 where A > 0.
 
