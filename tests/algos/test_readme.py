@@ -1,0 +1,47 @@
+"""algos/README.md names everything that is registered or reported, and the functions that it names by module exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from algos.details import details
+from algos.effects import examine, finish
+from algos.objective import Objective
+from algos.profiles import position_rows, profiles
+from algos.reductions import Counts
+from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
+from algos.spec import REDUCTIONS, Correction, Reject, Weight
+
+TEXT = Path("algos/README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for registry in (LOSSES, ADVANTAGES, CORRECTIONS, KL) for name in registry.names()])
+def test_what_is_registered(name):
+    assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name):
+    assert re.search(rf"\b{name} Σ", TEXT)
+
+
+def test_every_metric():
+    l, mask = torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool)
+    spec = Correction(weight=Weight("token", "mask", 0.5, 2.0), reject={"NAME": Reject("geometric", upper=2.0)})
+    rows = examine(l, mask, spec, logp_rollout=l)[1]
+    names = {name.split("/")[1].replace("rollout_rs_NAME", "NAME") for name in [*finish(rows, spec), *details(l, mask, l)]}
+    for name in profiles(position_rows(l, mask)):
+        names.add(re.sub(r"(position|length)_\d+$", lambda found: f"{found[1]}_{found[1][0].upper()}", name.split("/")[1]))
+    assert names - set(re.findall(r"[\w.]+", TEXT)) == set()
+
+
+def test_functions_by_module():
+    for module, name in re.findall(r"`(\w+)\.(\w+)`", TEXT):
+        if module in ("Counts", "Objective") or Path(f"algos/{module}.py").exists():
+            owner = {"Counts": Counts, "Objective": Objective}.get(module) or importlib.import_module(f"algos.{module}")
+            assert hasattr(owner, name), (module, name)
