@@ -10,7 +10,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 home="${SLURM_HOME:-$here/state}"
 nodes="${NODES:-2}" cpus="${CPUS:-4}" memory="${MEMORY:-16000}" grace="${GRACE:-20}" max_array="${MAX_ARRAY:-1001}"
-export SLURM_CONF="$home/slurm.conf"
+export SLURM_CONF="$home/slurm.conf" PATH="$PATH:/usr/sbin"  # which only root has in its PATH
 
 say() { echo "$*" >&2; }
 quit() { say "$*"; exit 1; }
@@ -70,7 +70,7 @@ JobRequeue=1
 ReturnToService=2
 MinJobAge=3600
 MaxArraySize=$max_array
-KillWait=5
+KillWait=15
 SlurmdTimeout=10
 UnkillableStepTimeout=60
 SlurmctldTimeout=10
@@ -98,7 +98,8 @@ start() {
     chmod 0755 "$home"
     [ -f "$home/munge.key" ] || (umask 077 && dd if=/dev/urandom of="$home/munge.key" bs=1024 count=1 status=none)
     munged --force --key-file="$home/munge.key" --socket="$home/munge.socket" --pid-file="$home/munged.pid" \
-        --log-file="$home/munged.log" --seed-file="$home/munge.seed" 2>/dev/null
+        --log-file="$home/munged.log" --seed-file="$home/munge.seed" 2>"$home/munged.err" ||
+        quit "munged did not start: $(tail -n 1 "$home/munged.err")"
     slurmctld -i
     for i in $(seq "$nodes"); do
         mkdir -p "$home/spool-n$i"
