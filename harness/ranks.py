@@ -121,10 +121,11 @@ class Watch(threading.Thread):
                     counts[other] = count
                     if still[other] > self.patience:
                         self.store.set("dead", f"rank {other} died: no sign of life for {self.EVERY * still[other]:.0f} s")
-                if self.store.check(["dead"]):
-                    self._end(self.store.get("dead").decode())
+                for key, code in {"dead": os.EX_TEMPFAIL, "stopped": 1}.items():
+                    if self.store.check([key]):
+                        self._end(self.store.get(key).decode(), code)
             except dist.DistError:
-                self._end("rank 0 died: the store that it held is gone")
+                self._end("rank 0 died: the store that it held is gone", os.EX_TEMPFAIL)
             time.sleep(self.EVERY)
 
     def find_dead(self) -> None:
@@ -136,9 +137,10 @@ class Watch(threading.Thread):
         """Tell the others why this rank ends; it does so in its own time."""
         self.leaving = True
         with suppress(dist.DistError):
-            self.store.set("dead", reason)
+            self.store.set("stopped", reason)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, code: int) -> None:
+        """code: 75 where a rank died, which may go well the next time; 1 where it stopped by itself."""
         if self.leaving:
             return
         print(f"{reason}; rank {self.rank} stops too. Start again: the run resumes from its last checkpoint", file=sys.stderr)
@@ -148,7 +150,7 @@ class Watch(threading.Thread):
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # the main thread may be waiting for the dead rank for ever
+            os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
         """Rank 0, which may hold the store, goes last, but waits no longer than for a dead rank."""

@@ -21,10 +21,13 @@ import submitit
 from harness.errors import UserError
 from harness.records import FINISHED, writing
 from sweeps.ledger import STUCK, RunState, Sweep
-from sweeps.local import Pool
+from sweeps.local import Pool, follow
 from sweeps.options import SlurmOptions
 from sweeps.slurm import ask, holders, job_name, jobs, wait
 from sweeps.snapshot import snapshot
+
+STRAGGLERS = 60
+"""Seconds after the end of one rank when srun ends the others: they wait for rank 0, which may have found nothing to do."""
 
 
 class Slurm:
@@ -94,7 +97,8 @@ class Slurm:
             signal_delay_s=o.signal_delay_s,
             stderr_to_stdout=True,
             setup=[*o.setup, f"export PYTHONPATH={shlex.quote(str(self.code))}:$PYTHONPATH PYTHONSAFEPATH=1"],
-            additional_parameters={"requeue": True, **o.sbatch},
+            additional_parameters={"requeue": True, "ntasks": o.ranks, **o.sbatch},
+            srun_args=["--kill-on-bad-exit=0", f"--wait={STRAGGLERS}"],
             **given,
             **({"dependency": f"afterany:{after}"} if after else {}),
         )
@@ -112,7 +116,10 @@ class Slurm:
 
 
 class Task:
-    """What submitit runs in a job: the runs of one task. batch, index: its place in the sweep's batches."""
+    """What submitit runs in a job, on each rank: the runs of one task. batch, index: its place in the sweep's batches.
+
+    Rank 0 decides what is to be run, tells the ledger, and puts the job back into the queue.
+    """
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):
         self.arguments = (sweep, batch, index, at_once)
@@ -120,11 +127,14 @@ class Task:
 
     def __call__(self) -> None:
         home, batch, index, at_once = self.arguments
-        sweep = Sweep(home)
+        sweep, environment = Sweep(home), submitit.JobEnvironment()
         runs = json.loads((sweep.home / "batches" / f"{batch}.json").read_text())[index]
+        if environment.global_rank > 0:
+            follow(sweep, *runs)
+            return
         states = sweep.states()
         over = [run for run in runs if states[run].state == "failed" or sweep.folder(run).state in FINISHED]
-        self.pool = Pool(sweep, at_once, submitit.JobEnvironment().job_id)
+        self.pool = Pool(sweep, at_once, environment.job_id)
         self.pool.run([run for run in runs if run not in over])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:

@@ -26,8 +26,8 @@ PRELOADED = ["sweeps.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
 """Seconds for which a run waits for its folder: a requeued job may start before the processes of its former life have ended."""
-UNAVAILABLE = 75
-"""Exit code of a run that its surroundings refused: EX_TEMPFAIL of sysexits.h."""
+UNAVAILABLE = os.EX_TEMPFAIL
+"""Exit code of a run that its surroundings refused: 75."""
 
 
 class Local:
@@ -126,20 +126,30 @@ class Pool:
 
 
 def _run_one(config_json: str, log: str) -> None:
-    """In the child: output goes to the run folder."""
+    """In the child."""
     for number in (signal.SIGTERM, signal.SIGUSR2):  # the server ignores them
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)
+    for _ in range(FORMER_LIFE):
+        if not claimed(RunFolder(os.path.dirname(log))):
+            break
+        time.sleep(1)
+    _train(config_json, log)
+
+
+def follow(sweep: Sweep, run: str) -> None:
+    """For the ranks above 0 of a task: this process works on the run that rank 0 starts, and has no say."""
+    _train(sweep.config(run).model_dump_json(), str(sweep.folder(run).path / "log.txt"))
+
+
+def _train(config_json: str, log: str) -> None:
+    """The run, its output in the run folder."""
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from harness.config import Config
     from harness.trainer import train
 
-    for _ in range(FORMER_LIFE):
-        if not claimed(RunFolder(os.path.dirname(log))):
-            break
-        time.sleep(1)
     try:
         train(Config.model_validate_json(config_json))
     except UserError as error:

@@ -15,7 +15,8 @@ from harness.errors import UserError
 class SlurmOptions:
     """Keys of `hydra/launcher=slurm`. partition, account, qos, gres, constraint: sbatch's. timeout_min, mem_gb: of a task.
 
-    runs_per_job: runs in a task, runs_at_once of them at a time, each on cpus_per_run cores. parallel: tasks at a time.
+    runs_per_job: runs in a task, runs_at_once of them at a time. ranks: processes of a run, which srun starts, each on
+    cpus_per_run cores; a run of several has its task to itself. parallel: tasks at a time.
     signal_delay_s: how long before its time limit a task is told to save. setup: shell lines before it. python: the command, if
     it is not this interpreter. sbatch: any other option. site: a YAML file with values for the keys that are null or empty here.
     code: null, sweep or new, see sweeps/snapshot.py. detach: return once all is submitted.
@@ -30,6 +31,7 @@ class SlurmOptions:
     mem_gb: float = 4
     runs_per_job: int = 1
     runs_at_once: int = 1
+    ranks: int = 1
     cpus_per_run: int = 1
     parallel: int = 64
     signal_delay_s: int = 120
@@ -42,9 +44,11 @@ class SlurmOptions:
 
     def check(self) -> None:
         """Fill from the site file. Raises UserError on a value that cannot be meant."""
-        for key in ("timeout_min", "mem_gb", "runs_per_job", "runs_at_once", "cpus_per_run", "parallel", "signal_delay_s"):
-            if not getattr(self, key) > 0:
+        for key, default in vars(SlurmOptions()).items():
+            if isinstance(default, (int, float)) and not isinstance(default, bool) and not getattr(self, key) > 0:
                 raise UserError(f"hydra.launcher.{key}={getattr(self, key)}: must be above 0")
+        if self.ranks > 1 and self.runs_per_job > 1:
+            raise UserError(f"hydra.launcher.ranks={self.ranks}: such a run has its task to itself; set runs_per_job=1")
         if self.code not in (None, "sweep", "new"):
             raise UserError(f"hydra.launcher.code={self.code}: sweep, new or null")
         if self.site:

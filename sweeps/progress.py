@@ -28,6 +28,7 @@ class Display:
         self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True)
         self.began, self.last, self.stepping = time.time(), 0.0, None
+        self.took = 0.0  # by the last look at the folders: thousands of them, on a network, take a while
 
     def __enter__(self) -> Display:
         self.live = Live(console=self.console, refresh_per_second=2, transient=False) if self.console.is_terminal else None
@@ -43,11 +44,12 @@ class Display:
     def update(self, force: bool = False) -> None:
         """Read the folders and show them."""
         now = time.time()
-        if not force and now - self.last < (0.5 if self.live else PLAIN_EVERY):
+        if not force and now - self.last < (max(0.5, 10 * self.took) if self.live else PLAIN_EVERY):
             return
-        self.last = now
         over = {digest: row for digest, row in self.rows.items() if row[0] in FINISHED}
         rows = self.rows = {d: over.get(d) or _progress(f, self.configs[d].steps) for d, f in self.folders.items()}
+        self.last = time.time()
+        self.took = self.last - now
         done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
         if self.stepping is None or done <= self.stepping[1]:
             self.stepping = (now, done)  # the clock of the rate starts with the first step, not with the warm start

@@ -14,7 +14,7 @@ from harness.records import writing
 from sweeps.ledger import Sweep
 
 PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "hydra_plugins")
-SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc")
+SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wait
 
 
 def snapshot(sweep: Sweep, choice: str | None) -> Path:
@@ -43,16 +43,16 @@ def snapshot(sweep: Sweep, choice: str | None) -> Path:
 def _copy(folder: Path, digest: str) -> None:
     temporary = folder.with_name(f".{digest}.{os.getpid()}")
     for package in PACKAGES:
-        shutil.copytree(HOME / package, temporary / package, ignore=SKIPPED)
+        shutil.copytree(HOME / package, temporary / package, ignore=shutil.ignore_patterns(*SKIPPED))
     (temporary / "snapshot.json").write_text(json.dumps({**code_version(), "snapshot": digest}))
     temporary.rename(folder)
 
 
 def _digest() -> str:
-    """12 hex digits of the SHA-256 of every file of the packages."""
+    """12 hex digits of the SHA-256 of every file of the packages, notes left out."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((HOME / package).rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
+            if path.is_file() and not any(path.match(pattern) for pattern in SKIPPED):
                 digest.update(str(path.relative_to(HOME)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

@@ -1,37 +1,54 @@
-"""`hydra/launcher=local` and `hydra/launcher=slurm`. Hydra finds launchers only in packages under `hydra_plugins`, so the classes
+"""`hydra/launcher=local` and `hydra/launcher=slurm`. Hydra finds plug-ins only in packages under `hydra_plugins`, so the classes
 stand here; `sweeps` does the work."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
 
 from harness.config import Config, parse
 from harness.errors import UserError
+from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
 COMMON = {"retry_failed": False, "extend": False}
 """retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
 
+store = partial(ConfigStore.instance().store, provider="faultline")
+store(group="hydra/sweeper", name="grid", node=BasicSweeperConf(_target_="hydra_plugins.faultline_launcher.Grid"))
 for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm": {**vars(SlurmOptions()), **COMMON}}.items():
     target = f"hydra_plugins.faultline_launcher.{name.title()}Launcher"
-    ConfigStore.instance().store(group="hydra/launcher", name=name, node={"_target_": target, **keys}, provider="faultline")
+    store(group="hydra/launcher", name=name, node={"_target_": target, **keys})
+
+
+class Grid(BasicSweeper):
+    """Hydra's own sweeper, but that it does not compose a grid that a launcher of ours is going to compose, and faster."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        if not isinstance(self.launcher, _Launcher):
+            super().validate_batch_is_legal(batch)
 
 
 class _Launcher(Launcher):
+    ranks = 1
+
     def __init__(self, retry_failed: bool, extend: bool):
         self.retry_failed, self.extend = retry_failed, extend
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.loader, self.config = hydra_context.config_loader, config
-        self.arms: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.composer = Composer(hydra_context.config_loader, config)
 
     def executor(self):
         """Where the runs will run, see sweeps.launch.Executor."""
@@ -39,13 +56,16 @@ class _Launcher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; one JobReturn each, in order. If any config is wrong, say so and start none."""
-        configs = [self._parse(list(overrides)) for overrides in job_overrides]
+        grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        configs = [self._parse(overrides) for overrides in grid]
         from harness.plugins import check  # imports torch, so only once every config is known to be sound without it
+        from harness.ranks import check_ranks
         from sweeps.launch import launch
 
         for config, overrides in zip(configs, job_overrides, strict=True):
             with _refused(overrides):
                 check(config)
+                check_ranks(config, self.ranks)
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
         try:
             states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
@@ -61,16 +81,9 @@ class _Launcher(Launcher):
             for o, failed in zip(job_overrides, results, strict=True)
         ]
 
-    def _parse(self, overrides: list[str]) -> Config:
-        seed = [override for override in overrides if override.startswith("seed=")]
-        arm = tuple(override for override in overrides if override not in seed)
-        if arm not in self.arms:  # a quarter of a second each, so the seeds of an arm share it: a value, set once all is composed
-            composed = OmegaConf.to_container(self.loader.load_sweep_config(self.config, list(arm)))
-            del composed["hydra"]
-            self.arms[arm] = composed
+    def _parse(self, overrides: Sequence[str]) -> Config:
         with _refused(overrides):
-            config = OmegaConf.merge(self.arms[arm], OmegaConf.from_dotlist(seed))
-            return parse(OmegaConf.to_container(config, resolve=True))
+            return parse(self.composer(overrides))
 
 
 class LocalLauncher(_Launcher):
@@ -100,6 +113,7 @@ class SlurmLauncher(_Launcher):
         with _refused(["hydra/launcher=slurm"]):
             self.options = SlurmOptions(**OmegaConf.to_container(OmegaConf.create(options)))
             self.options.check()
+        self.ranks = self.options.ranks
         super().__init__(retry_failed, extend)
 
     def executor(self):

@@ -21,7 +21,7 @@ from scipy.stats import t as student
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED
+from harness.records import FINISHED, writing
 from sweeps.cluster import Slurm
 from sweeps.launch import plan
 from sweeps.ledger import RunState, Sweep
@@ -64,7 +64,7 @@ class Controller:
         """Search to the end, then the winner on fresh seeds. Returns and writes `search.json`."""
         self.slurm.options.check()
         self._check_space()
-        with self.sweep.lock():
+        with self.sweep.lock(), writing(self.sweep.home):
             self.slurm.prepare(self.sweep)
             self._same_spec()
             self.study = open_study(self.sweep, self.spec)
@@ -265,6 +265,7 @@ class Controller:
     def _check_space(self) -> None:
         """One config of each corner: what a run would refuse is told before the first is submitted."""
         from harness.plugins import check  # torch
+        from harness.ranks import check_ranks
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():
@@ -274,6 +275,7 @@ class Controller:
             (config,) = self.spec.configs(corner, range(1))
             try:
                 check(config)
+                check_ranks(config, self.slurm.options.ranks)
             except UserError as error:
                 raise UserError(f"{self._arm(self.spec.values(corner))}: {error}") from None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import optuna
 import yaml
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harness.config import Config, Strict, parse
 from harness.errors import UserError
+from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
 Count = Annotated[int, Field(gt=0)]
@@ -47,10 +50,11 @@ class Range(Strict):
         return FloatDistribution(min(ends), max(ends), log=self.scale != "linear")
 
     def value(self, number: float) -> float:
-        """The threshold for the number that Optuna gave."""
+        """The threshold for the number that Optuna gave, to four digits: more would only make it unreadable."""
+        number = float(f"{number:.4g}")
         if self.scale != "distance_from_1":
             return number
-        return 1 + number if self.low > 1 else 1 - number
+        return round(1 + number if self.low > 1 else 1 - number, 12)
 
 
 class Prune(Strict):
@@ -129,17 +133,15 @@ class Spec(Strict):
         chosen = [f"{key}={'null' if value is None else value}" for key, value in self.values(params).items()]
         place = [f"run.root={self.root}", f"run.sweep={self.name}"]
         try:
-            with initialize_config_module("experiments.conf", version_base="1.3"):
-                return [
-                    parse(
-                        OmegaConf.to_container(
-                            compose("config", [*self.overrides, *chosen, *place, f"seed={seed}"]), resolve=True
-                        )
-                    )
-                    for seed in seeds
-                ]
+            return [parse(_composer()([*self.overrides, *chosen, *place, f"seed={seed}"])) for seed in seeds]
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(f"{' '.join(chosen)}: {' '.join(str(error).split())}") from None
+
+
+@cache
+def _composer() -> Composer:
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return Composer(GlobalHydra.instance().config_loader(), compose("config", return_hydra_config=True))
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
