@@ -1,10 +1,12 @@
 """A real Slurm of two nodes, brought up once for the tests that need it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -84,3 +86,40 @@ def by_seed(sweep: Sweep, **only) -> dict[int, str]:
     """Runs of the sweep by seed; only: keys of `evaluation` that they must have."""
     configs = {run: sweep.config(run) for run in sweep.states()}
     return {c.seed: run for run, c in configs.items() if all(getattr(c.evaluation, k) == v for k, v in only.items())}
+
+
+def started(sweep: Sweep, run: str) -> list[dict]:
+    return [event for event in sweep.events() if event["event"] == "started" and event["run"] == run]
+
+
+def task_log(sweep: Sweep, job: str) -> str:
+    """What the task's own process has printed."""
+    path = sweep.home / "jobs" / f"{job}_0_log.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+class Held(NamedTuple):
+    """A run that stands still after its ninth step or a later one, so that a blow finds it under way on any machine."""
+
+    job: str
+    host: str
+    pid: int
+
+    def goes_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def held(sweep: Sweep, runs: list[str]) -> list[Held]:
+    """The runs, each held as soon as it is under way."""
+    found: dict[str, Held] = {}
+
+    def look() -> bool:
+        for run in set(runs) - found.keys():
+            if rows(sweep.folder(run)) > 8:
+                event = started(sweep, run)[-1]
+                found[run] = Held(event["job"], event["host"], event["pid"])
+                os.kill(event["pid"], signal.SIGSTOP)
+        return len(found) == len(runs)
+
+    until(look)
+    return [found[run] for run in runs]

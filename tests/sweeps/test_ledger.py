@@ -11,6 +11,7 @@ from harness.errors import UserError
 from sweeps.launch import arm_names, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local
+from sweeps.options import SlurmOptions
 from sweeps.slurm import Job, merged
 from sweeps.snapshot import snapshot
 
@@ -107,6 +108,25 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
     assert not (place.path / tiny("actor.lr=0.1").digest).exists()
 
 
+def test_one_command_launches_one_sweep(tiny):
+    with pytest.raises(UserError, match="one command launches one sweep"):
+        launch([tiny("run.sweep=bad"), tiny("run.sweep=worse")], Local(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"timeout_min": 0}, "hydra.launcher.timeout_min=0: must be above 0"),
+        ({"ranks": 2, "runs_per_job": 4}, "hydra.launcher.ranks=2: such a run has its task to itself; set runs_per_job=1"),
+        ({"code": "old"}, "hydra.launcher.code=old: sweep, new or null"),
+        ({"site": "nosuch.yaml"}, "hydra.launcher.site=nosuch.yaml: unreadable"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(options, told):
+    with pytest.raises(UserError, match=told):
+        SlurmOptions(**options).check()
+
+
 def test_other_code_wants_a_choice(sweep):
     own = snapshot(sweep, None)
     assert snapshot(sweep, None) == own and (own / "harness" / "trainer.py").exists()
@@ -119,10 +139,11 @@ def test_other_code_wants_a_choice(sweep):
     assert snapshot(sweep, "sweep") != own  # the latest choice
 
 
-def test_a_full_disk_is_told(sweep, monkeypatch):
-    sweep.home.parent.mkdir()
-    sweep.home.write_text("a file where the folder should be")
-    with pytest.raises(UserError, match=r"\.sweep: cannot write .*free some space"):
+def test_a_full_disk_is_told(sweep):
+    """/dev/full, which refuses every byte as a full disk does."""
+    sweep.home.mkdir(parents=True)
+    (sweep.home / "ledger.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"\.sweep: cannot write \(No space left on device\); free some space"):
         planned(sweep, "a")
 
 

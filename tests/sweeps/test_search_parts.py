@@ -91,6 +91,7 @@ def test_a_range_is_scaled_in_the_distance_from_1():
     assert (above.distribution.low, above.distribution.high) == pytest.approx((0.1, 10.0)) and above.distribution.log
     assert (below.distribution.low, below.distribution.high) == pytest.approx((0.1, 0.8))
     assert above.value(1.0) == 2.0 and below.value(0.25) == 0.75
+    assert above.value(1.403178577119138) == 2.403 and below.value(0.000123456) == 0.9998765
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.yaml")))
