@@ -113,7 +113,8 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     With E over tokens and w̄_i the mean weight of a response: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max,
     min; ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is
     none); seq_{mean,std,max,min,max_deviation} of w̄_i (std with n − 1, deviation from 1), seq_fraction_high/low of its
-    raw value; oob_ratio, with action=mask only: share of tokens whose weight became 0. verl takes max and min of
+    raw value; oob_ratio, with action=mask only: share of tokens whose weight became 0; batch_norm_factor, with
+    normalize=batch at the levels of a token or a response: the mean that weights are divided by. verl takes max and min of
     sequence weights before the bounds; here raw is raw and applied is applied.
     """
     spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
@@ -128,6 +129,8 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     if spec.weight.action == "mask":
         low = raw["fraction_low"] if spec.weight.lower is not None else 0.0
         out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + low
+    if spec.normalize == "batch" and not spec.weight.level.startswith("segment"):
+        out["rollout_corr/rollout_is_batch_norm_factor"] = used["mean" if spec.weight.level == "token" else "seq_mean"]
     return out
 
 

@@ -399,6 +399,8 @@ class Trainer:
         """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
+        if metrics.get("correction/kept_tokens") == 0:
+            self.folder.log_event("all_rejected", step)
         for name, detector in self.detectors.items():
             event = detector.observe(step, metrics)
             if event:

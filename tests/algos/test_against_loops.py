@@ -263,6 +263,10 @@ def test_diagnostics(batch):
         "ratio_min": min([1.0, *rho]),
         "ratio_std": math.sqrt(max(0.0, mean([(r - 1) ** 2 for r in rho]) - mean([r - 1 for r in rho]) ** 2)),
         "mult_prob_error": mean([math.exp(abs(x)) for x in flat]),
+        "seq_mult_prob_error_mean": mean([mean([math.exp(abs(x)) for x in row]) for row in rows]),
+        "seq_mult_prob_error_max": max(mean([math.exp(abs(x)) for x in row]) for row in rows),
+        "seq_mult_prob_error_min": min(mean([math.exp(abs(x)) for x in row]) for row in rows),
+        "k3_reverse": mean([math.exp(-x) - 1 + x for x in flat]),
         # NeMo-RL's: the mean of k3 of both policies against their mixture.
         "js_divergence": mean([k3_to_mixture(x, y) / 2 + k3_to_mixture(y, x) / 2 for x, y in zip(p, q, strict=True)]),
         "log_ratio_max_abs": max(map(abs, flat)),

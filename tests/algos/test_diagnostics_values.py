@@ -61,6 +61,19 @@ def test_weight_metrics_of_verl_beside_the_raw_ones():
     assert "rollout_corr/rollout_is_oob_ratio" not in out
 
 
+def test_the_factor_of_a_batch_normalisation():
+    """verl's on the shared batch: 6.271852/5 over tokens; (2 + .606531)/2 over responses."""
+    old, rollout, _, _, mask = shared_batch()
+    l = log_ratio(old, rollout, mask)
+    for level, factor in (("token", 1.254370), ("sequence", 1.303265)):
+        spec = Correction(weight=Weight(level, upper=2.0), normalize="batch")
+        out = finish_weights(weight_rows(l, mask, spec), spec)
+        assert out["rollout_corr/rollout_is_batch_norm_factor"].item() == pytest.approx(factor, abs=1e-6)
+        assert "rollout_corr/rollout_is_batch_norm_factor" not in finish_weights(
+            weight_rows(l, mask, spec), Correction(weight=spec.weight)
+        )
+
+
 def test_verl_icepop_metrics():
     """Raw [.4, .8, 6] in [.5, 5] → [0, .8, 0]: out of bounds 2/3, std .377124 = .8·√(1/3·2/3), ESS 1/3."""
     l = torch.log(f64([[0.4, 0.8, 6]]))
@@ -120,7 +133,8 @@ def test_no_mismatch():
         if short == "pareto_k":
             assert value.isnan()  # equal weights have no tail
         elif not short.startswith(("training", "rollout")):
-            assert value.item() == pytest.approx(1 if short in ones else 0, abs=1e-12), name
+            one = short in ones or short.startswith("seq_mult_prob_error")
+            assert value.item() == pytest.approx(1 if one else 0, abs=1e-12), name
 
 
 def test_an_empty_batch_is_finite():

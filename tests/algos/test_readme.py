@@ -32,7 +32,8 @@ def test_reductions(name):
 
 def test_every_metric():
     l, mask = torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool)
-    spec = Correction(weight=Weight("token", "mask", 0.5, 2.0), reject={"NAME": Reject("geometric", upper=2.0)})
+    weight, reject = Weight("token", "mask", 0.5, 2.0), {"NAME": Reject("geometric", upper=2.0)}
+    spec = Correction(weight=weight, reject=reject, normalize="batch")
     rows = examine(l, mask, spec, logp_rollout=l)[1]
     names = {name.split("/")[1].replace("rollout_rs_NAME", "NAME") for name in [*finish(rows, spec), *details(l, mask, l)]}
     for name in profiles(position_rows(l, mask)):

@@ -203,8 +203,11 @@ def test_a_damaged_warm_start_is_named(tiny):
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
     """A filter that a 4-bit rollout cannot pass: |k2| ≤ 0 of the worst token."""
     reject = "+correction.reject.all={level: worst_token, statistic: k2, upper: 0}"
-    metrics, _ = stepped(tiny("rollout/precision=nvfp4", reject, "actor.weight_decay=0"))
-    assert metrics["correction/kept_tokens"] == metrics["actor/loss"] == metrics["actor/grad_norm"] == 0.0
+    config = tiny("rollout/precision=nvfp4", reject, "actor.weight_decay=0", "steps=2")
+    assert train(config) == "done"
+    for metrics in folder_of(config).metrics()[:2]:
+        assert metrics["correction/kept_tokens"] == metrics["actor/loss"] == metrics["actor/grad_norm"] == 0.0
+    assert [event["step"] for event in folder_of(config).events() if event["kind"] == "all_rejected"] == [0, 1]
 
 
 def test_a_run_learns_and_its_folder_is_whole(tiny):
