@@ -46,3 +46,10 @@ def test_functions_by_module():
         if module in ("Counts", "Objective") or Path(f"algos/{module}.py").exists():
             owner = {"Counts": Counts, "Objective": Objective}.get(module) or importlib.import_module(f"algos.{module}")
             assert hasattr(owner, name), (module, name)
+
+
+def test_the_conformance_table_names_tests_that_exist():
+    named = set(re.findall(r"`(test_\w+)`", Path("docs/conformance.md").read_text()))
+    texts = [path.read_text() for path in Path("tests").rglob("test_*.py")]
+    written = {name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.M)}
+    assert len(named) > 25 and named <= written, named - written
