@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_every_loss_has_a_file_and_every_advantage_that_a_run_can_provide():
         for path in CONF.glob(f"{group}/*.yaml"):
             assert OmegaConf.load(path).name == path.stem
             assert "#" in path.read_text(), f"{path} names no source"
+
+
+def test_the_table_of_frameworks_has_no_empty_cell_and_names_options_that_exist():
+    text = Path("docs/frameworks.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 40 and all(len(cells) == 3 and all(cell.strip() for cell in cells) for cells in rows)
+    named = re.findall(r"`(loss|advantage|correction|reduce|rollout/precision)=(\w+)`", text)
+    assert len(named) > 20 and all((CONF / group / f"{option}.yaml").exists() for group, option in named)
+    losses = {option for group, option in named if group == "loss"}
+    assert losses == set(LOSSES.names()) - {"gpg"}  # pg by its paper's name
 
 
 def test_corrections_start_with_their_source():
