@@ -226,15 +226,21 @@ class Reduce(Strict):
 
 
 class Kl(Strict):
-    """A KL term of the loss against the policy that the run started from: coef times the estimator, an entry of `algos.kl`."""
+    """A KL term of the loss: coef times the estimator, an entry of `algos.kl`.
+
+    reference: `start`, the policy that the run started from, or `rollout`, the one that sampled, as the engine reported it.
+    """
 
     name: str | None
     coef: Annotated[float, Field(ge=0)]
+    reference: Literal["start", "rollout"] = "start"  # of a run recorded before there was a choice
 
     @model_validator(mode="after")
     def _both(self) -> Kl:
         if (self.name is None) != (self.coef == 0):
             raise ValueError(f"coef={self.coef} with name={self.name}: a KL term needs both an estimator and a positive coef")
+        if self.name is None and self.reference != "start":
+            raise ValueError(f"reference={self.reference} has no effect with name=null; choose an estimator, as kl=k2")
         return self
 
 

@@ -73,7 +73,7 @@ def _check_model(config: Config) -> None:
 def needs_own_sampler(config: Config) -> bool:
     """Whether the trainer's own policy is sampled from or scored along a sampling path."""
     local = config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
-    return local or config.kl.name is not None
+    return local or (config.kl.name is not None and config.kl.reference == "start")
 
 
 def own_precision(config: Config) -> Precision:

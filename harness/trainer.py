@@ -108,7 +108,7 @@ class Trainer:
             config.evaluation.probe, lambda p: LocalEngine(shape, p, temperature=r.temperature, stop=self.task.stop)
         )
         self.reference = None
-        if config.kl.name is not None:
+        if config.kl.name is not None and config.kl.reference == "start":
             self.reference = LocalEngine(shape, own_precision(config), temperature=r.temperature, stop=self.task.stop)
             self.reference.load_weights(self.actor.weights(), 0)
         self.ahead = Ahead(
@@ -139,6 +139,7 @@ class Trainer:
         with self.clock("score"):
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
             logp_ref = None if self.reference is None else self.scored(self.reference, prompts, rollout.tokens)
+            logp_ref = rollout.logp if c.kl.reference == "rollout" else logp_ref
         segments = self.segments(rollout.tokens)
         advantages = self.advantages(groups, greedy, mask, logp_old, rollout.logp, segments)
         batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old, logp_ref, segments)

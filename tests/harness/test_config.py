@@ -31,6 +31,11 @@ from tests.harness.conftest import composed
         (["rollout/precision=nvfp4", "model.mlp=100"], r"nvfp4 needs rows of a multiple of 16 values; model.mlp is 100"),
         (["reduce.norm=5"], r"reduce.norm=5 has no effect with mode=token_mean"),
         (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
+        (["kl.coef=0.1"], r"kl.coef=0.1 with name=None: a KL term needs both an estimator and a positive coef"),
+        (["kl=k3", "kl.coef=0"], r"kl.coef=0.0 with name=k3: a KL term needs both"),
+        (["kl.reference=rollout"], r"kl.reference=rollout has no effect with name=null"),
+        (["kl=k2", "kl.reference=old"], r"kl.reference='old': input should be 'start' or 'rollout'"),
+        (["baseline=kept"], r"baseline=kept has no effect without a filter under correction.reject"),
         (["actor.minibatches=3"], r"actor.minibatches=3 does not divide the 256 responses"),
         (["rollout.overlap=true"], r"rollout.overlap=true needs staleness of at least 1"),
         (
