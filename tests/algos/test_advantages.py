@@ -23,7 +23,7 @@ from algos.advantages import (
     remax,
     rloo,
 )
-from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
+from algos.kl import absolute, k1, k2, k3, k3_k2, k3_unbiased
 from algos.registry import ADVANTAGES
 from tests.algos.algo_cases import f64
 
@@ -187,6 +187,7 @@ def test_kl_values_and_gradients():
     ref, mask = f64([[-0.5, -1, -1.7]]), torch.ones(1, 3, dtype=torch.bool)
     expected = {
         k1: ([-0.5, 0, 0.7], [1, 1, 1]),
+        absolute: ([0.5, 0, 0.7], [-1, 0, 1]),
         k2: ([0.125, 0, 0.245], [-0.5, 0, 0.7]),
         k3: ([0.148721, 0, 0.196585], [-0.648721, 0, 0.503415]),
         k3_k2: ([0.148721, 0, 0.196585], [-0.5, 0, 0.7]),
@@ -211,7 +212,7 @@ def test_nemo_kl_values():
     close(k3(logp, ref, mask), [[0.718282, 13.000001, 28]])
 
 
-@pytest.mark.parametrize("estimator", [k1, k2, k3, k3_k2])
+@pytest.mark.parametrize("estimator", [k1, absolute, k2, k3, k3_k2])
 def test_kl_at_extremes_and_in_padding(estimator):
     logp = f64([[0, -1e4, -1, torch.nan]]).requires_grad_()
     ref, mask = f64([[-1e4, 0, -1, torch.inf]]), torch.tensor([[True, True, True, False]])

@@ -18,7 +18,7 @@ from algos.m2po import m2po
 from algos.profiles import by_length, by_position, position_rows
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
-from algos.registry import LOSSES
+from algos.registry import ADVANTAGES, LOSSES
 from algos.spec import REDUCTIONS, Correction, Reject, Weight
 from tests.algos import oracles
 from tests.algos.algo_cases import LOSS_PARAMS
@@ -156,6 +156,73 @@ def test_kl_estimators(batch):
             close(k2(logp, ref, mask)[i, t], x * x / 2)
             close(k3(logp, ref, mask)[i, t], math.exp(x) - 1 - x)
     assert (k3(logp, ref, mask)[~mask] == 0).all()
+
+
+def spread(values):
+    """Standard deviation with n − 1; 0 of one value or none."""
+    mean = sum(values) / max(1, len(values))
+    return math.sqrt(sum((x - mean) ** 2 for x in values) / max(1, len(values) - 1))
+
+
+def whitened(scores, lengths):
+    """Scores less their mean over tokens, over their standard deviation over tokens."""
+    tokens = [score for score, n in zip(scores, lengths, strict=True) for _ in range(n)]
+    mean = sum(tokens) / max(1, len(tokens))
+    return [(score - mean) / (spread(tokens) + 1e-6) for score in scores]
+
+
+def grouped(name, groups, lengths, greedy):
+    """The advantages of the kept responses of each prompt, one response at a time; groups, lengths: lists of lists."""
+    mean = [sum(g) / max(1, len(g)) for g in groups]
+    every = [x for g in groups for x in g]
+    informative = sum(len(g) for g in groups if len(set(g)) > 1)
+    flat_lengths = [n for g in lengths for n in g]
+    centred = [[x - m for x in g] for g, m in zip(groups, mean, strict=True)]
+    scores = {"reinforce_pp": groups, "reinforce_pp_baseline": centred}
+    if name in scores:
+        out = iter(whitened([x for g in scores[name] for x in g], flat_lengths))
+        return [[next(out) for _ in g] for g in groups]
+
+    def one(p, i):
+        g, x, others = groups[p], groups[p][i], groups[p][:i] + groups[p][i + 1 :]
+        return {
+            "reinforce": lambda: x,
+            "dr_grpo": lambda: x - mean[p],
+            "grpo": lambda: (x - mean[p]) / (spread(g) + 1e-6),
+            "grpo_batch_std": lambda: (x - mean[p]) / (spread(every) + 1e-6),
+            "gpg": lambda: (x - mean[p]) * len(every) / max(1, informative),
+            "rloo": lambda: x - sum(others) / len(others) if others else 0.0,
+            "maxrl": lambda: (x - mean[p]) / mean[p] if mean[p] > 0 else 0.0,
+            "pass_at_k": lambda: (max(g) - max(others)) / (spread(g) + 1e-6) if others else 0.0,
+            "remax": lambda: x - greedy[p],
+            "opo": lambda: x - sum(y * n for y, n in zip(g, lengths[p], strict=True)) / max(1, sum(lengths[p])),
+        }[name]()
+
+    return [[one(p, i) for i in range(len(g))] for p, g in enumerate(groups)]
+
+
+@pytest.mark.parametrize("name", sorted({*ADVANTAGES.names()} - {"gae", "optimal_token_baseline", "gigpo", "gdpo"}))
+@few
+@given(prompts=st.integers(1, 3), group=st.integers(1, 4), data=st.data())
+def test_group_estimators(name, prompts, group, data):
+    def draw(element):
+        return data.draw(st.lists(st.lists(element, min_size=group, max_size=group), min_size=prompts, max_size=prompts))
+
+    rewards, kept, lengths = draw(st.sampled_from([0.0, 0.25, 1.0, 2.0])), draw(st.booleans()), draw(st.integers(1, 5))
+    greedy = data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=prompts, max_size=prompts))
+    inputs = {"lengths": torch.tensor(lengths), "greedy": torch.tensor(greedy).double()}
+    function = ADVANTAGES[name]
+    out = function(
+        torch.tensor(rewards).double(), kept=torch.tensor(kept), **{need: inputs[need] for need in function.needs},
+        **({"std": True} if name == "pass_at_k" else {}),
+    )  # fmt: skip
+    chosen = [[i for i in range(group) if kept[p][i]] for p in range(prompts)]
+    found = grouped(name, *([[rows[p][i] for i in chosen[p]] for p in range(prompts)] for rows in (rewards, lengths)), greedy)
+    expected = torch.zeros(prompts, group, dtype=torch.float64)
+    for p in range(prompts):
+        for i, value in zip(chosen[p], found[p], strict=True):
+            expected[p, i] = value
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)  # a std of 1e-6 magnifies rounding
 
 
 @few
