@@ -26,7 +26,7 @@ class Display:
         self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
         self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
         self.rows: dict[str, tuple[str, int]] = {}
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
         self.began, self.last, self.stepping = time.time(), 0.0, None
         self.took = 0.0  # by the last look at the folders: thousands of them, on a network, take a while
 
@@ -67,7 +67,7 @@ class Display:
                 for digest, (state, step) in rows.items()
                 if _under_way(state)
             ]
-            self.console.print(f"{headline}; running: {', '.join(active) or 'none'}", highlight=False, soft_wrap=True)
+            self.console.print(f"{headline}; running: {', '.join(active) or 'none'}", soft_wrap=True)
 
     def _table(self, rows: dict[str, tuple[str, int]], headline: str) -> Table:
         table = Table(title=headline, title_justify="left")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from harness.errors import UserError
+from sweeps.commands import status
 from sweeps.launch import arm_names, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local
@@ -145,6 +146,15 @@ def test_a_full_disk_is_told(sweep):
     (sweep.home / "ledger.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"\.sweep: cannot write \(No space left on device\); free some space"):
         planned(sweep, "a")
+
+
+def test_brackets_in_names_and_errors_are_shown(sweep, capsys):
+    """As an arm that has a list has them, and an error of torch.save; rich would take them for its markup."""
+    sweep.log("planned", ["a"], arm="bf16 ppo loss.extra=[bold]", seed=0, steps=10, cost="")
+    sweep.log("ended", ["a"], state="interrupted", job="local", error="torch.save: [enforce fail] " + "x" * 200)
+    status(sweep.path)
+    shown = capsys.readouterr().out
+    assert shown.count("loss.extra=[bold]") == 2 and "torch.save: [enforce fail] " + "x" * 200 in shown
 
 
 def test_status_of_two_thousand_runs_takes_less_than_two_seconds(sweep):
