@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -42,10 +43,16 @@ def snapshot(sweep: Sweep, choice: str | None) -> Path:
 
 def _copy(folder: Path, digest: str) -> None:
     temporary = folder.with_name(f".{digest}.{os.getpid()}")
-    for package in PACKAGES:
-        shutil.copytree(HOME / package, temporary / package, ignore=shutil.ignore_patterns(*SKIPPED))
-    (temporary / "snapshot.json").write_text(json.dumps({**code_version(), "snapshot": digest}))
-    temporary.rename(folder)
+    try:
+        for package in PACKAGES:
+            shutil.copytree(HOME / package, temporary / package, ignore=shutil.ignore_patterns(*SKIPPED))
+        (temporary / "snapshot.json").write_text(json.dumps({**code_version(), "snapshot": digest}))
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, shutil.Error):  # of every file: its source, its target, why
+            raise OSError(errno.EIO, error.args[0][0][2]) from None
+        raise
 
 
 def _digest() -> str:

@@ -140,6 +140,19 @@ def test_other_code_wants_a_choice(sweep):
     assert snapshot(sweep, "sweep") != own  # the latest choice
 
 
+def test_a_full_disk_leaves_no_half_snapshot(sweep, tmp_path):
+    """A limit on the size of a file, in a process of its own; the largest source file is above 8 KB."""
+    code = "import resource, sys; from sweeps.ledger import Sweep; from sweeps.snapshot import snapshot\n"
+    code += (
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}snapshot(Sweep({str(sweep.path)!r}), None)"], capture_output=True, text=True
+    )
+    assert "code: cannot write ([Errno 27] File too large" in done.stderr
+    assert list((sweep.home / "code").iterdir()) == []
+
+
 def test_a_full_disk_is_told(sweep):
     """/dev/full, which refuses every byte as a full disk does."""
     sweep.home.mkdir(parents=True)
