@@ -101,6 +101,8 @@ class Pool:
     def _start(self, run: str) -> None:
         folder = self.sweep.folder(run)
         step, state = checkpointed(folder), self.sweep.states().get(run)
+        if state and state.state == "cancelled":  # while this task was about to start
+            return
         if state and state.starts >= STUCK and state.step == step:
             error = f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
             self._tell(run, "failed", error=error + "(hydra.launcher.timeout_min) or save more often (checkpoint.every)")

@@ -11,7 +11,7 @@ from harness.errors import UserError
 from sweeps.commands import status
 from sweeps.launch import arm_names, launch, plan
 from sweeps.ledger import Sweep
-from sweeps.local import Local
+from sweeps.local import Local, Pool
 from sweeps.options import SlurmOptions
 from sweeps.slurm import Job, merged
 from sweeps.snapshot import snapshot
@@ -107,6 +107,16 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
     with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
         launch([tiny("actor.lr=0.1")], Local(1))
     assert not (place.path / tiny("actor.lr=0.1").digest).exists()
+
+
+def test_a_task_that_starts_late_leaves_a_cancelled_run_alone(tiny):
+    config = tiny("seed=0")
+    place = Sweep(config.path.parent)
+    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    place.log("submitted", [config.digest], batch="b")
+    place.log("cancelled", [config.digest])
+    Pool(place, 1, job="7_0").run([config.digest])
+    assert place.states()[config.digest].state == "cancelled"
 
 
 def test_one_command_launches_one_sweep(tiny):
