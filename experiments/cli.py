@@ -86,7 +86,7 @@ def _gradient(commands) -> None:
     parser = commands.add_parser("gradient", help="the gradient of each loss and correction against the true one: bias, variance")
     parser.add_argument("checkpoint", type=Path, nargs="?", help="a run folder, or <run folder>/checkpoints/step-<n>")
     parser.add_argument("--enumerable", action="store_true", help="exact, on a policy whose responses are all listed")
-    parser.add_argument("--noise", type=float, default=0.3, help="of the logits of the enumerable policy's rollout (0.3)")
+    parser.add_argument("--noise", type=_scale, default=0.3, help="of the logits of the enumerable policy's rollout (0.3)")
     parser.add_argument("--losses", type=_names, help="as ppo,gspo; the run's own, or pg")
     parser.add_argument("--corrections", type=_names, help="presets, as icepop,skyrl/token_tis; a selection")
     parser.add_argument("--prompts", type=_count, default=64, help="of a batch, each with the run's number of samples (64)")
@@ -112,6 +112,17 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 2")
     return int(text)
+
+
+def _scale(text: str) -> float:
+    """A number in (0, 10]."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0 and up to 10")
+    return value
 
 
 def _share(text: str) -> float:

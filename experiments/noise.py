@@ -28,7 +28,7 @@ def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, 
 
     `noise` is that of LocalEngine in the trainer's own precision, K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
     perturbation grows as its square, so noise ← noise·√(wanted/found) until they agree. Raises UserError where there is no
-    mismatch to match, or no policy of the trainer's own to measure it against.
+    mismatch to match, no noise that does (top_p alone may give more), or no policy of the trainer's own to measure it against.
     """
     config = found.config
     if not needs_own_sampler(config):
@@ -40,13 +40,14 @@ def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, 
             raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
         noise = 0.01
         for _ in range(ROUNDS):
-            sampled = {"temperature": config.rollout.temperature, "stop": trainer.task.stop}
+            r = config.rollout
+            sampled = {"temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": trainer.task.stop}
             engine = LocalEngine(trainer.policy.config, own_precision(config), **sampled, noise=noise)
             reached = _k3(trainer, engine, prompts)
             if 1 / CLOSE < reached / wanted < CLOSE:
-                break
+                return noise, reached, wanted
             noise *= (wanted / reached) ** 0.5
-    return noise, reached, wanted
+    raise UserError(f"--noise: none has the K3 of the rollouts, {wanted:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
 
 
 def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:

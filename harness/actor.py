@@ -133,6 +133,10 @@ class DeepSpeedActor:
         self.engine._config.load_universal_checkpoint = False
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
+        # A checkpoint brings the settings of the run that wrote it, which may be another: see `faultline branch`.
+        c = self.config
+        for group in self.engine.optimizer.param_groups:
+            group |= {"lr": c.lr, "betas": tuple(c.betas), "eps": c.eps, "weight_decay": c.weight_decay}
         self.ranks.barrier()
         if resharded and self.ranks.rank == 0:
             shutil.rmtree(folder / RESHARDED)

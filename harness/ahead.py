@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from harness.rollouts import Rollout
@@ -24,7 +26,9 @@ class Ahead:
         self.sample, self.whole = sample, whole
         self.staleness, self.steps = staleness, steps
         self.waiting: list[Rollout] = []
-        self.pool = ThreadPoolExecutor(1, "rollout") if overlap else None
+        # The current GPU is a thread's own.
+        device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
+        self.pool = ThreadPoolExecutor(1, "rollout", initializer=device) if overlap else None
         self.under_way: Future[Rollout] | None = None
 
     def take(self, step: int) -> Rollout:

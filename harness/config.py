@@ -181,6 +181,8 @@ class Rollout(Strict):
     def _overlapped(self) -> Rollout:
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
+        if self.overlap and self.engine.params.get("tensor_parallel", 1) > 1:
+            raise ValueError("overlap=true with engine.tensor_parallel above 1: two threads would exchange between ranks at once")
         if self.overlap and self.engine.params.get("sleep"):
             raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
         return self

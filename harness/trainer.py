@@ -88,7 +88,8 @@ class Trainer:
         self.objective, self.advantage = build_objective(config), build_advantage(config)
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.task = build_task(config)
-        net, self.train_prompts, self.held_out = start(config, self.task)
+        net, *prompts = start(config, self.task)
+        self.train_prompts, self.held_out = (pool.to(device()) for pool in prompts)
         if (asked := config.evaluation.prompts) > len(self.held_out):
             raise UserError(f"evaluation.prompts={asked}: only {len(self.held_out)} prompts are held out; ask for no more")
         if self.task.counts:

@@ -43,10 +43,13 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
         arms = [*arms, _noise_arm(found)]
     configs = []
     for overrides in ["", *arms]:
+        _check_overrides(overrides)
         for seed in range(seeds):
             changed = overridden(found.config, overrides.split())
             changed["seed"], changed["run"]["sweep"] = seed, sweep
             configs.append(_accepted(found, parse(changed), overrides))
+    if len({config.digest for config in configs}) < len(configs):
+        raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
     for config in configs:
         folder = RunFolder(config.path)
         with folder.claim():
@@ -64,6 +67,15 @@ def _noise_arm(found: Checkpoint) -> str:
     print(f"the run's rollouts have K3 {wanted:.2e} at step {found.step}; noise {noise:.3g} has {reached:.2e}")
     own = f"rollout/engine=local rollout/precision={found.config.actor.dtype} rollout.kv_cache=compute"
     return f"{own} rollout.engine.noise={noise:.3g}"
+
+
+def _check_overrides(overrides: str) -> None:
+    for override in overrides.split():
+        key, equals, _ = override.partition("=")
+        if not (key and equals):
+            raise UserError(f"--set {override}: write key=value, as correction=icepop")
+        if key == "seed" or key.split(".")[0] == "run":
+            raise UserError(f"--set {override}: branches get seeds 0, 1, ... (--seeds) and a sweep of their own; leave {key} out")
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:

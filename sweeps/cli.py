@@ -47,8 +47,14 @@ def _add_branch(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--at", type=int, help="step of the checkpoint; the newest")
     parser.add_argument("--set", dest="arms", action="append", default=[], metavar="ARM", help="as correction=icepop")
     parser.add_argument("--noise", action="store_true", help="also an arm with synthetic noise of the K3 of the run's rollouts")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds of each arm, the unchanged one included (5)")
+    parser.add_argument("--seeds", type=_count, default=5, help="seeds of each arm, the unchanged one included (5)")
     parser.set_defaults(run=_branch)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
 
 
 def _branch(**arguments) -> None:

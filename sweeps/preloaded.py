@@ -6,16 +6,21 @@ stopped while it starts a run, or a launcher that is killed, would leave the run
 
 import importlib
 import signal
+from pathlib import Path
 
 from sweeps.orphans import end_with_parent
 
 for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process of a job; the server must outlive its runs
     signal.signal(number, signal.SIG_IGN)
 end_with_parent(signal.SIGKILL)
-for module in (
+PRELOADED = (
     "harness.trainer",
     "transformers.models.qwen3.modeling_qwen3",
     "wandb",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it
-):
-    importlib.import_module(module)
+)
+# DeepSpeed asks for a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that:
+# where there is a GPU each run imports for itself.
+if not Path("/dev/nvidiactl").exists():
+    for module in PRELOADED:
+        importlib.import_module(module)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from algos.enumerable import Toy, policies, rewards, toy
+from algos.spec import Reject
 from experiments.gradient.methods import Method, Samples, coefficients
+from harness.errors import UserError
 
 
 def exact_table(
@@ -23,6 +25,8 @@ def exact_table(
 
     noise: standard deviation of what is added to the logits of π to make μ. The methods must have reduction token_sum.
     """
+    for method in methods:
+        _refuse_coupled(method)
     space = toy(vocabulary, length)
     pi, mu = policies(space, noise, seed=seed)
     reward = rewards(space, seed=seed + 1)
@@ -53,6 +57,17 @@ def exact_table(
             }
         )
     return pd.DataFrame(rows)
+
+
+def _refuse_coupled(method: Method) -> None:
+    """The sum takes each response by itself, as if the batch were no other; UserError for what looks at the whole batch."""
+    correction, loss = method.objective.correction, method.objective.loss
+    plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
+    if correction.normalize == "batch" or plugins or getattr(getattr(loss, "func", loss), "select", None):
+        raise UserError(
+            f"{method.name}: the gradient of one response depends on the rest of the batch, so --enumerable has no exact sum "
+            "for it; leave it out of --losses and --corrections, or use a checkpoint"
+        )
 
 
 def _scores(space: Toy, logits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from algos.objective import Objective
 from algos.spec import Correction
 from experiments.gradient.estimate import Grams, drowned
 from experiments.gradient.methods import Method, Samples, coefficients, load_loss
+from harness.config import Model
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import RolloutEngine
@@ -34,7 +35,12 @@ class Laboratory:
 
     def __init__(self, trainer: Trainer, prompts: int, seed: int):
         self.trainer, self.seed, config = trainer, seed, trainer.config
-        pool = trainer.train_prompts
+        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, Model):
+            raise UserError(
+                "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
+                "no padding, and asks the trainer's own policy for samples"
+            )
+        pool = trainer.train_prompts.cpu()
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
         trainer.engine.load_weights(trainer.actor.weights(), 0)
         trainer.policy.load_weights(trainer.actor.weights(), 0)

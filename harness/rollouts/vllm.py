@@ -133,6 +133,7 @@ class VllmEngine(RolloutEngine):
                 logprobs_mode="processed_logprobs",
                 enforce_eager=not torch.cuda.is_available(),
                 tensor_parallel_size=tensor_parallel,
+                **_memory(),
                 enable_sleep_mode=sleep,
                 # With ranks around, vLLM must take their process group instead of making one.
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
@@ -280,6 +281,15 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     except NotImplementedError as error:
         return str(error).rstrip(".")
     return None
+
+
+def _memory() -> dict[str, float]:
+    """On a GPU vLLM starts only if the share `gpu_memory_utilization` of it is free, even when its KV cache has a size of its
+    own: what the actor has left."""
+    if not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"gpu_memory_utilization": 0.9 * free / total}
 
 
 def _can_sleep() -> bool:

@@ -13,6 +13,7 @@ from experiments.gradient.enumerable import _scores, exact_table
 from experiments.gradient.estimate import Grams
 from experiments.gradient.methods import EXACT, Method, Samples, coefficients, load_loss, methods
 from experiments.gradient.page import answer
+from harness.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,10 @@ def test_the_answer_in_words():
     text = answer(table)
     assert text.startswith("Closest in mean squared error: pg b") and "Least biased: pg a" in text
     assert "the least biased has 1.44 times its variance" in text  # 1.2²
+
+
+@pytest.mark.parametrize(("losses", "corrections"), [(["pg"], ["m2po"]), (["pg"], ["slime/mis"]), (["clip_cov"], ["none"])])
+def test_what_couples_responses_has_no_exact_sum(losses, corrections):
+    """A plug-in on the batch's second moment, weights normalised over the batch, a loss that selects among its tokens."""
+    with pytest.raises(UserError, match="depends on the rest of the batch"):
+        exact_table(methods(losses, corrections, "token_sum"))

@@ -42,6 +42,10 @@ from tests.harness.conftest import composed
             ["rollout/engine=vllm", "rollout.overlap=true", "rollout.staleness=1", "rollout.engine.sleep=true"],
             r"engine.sleep=true has no effect with overlap=true",
         ),
+        (
+            ["rollout/engine=vllm", "rollout.overlap=true", "rollout.staleness=1", "rollout.engine.tensor_parallel=2"],
+            r"overlap=true with engine.tensor_parallel above 1",
+        ),
         (["actor.epochs=0"], r"actor.epochs=0"),
         (["model=hub", "model.path=x"], r"warmstart has no effect with model=hub"),
         (["warmstart=none"], r"warmstart is missing: model=qwen3 has random weights"),

@@ -56,6 +56,18 @@ def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny)
     assert untimed(runs["ppo", 0].metrics()) == original
     assert all(folder.metrics()[0]["step"] == 2 and folder.state == "done" for folder in runs.values())
     assert untimed(runs["ppo", 1].metrics()) != original
+    branch(config.path, 2, ["actor.lr=1e-1"], 1)
+    faster = next(f for f in run_folders(page.parent) if f.read("config.json")["actor"]["lr"] == 0.1)
+    assert faster.metrics()[0]["actor/entropy"] == original[0]["actor/entropy"] != faster.metrics()[1]["actor/entropy"]
+    assert faster.metrics()[1]["actor/entropy"] != original[1]["actor/entropy"]  # not the learning rate of the checkpoint
+    for arm, message in [
+        ("seed=5", "branches get seeds 0, 1"),
+        ("run.sweep=x", "a sweep of their own; leave run.sweep out"),
+        ("=3", "write key=value"),
+        ("loss=ppo", "two arms are the same, or one changes nothing"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            branch(config.path, 2, [arm], 1)
     with pytest.raises(UserError, match=r"model.hidden cannot change on the way, the checkpoint was made with 32"):
         branch(config.path, 2, ["model.hidden=64"], 1)
     with pytest.raises(UserError, match=r"steps=4: the checkpoint is of step 4; branch from an earlier one"):

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from harness.config import Model, Precision
 from harness.errors import UserError
 from harness.models import build, qwen3_config
 from harness.plugins import check
+from harness.rollouts import vllm as vllm_engine
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import QUANTIZATIONS, VllmEngine, kv_cache_refusal, weight_formats
 from harness.tasks import PAD
@@ -293,6 +295,21 @@ def test_the_fp8_cache_of_a_cpu_is_rounded_towards_zero():
 def test_memory_that_a_cpu_engine_cannot_lend_is_refused():
     with pytest.raises(UserError, match=r"rollout.engine.sleep=true: vLLM lends memory on a GPU only"):
         VllmEngine(net().config, precision("fp32"), sleep=True)
+
+
+@pytest.mark.parametrize("used", [2, 26, 60])
+def test_vllm_asks_for_what_the_actor_has_left_of_a_gpu(used, monkeypatch):
+    """vLLM's own check on 80 GiB, of which the actor holds some; with vLLM's default share of 0.92 the last two are refused."""
+    from vllm.v1.worker.utils import request_memory
+
+    free, total = (80 - used) * 2**30, 80 * 2**30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+    snapshot = SimpleNamespace(total_memory=total, free_memory=free, device_="cuda:0")
+    assert request_memory(snapshot, SimpleNamespace(**vllm_engine._memory())) <= free
+    if used > 2:
+        with pytest.raises(ValueError, match="is less than desired GPU memory utilization"):
+            request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=0.92))
 
 
 @pytest.mark.gpu
