@@ -16,6 +16,7 @@ from experiments.replay.advice import Advisor
 from experiments.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums, replay
 from experiments.replay.sources import Dump
 from experiments.replay.thresholds import Thresholds
+from harness.errors import UserError
 
 Parts = dict[str, list[Rows]]
 
@@ -46,7 +47,7 @@ class _Sums:
 def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
     """Read `dump` once. Statistics are of all its responses together; a batch normalisation is within its training batch.
 
-    advisor: takes in the same batches.
+    advisor: takes in the same batches. Raises UserError when no correction can be replayed.
     """
     sums, thresholds, ratios, batches = _Sums(), Thresholds(), [], 0
     for responses in dump.batches():
@@ -64,6 +65,9 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
             sums.rows.setdefault(name, []).append(effect_rows(batch, corrected))
             sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
     usable = [name for name in specs if name not in sums.skipped]
+    if not usable:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in sums.skipped.items())
+        raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other --corrections")
     effects = [{"correction": name, **finish_effect(merge(sums.rows[name]))} for name in usable]
     whole = merge(ratios)
     return Replayed(

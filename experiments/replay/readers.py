@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 
 from harness.dumps.files import tabulate
-from harness.dumps.schema import COLUMNS, Problem
+from harness.dumps.schema import COLUMNS, LOGPS, Problem
 from harness.errors import UserError
 
 LINES = 4096
@@ -41,6 +41,7 @@ VERL = {
     "logp_rollout": "rollout_log_probs",
     "logp_old": "old_log_probs",
     "advantages": "advantages",
+    "scores": "token_level_scores",
 }
 TRL = {
     "tokens": "completion_ids",
@@ -48,8 +49,10 @@ TRL = {
     "logp_rollout": "sampling_per_token_logps",
     "logp_old": "old_per_token_logps",
     "advantages": "advantages",
+    "tool_mask": "tool_mask",
 }
 SKYRL = {
+    "tokens": "sequences",
     "mask": "loss_mask",
     "logp_rollout": "rollout_logprobs",
     "logp_old": "action_log_probs",
@@ -57,8 +60,27 @@ SKYRL = {
 }
 """Our column -> theirs."""
 
+NOT_READ = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+)
+"""What a truncated or foreign pickle raises: it may name anything anywhere."""
+UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+"""What pyarrow raises on a value that is none of the type."""
+
 Columns = dict[str, np.ndarray]
-"""Padded arrays by column, [B, T] per token and [B] per response."""
+"""Padded arrays by column, [B, T] per token and [B] per response; the mask as the file has it."""
+
+
+class _BadLine(Exception):
+    """A line of JSON that is no row; args: the column at fault, and what is wrong."""
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
@@ -70,9 +92,9 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
             for number, line in enumerate(lines):
                 try:
                     rows.append(_json_row(path, line))
-                except ValueError as error:
+                except _BadLine as error:
                     rows.append({})
-                    problems.append(Problem(number, "the whole line", f"no JSON object ({error})"))
+                    problems.append(Problem(number, *error.args))
             yield _tabulate_rows(rows, problems), problems
             start += len(lines)
 
@@ -82,13 +104,13 @@ def read_skyrl(path: Path) -> Columns:
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
         theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
-        metadata = state.get("metadata") or {}
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({error}); set trainer.dump_data_batch=true") from None
+        if "sequences" in theirs and "loss_mask" in theirs:  # prompt and response; the masks are of the response
+            theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
+        pad = (state.get("metadata") or {}).get("pad_size", 0)
+    except NOT_READ as error:
+        first = _first_line(error)
+        raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({first}); set trainer.dump_data_batch=true") from None
     columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
-    if "sequences" in theirs:
-        columns["tokens"] = theirs["sequences"][:, -columns["mask"].shape[1] :]
-    pad = metadata.get("pad_size", 0)
     rows = len(columns["mask"]) - (pad if isinstance(pad, int) else 0)  # SkyRL repeats responses to fill its workers
     return {name: values[:rows] for name, values in columns.items()}
 
@@ -97,52 +119,91 @@ def read_tensors(path: Path) -> Columns:
     """A dictionary of [B, T] tensors, written by torch.save, with the names of verl's DataProto.batch or of TRL's inputs."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        first = str(error).splitlines()[0]
+    except NOT_READ as error:
+        first = _first_line(error)
         raise UserError(f"{path}: not a plain dictionary of tensors ({first}); write it as docs/replay.md says") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: holds a {type(loaded).__name__}; save a dictionary of tensors, as docs/replay.md says")
-    theirs = {name: _array(value) for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    theirs = {}
+    for name, value in loaded.items():
+        if isinstance(value, torch.Tensor):
+            try:
+                theirs[str(name)] = _array(value)
+            except (RuntimeError, TypeError) as error:
+                raise UserError(f"{path}: {name} is no plain tensor ({_first_line(error)}); save its to_dense()") from None
     if "old_log_probs" in theirs or "rollout_log_probs" in theirs:
         columns = _renamed(path, theirs, VERL, "verl's", "set actor_rollout_ref.rollout.calculate_log_probs=True")
-        if "token_level_scores" in theirs:
-            columns["reward"] = theirs["token_level_scores"].sum(1)
+        if "scores" in columns:
+            columns["reward"] = columns.pop("scores").sum(1)
     else:
         columns = _renamed(path, theirs, TRL, "TRL's", "vllm_importance_sampling_correction=True computes both")
-        if "tool_mask" in theirs:
-            columns["mask"] = columns["mask"] & theirs["tool_mask"].astype(bool)
+        if "tool_mask" in columns:
+            tool = columns.pop("tool_mask")
+            columns["mask"] = np.where(tool == 1, columns["mask"], tool)
     return columns
 
 
-def tabulated(path: Path, columns: Columns) -> pa.Table:
-    """Padded arrays of one training batch as a table; the step is the last number in the file's name."""
-    shape = columns["mask"].shape
-    for name, values in columns.items():
-        if values.shape[0] != shape[0] or (COLUMNS[name].per_token and values.shape != shape):
-            raise UserError(f"{path}: {name} has shape {list(values.shape)}, the mask {list(shape)}")
-    numbers = re.findall(r"\d+", path.stem)
+def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
+    """Padded arrays of one training batch as a table, with the rows whose mask is not one; the step is the number after `step`
+    in the file's name, else the last one."""
+    mask, shape = columns["mask"], columns["mask"].shape
+    problems = [
+        Problem(int(row), "mask", f"{mask[row, token]} at token {token} is neither 0 nor 1")
+        for row, token in _first_of_rows(~np.isin(mask, (0, 1)))
+    ]
+    columns = columns | {"mask": mask.astype(bool)}
+    numbers = re.findall(r"step[-_]?(\d+)", path.stem) or re.findall(r"\d+", path.stem)
     if numbers:
-        columns = columns | {"step": np.full(shape[0], int(numbers[-1]))}
-    return tabulate(columns)
+        columns["step"] = np.full(shape[0], int(numbers[-1]))
+    try:
+        return tabulate(columns), problems
+    except (pa.ArrowException, OverflowError) as error:
+        raise UserError(f"{path}: {_first_line(error)}; docs/dumps.md lists what a column holds") from None
+
+
+def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(row, place) of the first True of each row that has any."""
+    rows = np.flatnonzero(bad.any(1))
+    yield from zip(rows, bad[rows].argmax(1), strict=True)
 
 
 def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, remedy: str) -> Columns:
     needed = [names[column] for column in ("mask", "logp_rollout", "logp_old")]
     if missing := [name for name in needed if name not in theirs]:
         raise UserError(f"{path}: {whose} {', '.join(missing)} missing (found {', '.join(theirs) or 'no tensor'}); {remedy}")
-    columns = {ours: theirs[name] for ours, name in names.items() if name in theirs}
-    mask = columns["mask"] = columns["mask"].astype(bool)
-    if "advantages" in columns and columns["advantages"].ndim == 1:  # one per response, as TRL has it
-        columns["advantages"] = np.broadcast_to(columns["advantages"][:, None], mask.shape)
+    shape = theirs[names["mask"]].shape
+    if len(shape) != 2 or 0 in shape:
+        raise UserError(f"{path}: {names['mask']} has shape {list(shape)}; save [responses, tokens] of a whole batch")
+    columns = {}
+    for ours, name in names.items():
+        if name not in theirs:
+            continue
+        values = theirs[name]
+        if ours == "advantages" and values.shape == shape[:1]:  # one per response, as TRL has it
+            values = np.broadcast_to(values[:, None], shape)
+        if values.shape != shape:
+            raise UserError(
+                f"{path}: {name} has shape {list(values.shape)}, {names['mask']} {list(shape)}; save both of one batch"
+            )
+        kinds, what = ("f", "floats") if ours in LOGPS else ("iu", "integers") if ours == "tokens" else ("biuf", "real numbers")
+        if values.dtype.kind not in kinds:
+            raise UserError(f"{path}: {name} holds {values.dtype}; save it as {what}")
+        columns[ours] = values
     return columns
 
 
 def _json_row(path: Path, line: str) -> dict[str, Any]:
-    row = json.loads(line)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadLine("the whole line", f"no JSON object ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError("another JSON value")
+        raise _BadLine("the whole line", "no JSON object (another JSON value)")
     if "inference_logprobs" in row:
-        rewards = [reward for reward in row.get("rewards") or [] if reward is not None]
+        rewards = row.get("rewards") or []
+        if not isinstance(rewards, list):
+            raise _BadLine("rewards", f"{str(rewards)[:40]!r} is no list of one reward per token")
+        rewards = [reward for reward in rewards if reward is not None]
         return {ours: row.get(theirs) for ours, theirs in PRIME_RL.items()} | {"reward": rewards[-1] if rewards else None}
     if {"input", "output", "score"} <= row.keys() and "logp_rollout" not in row:
         raise UserError(
@@ -159,18 +220,36 @@ def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Ta
         if any(name in row for row in rows):
             kind, values = COLUMNS[name].type(pa.float64()), [row.get(name) for row in rows]
             try:
-                arrays[name] = pa.array(values, kind)
-            except (pa.ArrowInvalid, pa.ArrowTypeError):
+                arrays[name] = _typed(values, kind)
+            except UNFIT:
                 values = [_fitting(i, name, value, kind, problems) for i, value in enumerate(values)]
                 arrays[name] = pa.array(values, kind)
     return pa.table(arrays or {"reward": pa.nulls(len(rows), pa.float64())})
 
 
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array of that type; raises one of UNFIT.
+
+    Told to make integers, pyarrow cuts 1.5 to 1: so it first finds the type itself.
+    """
+    if pa.types.is_integer(_inner(kind)):
+        array = pa.array(values)
+        if pa.types.is_floating(_inner(array.type)):
+            return array.cast(kind)
+    return pa.array(values, kind)
+
+
+def _inner(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_list(kind) else kind
+
+
 def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[Problem]) -> Any:
+    if name == "mask" and isinstance(value, list) and all(item in (0, 1) for item in value):
+        return [bool(item) for item in value]
     try:
-        pa.array([value], kind)
+        _typed([value], kind)
         return value
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except UNFIT:
         problems.append(Problem(row, name, f"{str(value)[:40]!r} is no {kind}"))
         return None
 
@@ -212,4 +291,9 @@ def _skyrl_array(value: dict[str, Any]) -> np.ndarray:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    known = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)  # to numpy
+    return (tensor if known else tensor.float()).detach().numpy()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

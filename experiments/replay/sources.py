@@ -79,9 +79,9 @@ def _read(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
         case ".jsonl":
             yield from readers.read_jsonl(path)
         case ".pkl":
-            yield readers.tabulated(path, readers.read_skyrl(path)), []
+            yield readers.tabulated(path, readers.read_skyrl(path))
         case _:
-            yield readers.tabulated(path, readers.read_tensors(path)), []
+            yield readers.tabulated(path, readers.read_tensors(path))
 
 
 def _files(path: Path) -> list[Path]:
@@ -120,6 +120,7 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> Responses:
-    """Tables of one batch as one; a column that not all have is left out."""
-    names = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
-    return responses(pa.concat_tables([table.select(names) for table in tables], promote_options="permissive"))
+    """Tables of one batch as one; a column that not all have is left out, but for the mask: without one all tokens are used."""
+    shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
+    tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
+    return responses(pa.concat_tables(tables, promote_options="permissive"))

@@ -88,9 +88,12 @@ class Thresholds:
         self.tokens = self.responses = self.exact_sq = 0.0
 
     def add(self, responses: Responses) -> None:
-        """Take in one batch, in fp64."""
+        """Take in one batch, in fp64. Once a batch has no segments, the families at their levels are left out."""
         if self.families is None:
-            self.families = families(responses.segments is not None)
+            self.families = families(segments=True)
+        if responses.segments is None:
+            self.families = [family for family in self.families if not family.level.startswith("segment")]
+            self.sums = {family: sums for family, sums in self.sums.items() if family in self.families}
         tokens = _Tokens(responses)
         self.tokens += tokens.row.size
         self.responses += (tokens.count > 0).sum()

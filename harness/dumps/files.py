@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.dumps.schema import COLUMNS, VERSION, VERSION_KEY
@@ -58,6 +59,8 @@ def read(path: Path) -> Iterator[pa.Table]:
     with file:
         _check_version(path, file.schema_arrow)
         wanted = [name for name in COLUMNS if name in file.schema_arrow.names]
+        if twice := [name for name in wanted if file.schema_arrow.names.count(name) > 1]:
+            raise UserError(f"{path}: column {' and '.join(twice)} stands there more than once; drop one and write it again")
         for group in range(file.num_row_groups):
             try:
                 table = file.read_row_group(group, columns=wanted)
@@ -74,10 +77,22 @@ def typed(path: Path, table: pa.Table) -> pa.Table:
         wanted = column.type(inner if pa.types.is_floating(inner) else pa.float64())
         if found != wanted:
             try:
-                table = table.set_column(i, name, table[name].cast(wanted))
+                cast = _truth(table[name]) if name == "mask" else table[name].cast(wanted)
+                table = table.set_column(i, name, cast)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise UserError(f"{path}: column {name} is {found}, which is no {wanted}; see docs/dumps.md") from None
     return table
+
+
+def _truth(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Lists of 0 and 1 as booleans; any other number becomes null, which `schema.problems` tells of."""
+    wanted = COLUMNS["mask"].type(pa.float64())
+    values = pc.list_flatten(column)
+    truth = pc.if_else(pc.equal(values, 1), True, pc.if_else(pc.equal(values, 0), False, pa.scalar(None, pa.bool_())))
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    null = column.is_null().combine_chunks()
+    return pa.chunked_array([pa.ListArray.from_arrays(offsets, truth.combine_chunks(), wanted, mask=null)])
 
 
 def _check_version(path: Path, schema: pa.Schema) -> None:

@@ -111,8 +111,7 @@ def responses(table: pa.Table) -> Responses:
             return None  # a column that only some rows have cannot be used
         return _flat(table, name) if COLUMNS[name].per_token else table[name].to_numpy()
 
-    mask = column("mask")
-    mask = np.ones(offsets[-1], dtype=bool) if mask is None else mask.astype(bool)
+    mask = _mask_of(table, np.repeat(np.arange(len(table)), lengths), np.ones(len(table), dtype=bool), lengths)
     names = [name for name in Responses._fields if name not in ("offsets", "mask")]
     return Responses(offsets, mask, **{name: column(name) for name in names})
 
@@ -137,6 +136,9 @@ def _column_problems(table: pa.Table, name: str):
     place = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     values = _flat(table, name)
     used = sound[row_of] & _mask_of(table, row_of, sound, lengths)
+    if name == "mask":
+        null = sound[row_of] & pc.is_null(pc.list_flatten(table[name])).to_numpy()
+        yield from _first_of(row_of, null, lambda i: f"token {place[i]} is neither true nor false")
     if name in LOGPS or name == "advantages":
         yield from _first_of(row_of, used & ~np.isfinite(values), lambda i: f"{values[i]} at token {place[i]}")
     if name in LOGPS:

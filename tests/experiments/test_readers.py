@@ -68,6 +68,61 @@ def test_trl(tmp_path):
     check(only(tmp_path / "12.pt"))
 
 
+def trl():
+    return {
+        "completion_mask": torch.tensor(MASK),
+        "old_per_token_logps": torch.tensor(OLD),
+        "sampling_per_token_logps": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+
+
+@pytest.mark.parametrize("name", ["step_12_rank_3.pt", "global_step_12_of_2.pt", "20-12.pt"])
+def test_the_step_is_the_number_after_that_word_else_the_last(tmp_path, name):
+    torch.save(trl(), tmp_path / name)
+    check(only(tmp_path))
+
+
+def test_tensors_that_are_plain_but_for_their_kind_are_read(tmp_path):
+    """With a gradient; in fp8, which numpy lacks: −1, −.5, 0 and the rest are exact in e4m3."""
+    tensors = trl()
+    tensors["old_per_token_logps"].requires_grad_()
+    tensors["sampling_per_token_logps"] = tensors["sampling_per_token_logps"].to(torch.float8_e4m3fn)
+    tensors["tool_mask"] = torch.tensor([[1, 0, 1], [1, 1, 1]])
+    torch.save(tensors, tmp_path / "step_12.pt")
+    batch = only(tmp_path)
+    np.testing.assert_array_equal(batch.mask, [True, True, True, True])  # the second token was a tool's, and ended the response
+    np.testing.assert_array_equal(batch.logp_rollout, np.delete(ROLLOUT[MASK.astype(bool)], 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"old_per_token_logps": torch.tensor(OLD).to_sparse()}, r"old_per_token_logps is no plain tensor \(.*save its to_dense"),
+        ({"completion_mask": torch.ones(3)}, r"completion_mask has shape \[3\]; save \[responses, tokens\]"),
+        ({"completion_mask": torch.ones(2, 0)}, r"completion_mask has shape \[2, 0\]; save"),
+        ({"old_per_token_logps": torch.zeros(2, 3, 1)}, r"old_per_token_logps has shape \[2, 3, 1\], completion_mask \[2, 3\]"),
+        ({"advantages": torch.zeros(3)}, r"advantages has shape \[3\], completion_mask \[2, 3\]; save both of one batch"),
+        ({"tool_mask": torch.ones(2, 4)}, r"tool_mask has shape \[2, 4\], completion_mask \[2, 3\]"),
+        ({"old_per_token_logps": torch.zeros(2, 3, dtype=torch.long)}, "old_per_token_logps holds int64; save it as floats"),
+        ({"completion_ids": torch.tensor([[0.5, 1, 0]] * 2)}, "completion_ids holds float32; save it as integers"),
+        ({"tool_mask": torch.tensor([[1, np.nan, 1], [1, 1, 1]])}, "row 0, column mask: nan at token 1 is neither 0 nor 1"),
+        ({"completion_mask": torch.tensor([[1, 1, 0], [1, 2, 1]])}, "row 1, column mask: 2 at token 1 is neither 0 nor 1"),
+    ],
+)
+def test_tensors_of_another_shape_or_kind_are_refused(tmp_path, changed, message):
+    torch.save(trl() | changed, tmp_path / "12.pt")
+    with pytest.raises(UserError, match=f"12.pt[:,] {message}"):
+        only(tmp_path)
+
+
+def test_a_response_whose_mask_is_none_can_be_skipped(tmp_path):
+    torch.save(trl() | {"completion_mask": torch.tensor([[1, 1, 0], [1, np.nan, 1]])}, tmp_path / "12.pt")
+    dump = Dump(tmp_path, skip_bad=True)
+    (batch,) = dump.batches()
+    assert dump.bad == 1 and list(batch.offsets) == [0, 2]
+
+
 def test_a_pt_file_that_holds_code_is_not_run(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -164,6 +219,23 @@ def test_skyrl(tmp_path):
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UserError, match="no whole SkyRL TrainingInputBatch"):
         only(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "metadata", "message"),
+    [
+        ({"loss_mask": torch.ones(3)}, {}, r"loss_mask has shape \[3\]; save \[responses, tokens\]"),
+        ({"sequences": torch.ones(4)}, {}, r"sequences has shape \[3\], loss_mask \[2, 3\]"),
+        ({}, [1], "no whole SkyRL TrainingInputBatch .*; set trainer.dump_data_batch=true"),
+    ],
+)
+def test_skyrl_tensors_of_another_shape_are_refused(tmp_path, changed, metadata, message):
+    tensors = {
+        name: torch.tensor(a) for name, a in (("loss_mask", MASK), ("action_log_probs", OLD), ("rollout_logprobs", ROLLOUT))
+    }
+    (tmp_path / "1.pkl").write_bytes(skyrl_pickle(tensors | changed, metadata))
+    with pytest.raises(UserError, match=f"1.pkl: {message}"):
+        only(tmp_path)
 
 
 def test_a_pickle_that_holds_code_is_not_run(tmp_path, capsys):

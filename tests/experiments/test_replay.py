@@ -72,6 +72,7 @@ def test_steps_are_batches_of_their_own_however_the_rows_are_filed(tmp_path):
 
 
 def jsonl(path, rows):
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
     return path
 
@@ -87,6 +88,52 @@ def test_bad_rows_stop_a_replay_and_skip_bad_counts_them(tmp_path):
     assert "row 3, column mask" in message and "--skip-bad" in message
     dump = Dump(path, skip_bad=True)
     assert sum(len(batch) for batch in dump.batches()) == 2 and dump.bad == 3
+
+
+SOUND = {"logp_rollout": [-1.0, -0.5], "logp_old": [-1.1, -0.4]}
+PRIME_RL = {"inference_logprobs": [-1.0, -0.5], "trainer_logprobs": [-1.1, -0.4]}
+
+
+@pytest.mark.parametrize(
+    ("sound", "bad", "message"),
+    [
+        (SOUND, SOUND | {"step": 2**70}, "row 1, column step: '1180591620717411303424' is no int64"),
+        (SOUND, SOUND | {"tokens": [2**63, 1]}, r"row 1, column tokens: '\[9223372036854775808, 1\]' is no list"),
+        (SOUND, SOUND | {"step": 1.5}, "row 1, column step: '1.5' is no int64"),
+        (SOUND, SOUND | {"segments": [0, 0.5]}, r"row 1, column segments: '\[0, 0.5\]' is no list"),
+        (SOUND, SOUND | {"mask": [True, None]}, "row 1, column mask: token 1 is neither true nor false"),
+        (SOUND, SOUND | {"mask": [1, 2]}, r"row 1, column mask: '\[1, 2\]' is no list"),
+        (PRIME_RL, PRIME_RL | {"rewards": 3}, "row 1, column rewards: '3' is no list of one reward per token"),
+        (SOUND, "[" * 100_000, "row 1, column the whole line: no JSON object"),
+    ],
+)
+def test_a_bad_line_is_named_and_can_be_skipped(tmp_path, sound, bad, message):
+    path = jsonl(tmp_path / "d.jsonl", [sound, bad, sound])
+    with pytest.raises(UserError, match=f"d.jsonl, {message}"):
+        list(Dump(path).batches())
+    dump = Dump(path, skip_bad=True)
+    assert sum(len(batch) for batch in dump.batches()) == 2 and dump.bad == 1
+
+
+def test_a_mask_may_be_of_zeros_and_ones_and_a_row_without_one_uses_all_its_tokens(tmp_path):
+    """The masked token has no log-probability: were one row's mask dropped for the other's lack of one, it would count."""
+    masked = {"step": 3, "logp_rollout": [-1.0, None], "logp_old": [-1.1, None], "mask": [1, 0]}
+    path = jsonl(tmp_path / "d" / "a.jsonl", [masked, SOUND | {"step": 3}])
+    jsonl(tmp_path / "d" / "b.jsonl", [SOUND | {"step": 3}])
+    (batch,) = Dump(path.parent).batches()
+    np.testing.assert_array_equal(batch.mask, [True, False, True, True, True, True])
+
+
+def test_what_a_dump_lacks_is_told_and_the_rest_replayed(tmp_path):
+    """Segments in the first step only: the families at their levels go; a correction that needs what is absent is named."""
+    path = jsonl(tmp_path / "d.jsonl", [SOUND | {"step": 1, "segments": [0, 1]}, SOUND | {"step": 2}])
+    chosen = {name: presets([name])[name].correction for name in ("icepop", "off_policy_sequence_mask")}
+    found = collect(Dump(path), chosen)
+    families = set(found.thresholds.table().family)
+    assert "truncate-sequence" in families and not any("segment" in family for family in families)
+    assert found.skipped == {"off_policy_sequence_mask": "needs advantages"}
+    with pytest.raises(UserError, match=r"d.jsonl: off_policy_sequence_mask needs advantages; dump that column"):
+        collect(Dump(path), {"off_policy_sequence_mask": chosen["off_policy_sequence_mask"]})
 
 
 def test_nothing_sound_is_an_error_even_when_skipping(tmp_path):

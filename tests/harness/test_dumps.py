@@ -116,6 +116,26 @@ def test_a_column_of_another_type_is_refused(tmp_path):
         list(files.read(tmp_path / "a.parquet"))
 
 
+def test_a_column_that_stands_there_twice_is_refused(tmp_path):
+    logps = pa.array([[-1.0]])
+    table = pa.table([logps, logps, logps], names=["logp_rollout", "logp_old", "logp_old"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet: column logp_old stands there more than once; drop one"):
+        list(files.read(tmp_path / "a.parquet"))
+
+
+def test_a_mask_of_numbers_is_read_if_they_are_0_and_1(tmp_path):
+    mask = pa.array([[1.0, 0.0], None, [1.0, np.nan], [2.0, 1.0]])
+    logps = pa.array([[-1.0, -2.0]] * 4)
+    pq.write_table(pa.table({"mask": mask, "logp_rollout": logps, "logp_old": logps}), tmp_path / "a.parquet")
+    (table,) = files.read(tmp_path / "a.parquet")
+    assert table["mask"].to_pylist()[:2] == [[True, False], None]
+    assert [str(problem) for problem in problems(table)] == [
+        "row 2, column mask: token 1 is neither true nor false",
+        "row 3, column mask: token 0 is neither true nor false",
+    ]
+
+
 @pytest.mark.parametrize(("correction", "minibatches"), [("token_truncate", 2), ("verl/decoupled_geo_rs_seq_tis", 1)])
 def test_replay_of_a_run_gives_what_the_run_has_logged(tiny, correction, minibatches):
     run = tiny("steps=2", "dump.every=1", f"actor.minibatches={minibatches}", f"correction={correction}")
