@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from harness.actor import Actor
 from harness.ranks import Ranks, lost_a_rank
-from harness.records import RunFolder, writing
+from harness.records import RunFolder, to_disk, writing
 
 
 def save(
@@ -47,6 +46,7 @@ def save(
             ranks.barrier()
             if ranks.rank == 0:
                 save_file(rollouts, temporary / "rollouts.safetensors")
+                run.sync()
                 _complete(temporary, folder / f"step-{step:08d}", {**state, "ranks": ranks.size})
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
@@ -70,18 +70,10 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     (temporary / "state.json").write_text(json.dumps(state))
     (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
     for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
-        _sync(path)
+        to_disk(path)
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
-    _sync(final.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    to_disk(final.parent)
 
 
 def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:

@@ -139,6 +139,15 @@ def writing(path: Path) -> Iterator[None]:
         raise Unavailable(f"{path}: cannot write ({error.strerror}); {remedy}") from error
 
 
+def to_disk(path: Path) -> None:
+    """Wait until what was written to a file, or the names in a folder, would survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class RunFolder:
     """One run on disk. Reading needs no lock; `claim` keeps two writers apart."""
 
@@ -193,6 +202,12 @@ class RunFolder:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 file.write(b"\n")  # a line that a kill cut short stays alone on its line
             file.write(json.dumps(row).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Metrics and events to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
+        for name in ("metrics.jsonl", "events.jsonl"):
+            if (self.path / name).exists():
+                to_disk(self.path / name)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from harness import checkpoint
 from harness.records import RunFolder
+from harness.trainer import train
 from sweeps.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 
@@ -81,6 +83,26 @@ def test_sigkill_at_any_point(tiny, start, undisturbed):
         finished(start(config))
         assert folder.state == "done"
         assert untimed(folder.metrics()) == undisturbed, f"killed at point {i}"
+
+
+def test_a_checkpoint_is_on_disk_only_after_the_rows_before_it(tiny, monkeypatch):
+    """So that a power failure cannot leave a checkpoint that is ahead of the metrics: the order of what was waited for."""
+    order, sync, rename = [], os.fsync, Path.rename
+
+    def synced(descriptor):
+        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def renamed(path, target):
+        order.append(f"rename to {Path(target).name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    train(tiny("steps=1", "seed=11"))
+    named = order.index("rename to step-00000001")
+    assert {"metrics.jsonl", "state.json", "manifest.json", "rollouts.safetensors"} <= set(order[:named])
+    assert order[named + 1] == "checkpoints"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 140)])
