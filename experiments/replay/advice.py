@@ -94,6 +94,7 @@ class Advisor:
             "lower": np.nan,
             "upper": np.nan,
         }
+        unneeded = self._unneeded(family, curve)
         at = len(DEFAULT) - 1 if place is None else place
         if place is not None:
             lower, upper = (float(bound[0]) for bound in family.bounds(DEFAULT[place : place + 1]))
@@ -104,7 +105,7 @@ class Advisor:
         row |= {"tokens kept": curve.kept[at], "ESS": curve.ess[at]}
         if null is not None:
             row["false rejections"] = 1 - null.metrics(null.sums[family])["kept_tokens"][at]
-        return row | {"verdict": _verdict(family, place, curve.ess[at], beyond, tails[level], len(found) / len(resampled))}
+        return row | {"verdict": _verdict(unneeded, place, beyond, tails[level], len(found) / len(resampled))}
 
     def _joined(self, family: Family) -> _Entries:
         parts = self.entries[family]
@@ -113,11 +114,19 @@ class Advisor:
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
         """The proposed bound's place in DEFAULT; None when no bound is needed or none reaches the target."""
         curve = _curve(family, sums)
+        if self._unneeded(family, curve):
+            return None
         if family.action == "truncate":
             good = np.flatnonzero(curve.ess >= self.target.ess)
-            return None if len(good) in (0, len(DEFAULT)) else int(good[-1])
+            return int(good[-1]) if len(good) else None
         good = np.flatnonzero(curve.kept >= self.target.kept)
         return max(int(good[0]), floor) if len(good) else None
+
+    def _unneeded(self, family: Family, curve: _Curve) -> str:
+        """Why no bound is needed, else empty: a truncation has the ESS without one, a filter keeps the share at the smallest."""
+        if family.action == "truncate":
+            return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
+        return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
 
 
 class _Curve(NamedTuple):
@@ -154,11 +163,13 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
     return int(good[0]) if len(good) else len(DEFAULT) - 1
 
 
-def _verdict(family: Family, place: int | None, ess: float, beyond: int, tail: float, found: float) -> str:
+def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, found: float) -> str:
     if tail > HEAVY:
         return f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, the mismatch is too heavy-tailed for any bound"
+    if unneeded:
+        return f"no bound needed: {unneeded}"
     if place is None:
-        return f"no bound needed: ESS {ess:.3f} without" if family.action == "truncate" else "no bound reaches the target"
+        return "no bound reaches the target"
     if beyond < FEWEST:
         return f"dump too small: {beyond} responses lie beyond it, {FEWEST} are needed"
     if found < 0.95:

@@ -51,6 +51,21 @@ def test_a_truncation_is_the_largest_that_has_the_ess():
     assert table.loc["truncate-token", "verdict"].startswith("no bound needed: ESS 0.99")
 
 
+@pytest.mark.parametrize("shape", [(60, 20), (2000, 2)])
+def test_a_matched_dump_needs_no_bound(shape):
+    """l = 0 everywhere: the smallest bound, C = 1 + 1e-6, keeps all, however small the dump."""
+    table = proposed(dump(*shape, gaussian(0.0)))
+    assert table.verdict.str.startswith("no bound needed: ").all(), list(table.verdict)
+    assert table.C.isna().all() and table.high.isna().all()
+    assert table.loc["mask-token", "verdict"].endswith("the smallest keeps 100.00% of the tokens")
+
+
+def test_a_truncation_that_never_has_the_ess_is_told_of():
+    """ρ = .01 for half of the tokens, and no bound C ≥ 1 lifts it: ESS (.505)²/.50005 = .51 whatever C is."""
+    table = proposed(dump(400, 20, lambda rng, shape: np.log(np.where(np.arange(shape[1]) % 2, 0.01, 1.0)) * np.ones(shape)))
+    assert table.loc["truncate-token", "verdict"] == "no bound reaches the target"
+
+
 def test_the_interval_narrows_as_the_dump_grows():
     """Four times the responses, half the width."""
     widths = []
