@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from algos.masks import only
 from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, sizes
 from algos.registry import CORRECTIONS
-from algos.rows import parts, take
+from algos.rows import Part, parts, put, take
 from algos.spec import Correction, Plugin, Reject, Weight
 
 
@@ -51,7 +52,7 @@ def correct(
     logp_rollout: Tensor | None = None,
     segments: Tensor | None = None,
     batch: WeightSum | None = None,
-    observe: Callable[[Ratio, Tensor, Tensor], None] | None = None,
+    observe: Callable[[Part, Ratio, Tensor, Tensor, Tensor], None] | None = None,
 ) -> Corrected:
     """Apply `spec` to l = log π − log μ ([B, T], nats, 0 off `mask`).
 
@@ -60,23 +61,23 @@ def correct(
     advantages ([B, T]) are read by filters with when=negative_advantage, logp_rollout ([B, T], nats) by prob_diff,
     segments ([B, T] integers, see `ratios.at_level`) by level segment. `batch` is the merged `weight_sum` of the whole
     global batch for normalize=batch; without it, the tensors given are taken to be that batch. `observe` is called with
-    each few responses' ratio, weights (not yet normalised) and kept mask, while those are at hand.
+    each part, its ratio, bounded weights (at their own level; then 0 off the mask, [B, T]; neither normalised) and kept.
     Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞ gives w = ρ; an empty `reject` keeps the mask; no two
     tokens of different responses affect each other except through `batch` and plug-ins. Raises ValueError on a missing
     input.
     """
-    weights, kept = torch.empty_like(log_ratio), torch.empty_like(mask)
-    alone = WeightSum(weights.new_zeros((), dtype=torch.float64), weights.new_zeros((), dtype=torch.float64))
+    weights = kept = None
+    alone = WeightSum(*log_ratio.new_zeros(2, dtype=torch.float64))
     plugged = _plugged(log_ratio, mask, spec)
-    for part in parts(log_ratio):
+    for part in parts(mask, trim=segments is None and observe is not None):
         ratio = Ratio(*take(part, log_ratio, mask, logp_rollout, segments))
         used = bounded_weights(raw_weights(ratio, spec.weight), spec.weight)
-        torch.mul(used, ratio.present, out=weights[part])
-        kept[part] = _kept(ratio, *take(part, plugged, advantages), spec)
+        masked, keep = used * ratio.present, _kept(ratio, *take(part, plugged, advantages), spec)
+        weights, kept = put(part, masked, weights, mask), put(part, keep, kept, mask)
         if spec.normalize == "batch" and batch is None:
-            alone = alone.merge(_sum(weights[part], ratio, spec.weight))
+            alone = alone.merge(_sum(masked, ratio, spec.weight))
         if observe is not None:
-            observe(ratio, weights[part], kept[part])
+            observe(part, ratio, used, masked, keep)
     if spec.normalize == "batch":
         weights.div_((batch or alone).mean())
     return Corrected(weights, kept, kept if spec.denominator == "kept" else mask)
@@ -109,6 +110,10 @@ def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     `ratio` is compared as ρ, with ρ's own rounding, so that a ratio equal to a bound is kept at every level; at
     worst_token, where both its largest and its smallest value matter, it stays per token.
     """
+    return ratio.once((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
+
+
+def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     if filter_.statistic == "ratio":
         return ratio.at_level("token" if filter_.level == "worst_token" else filter_.level)
     values = _per_token(ratio, filter_.statistic)
@@ -145,7 +150,9 @@ def _plugged(log_ratio: Tensor, mask: Tensor, spec: Correction) -> Tensor:
 def _kept(ratio: Ratio, kept: Tensor, advantages: Tensor | None, spec: Correction) -> Tensor:
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):
-            kept = kept & _keep(name, ratio, filter_, advantages)
+            keep = _keep(name, ratio, filter_, advantages)
+            both = kept.view(torch.uint8) & keep.view(torch.uint8)  # 10 times faster on a CPU where `keep` is [B, 1]
+            kept = both.view(torch.bool)
     return kept
 
 
@@ -170,4 +177,4 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
         return ratio.k3
     if name == "mult_error":
         return torch.expm1(ratio.l.abs().clamp(max=LOG_RATIO_BOUND))
-    return torch.where(ratio.mask, ratio.logp_rollout.exp() * torch.expm1(ratio.l), 0.0)  # prob_diff = π − μ
+    return only(ratio.logp_rollout.exp() * torch.expm1(ratio.l), ratio.mask)  # prob_diff = π − μ

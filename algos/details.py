@@ -23,10 +23,10 @@ def details(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> dict[str, 
 @torch.no_grad()
 def details_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
     """Per-response sums over tokens of l, |l|, π and μ; l = log π − log μ [B, T], nats, 0 off `mask`."""
-    return chunked(_details_chunk, log_ratio, mask, logp_rollout)
+    return chunked(_details_chunk, mask, log_ratio, logp_rollout)
 
 
-def _details_chunk(l: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
+def _details_chunk(mask: Tensor, l: Tensor, logp_rollout: Tensor) -> Rows:
     size = l.abs()
     rollout = torch.where(mask, logp_rollout.to(l.dtype), -torch.inf)
     p, q = (rollout + l).exp().double(), rollout.exp().double()  # 0 off the mask

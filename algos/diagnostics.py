@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from algos.masks import only
 from algos.ratios import LOG_RATIO_BOUND, Ratio
 from algos.rows import Rows, beyond, chunked, extreme, over, total
 from algos.tails import pareto_k
@@ -21,7 +22,7 @@ def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None
 @torch.no_grad()
 def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and the sum of log μ."""
-    return chunked(lambda *tensors: ratio_rows(Ratio(*tensors)), log_ratio, mask, logp_rollout)
+    return chunked(lambda m, l, r: ratio_rows(Ratio(l, m, r)), mask, log_ratio, logp_rollout)
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
@@ -38,7 +39,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
         "beyond": beyond(torch.gt, ratio.l.abs(), LOG_RATIO_BOUND),
     }
     if ratio.logp_rollout is not None:
-        rows["rollout"] = total(torch.where(ratio.mask, ratio.logp_rollout, 0.0))
+        rows["rollout"] = total(only(ratio.logp_rollout, ratio.mask))
     return rows
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from algos.corrections import Corrected, WeightSum, bounded_weights, correct, raw_weights, statistic
 from algos.diagnostics import finish_mismatch, ratio_rows
+from algos.masks import outside
 from algos.ratios import Ratio, bounded_exp
-from algos.rows import Rows, beyond, chunked, extreme, highest, lowest, merge, over, squares, total
+from algos.rows import Part, Rows, beyond, chunked, extreme, gather, highest, lowest, over, squares, total
 from algos.spec import Correction, Reject
 
 
@@ -24,15 +25,15 @@ def examine(
     batch: WeightSum | None = None,
 ) -> tuple[Corrected, Rows]:
     """`corrections.correct`, and in the same pass the rows of every diagnostic of the mismatch and of the correction."""
-    seen: list[Rows] = []
+    seen: list[tuple[Part, Rows]] = []
 
-    def observe(ratio: Ratio, weights: Tensor, kept: Tensor) -> None:
+    def observe(part: Part, ratio: Ratio, used: Tensor, weights: Tensor, kept: Tensor) -> None:
         rows = ratio_rows(ratio) | _did(ratio, weights, kept) | _statistics(ratio, spec)
-        seen.append(rows | (_weights(ratio, spec) if spec.weight.level else {}))
+        seen.append((part, rows | (_weights(ratio, used, spec) if spec.weight.level else {})))
 
     inputs = {"logp_rollout": logp_rollout, "advantages": advantages, "segments": segments, "batch": batch}
     corrected = correct(log_ratio, mask, spec, **inputs, observe=observe)
-    rows = merge(seen)
+    rows = gather(seen)
     if spec.normalize == "batch":  # the mean was not known before the last of them
         rows |= applied_rows(corrected, mask)
     return corrected, rows
@@ -53,7 +54,7 @@ def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
     """Per-response sums of what a correction did."""
-    return chunked(lambda w, k, m: _did(Ratio(w, m), w * m, k & m), *corrected[:2], mask)
+    return chunked(lambda m, w, k: _did(Ratio(w, m), w * m, k & m), mask, *corrected[:2])
 
 
 def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
@@ -90,17 +91,21 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 @torch.no_grad()
 def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Tensor | None = None) -> Rows:
     """Per-response sums and extremes of the weight before (raw) and after (applied) its bounds, not normalised."""
-    return chunked(lambda l, m, s: _weights(Ratio(l, m, segments=s), spec), log_ratio, mask, segments)
+
+    def rows(mask: Tensor, l: Tensor, segments: Tensor | None) -> Rows:
+        ratio = Ratio(l, mask, segments=segments)
+        return _weights(ratio, bounded_weights(raw_weights(ratio, spec.weight), spec.weight), spec)
+
+    return chunked(rows, mask, log_ratio, segments, trim=segments is None)
 
 
-def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    raw = raw_weights(ratio, spec.weight)
-    used, bounds, ends = bounded_weights(raw, spec.weight), thresholds(spec), (None, None)
+def _weights(ratio: Ratio, used: Tensor, spec: Correction) -> Rows:
+    raw, bounds, ends = raw_weights(ratio, spec.weight), thresholds(spec), None
     if spec.weight.level == "token":  # what `ratio_rows` needs too, and ends that a monotone bound keeps
         ends = tuple(bounded_exp(end) for end in ratio.ends)
         rows = _spread("raw", raw, ratio, 1.0, bounds=bounds, moments=ratio.excess_moments, ends=ends)
         monotone = spec.weight.action != "mask"
-        ends = tuple(bounded_weights(end, spec.weight) for end in ends) if monotone else (None, None)
+        ends = tuple(bounded_weights(end, spec.weight) for end in ends) if monotone else None
     else:
         rows = _spread("raw", raw, ratio, 1.0, bounds=bounds)
     return rows | _spread("applied", used, ratio, 1.0, ends=ends)
@@ -145,7 +150,10 @@ def filter_rows(
 ) -> Rows:
     """Per-response sums and extremes of the statistic of each filter under `reject`; plug-ins have none."""
 
-    return chunked(lambda *tensors: _statistics(Ratio(*tensors), spec), log_ratio, mask, logp_rollout, segments)
+    def rows(mask: Tensor, l: Tensor, *others: Tensor | None) -> Rows:
+        return _statistics(Ratio(l, mask, *others), spec)
+
+    return chunked(rows, mask, log_ratio, logp_rollout, segments, trim=segments is None)
 
 
 def _statistics(ratio: Ratio, spec: Correction) -> Rows:
@@ -200,7 +208,7 @@ def _spread(
     *,
     bounds: tuple[float, float] | None = None,
     moments: tuple[Tensor, Tensor] | None = None,
-    ends: tuple[Tensor | None, Tensor | None] = (None, None),
+    ends: tuple[Tensor, Tensor] | None = None,
 ) -> Rows:
     """Sums and extremes over tokens; a value that a whole response shares, [B, 1], is counted instead of repeated.
 
@@ -208,22 +216,19 @@ def _spread(
     spreads survive the batch's own precision. `moments` and `ends`: what is known already. With `bounds`, how many
     values are beyond them.
     """
-    n = ratio.n
-    shared = values.shape[-1] == 1
-    times, outside = (n, torch.where(n > 0, 0.0, -torch.inf).to(values.dtype)[:, None]) if shared else (1.0, ratio.outside)
+    rows = {"n": ratio.n}
     if moments is None:
         off = values - centre
-        moments = times * total(off), times * squares(off)
-    low, high = ends
-    rows = {
-        "n": n,
-        "off": moments[0],
-        "off_sq": moments[1],
-        "min": lowest(values - outside) if low is None else low,
-        "max": highest(values + outside) if high is None else high,
-    }
+        moments = total(off), squares(off)
+    rows["off"], rows["off_sq"] = moments
     if bounds is not None:
-        rows["low"], rows["high"] = (times * beyond(c, values, b) for c, b in zip((torch.lt, torch.gt), bounds, strict=True))
+        rows["low"], rows["high"] = beyond(torch.lt, values, bounds[0]), beyond(torch.gt, values, bounds[1])
+    if values.shape[-1] == 1:  # what a whole response shares is counted, not repeated
+        rows = {key: value * ratio.n if key != "n" else value for key, value in rows.items()}
+        off_mask = outside(ratio.n > 0, values.dtype)[:, None]
+    else:
+        off_mask = ratio.outside
+    rows["min"], rows["max"] = (lowest(values - off_mask), highest(values + off_mask)) if ends is None else ends
     return {f"{name}/{key}": value for key, value in rows.items()}
 
 

@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 from algos.corrections import Corrected, WeightSum, correct, weight_sum
 from algos.effects import applied
 from algos.losses import TokenLoss
+from algos.masks import bits, only
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
-from algos.rows import parts, take
+from algos.rows import parts, put, take, total
 from algos.spec import Correction
 
 __all__ = ["Objective", "applied"]
@@ -29,25 +30,27 @@ class _RowByRow(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, logp: Tensor, function: Callable, *tensors: Tensor | None):
-        gradient = torch.empty_like(logp) if ctx.needs_input_grad[0] else None
-        sums: list[Tensor | None] = []
-        for part in parts(logp):
-            rows = logp[part].detach().requires_grad_(gradient is not None)
-            with torch.set_grad_enabled(gradient is not None):
-                found = function(rows, *take(part, *tensors))
-            if gradient is not None:
-                gradient[part] = torch.autograd.grad(found[0], rows)[0]
+    def forward(ctx, logp: Tensor, mask: Tensor, function: Callable, *tensors: Tensor | None):
+        wanted, gradient, sums = ctx.needs_input_grad[0], None, None
+        for part in parts(mask):
+            rows, *others = take(part, logp.detach(), mask, *tensors)
+            with torch.set_grad_enabled(wanted):
+                found = function(rows.requires_grad_(wanted), *others)
+            if wanted:
+                gradient = put(part, torch.autograd.grad(found[0], rows)[0], gradient, logp)
             found = [None if value is None else value.detach() for value in found]
             sums = [None if a is None else a + b for a, b in zip(sums, found, strict=True)] if sums else found
-        ctx.save_for_backward(gradient)
+        ctx.gradient = gradient
         ctx.mark_non_differentiable(*(total for total in sums[1:] if total is not None))
         return tuple(sums)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, *_):
-        return ctx.saved_tensors[0] * grad, *[None] * (len(ctx.needs_input_grad) - 1)
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:
+            raise RuntimeError("the objective's gradient was taken before: it is given away, not copied; compute the loss again")
+        return gradient.mul_(grad), *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class Objective(NamedTuple):
@@ -139,28 +142,28 @@ class Objective(NamedTuple):
         if self.kl is not None and logp_ref is None:
             raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
         anchor = self._anchor(logp_old, logp_rollout)
-        tensors = (anchor, advantages, mask, corrected.weights, corrected.kept, corrected.counted, selected, logp_ref)
+        tensors = (anchor, advantages, corrected.weights, corrected.kept, corrected.counted, selected, logp_ref)
         tensors += (counts.prompt_tokens,)
-        sums = _RowByRow.apply(logp, functools.partial(self._rows, counts), *tensors)
+        sums = _RowByRow.apply(logp, mask, functools.partial(self._rows, counts), *tensors)
         tokens, names = counts.tokens.clamp(min=1), ("clip_share", "pg_clipfrac_lower", "ppo_kl", "kl")
         metrics = {f"actor/{name}": total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
         return sums[0], metrics
 
-    def _rows(self, counts: Counts, logp: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, weights: Tensor,
+    def _rows(self, counts: Counts, logp: Tensor, mask: Tensor, anchor: Tensor | None, advantages: Tensor, weights: Tensor,
               kept: Tensor, counted: Tensor, selected: Tensor | None, logp_ref: Tensor | None,
               prompt_tokens: Tensor | None) -> list[Tensor | None]:
         """Of a few responses: their part of the loss, and the sums over kept tokens that the metrics are made of."""
-        counts = counts._replace(prompt_tokens=prompt_tokens)
+        counts, inside = counts._replace(prompt_tokens=prompt_tokens), bits(kept, logp.dtype)
         token = self.loss(logp, anchor, advantages, mask, *(() if selected is None else (selected,)))
-        value = reduce(token.loss * weights, kept, counted, counts, self.reduction, norm=self.norm)
-        sums = [None if flags is None else (flags & kept).sum().double() for flags in (token.clipped, token.capped)]
+        value = reduce(token.loss * weights, inside, counted, counts, self.reduction, norm=self.norm)
+        sums = [None if flags is None else (flags & kept).count_nonzero().double() for flags in (token.clipped, token.capped)]
         anchored = getattr(self._function, "anchored", True)
-        sums.append(-log_ratio(logp.detach(), anchor, kept).sum(dtype=torch.float64) if anchored else None)
+        sums.append(total(only(anchor - logp.detach(), inside)).sum(dtype=torch.float64) if anchored else None)
         if self.kl is None:
             return [value, *sums, None]
         divergence = self.kl(logp, logp_ref, mask, anchor)
-        value = value + self.kl_coef * reduce(divergence, kept, counted, counts, self.reduction, norm=self.norm)
-        return [value, *sums, divergence.detach().where(kept, 0.0).sum(dtype=torch.float64)]
+        value = value + self.kl_coef * reduce(divergence, inside, counted, counts, self.reduction, norm=self.norm)
+        return [value, *sums, only(divergence.detach(), inside).sum(dtype=torch.float64)]
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:

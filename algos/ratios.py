@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
+from algos.masks import bits, only, outside
 from algos.rows import highest, lowest, squares, total
 
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
+
+ROWS = 16
+"""Responses masked at once."""
 
 LEVELS = ("token", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
@@ -20,11 +25,17 @@ LEVELS = ("token", "sequence", "geometric", "segment", "segment_geometric", "wor
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
     """l = log π − log μ in nats on response tokens, 0 elsewhere; [B, T] in the wider of the two dtypes, at least fp32.
 
-    Masked by `where`, so padding may hold anything, NaN included.
+    Masked, not multiplied, so padding may hold anything, NaN included.
     """
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
-    return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
+    l = logp.to(dtype) - logp_base.to(dtype)
+    if l.requires_grad or l.device.type != "cpu":
+        return only(l, mask)
+    for some, inside in zip(l.split(ROWS), mask.split(ROWS), strict=True):  # so that no second tensor of the batch is made
+        inside = bits(inside, dtype)
+        some.view(inside.dtype).bitwise_and_(inside)
+    return l
 
 
 class Ratio:
@@ -35,19 +46,23 @@ class Ratio:
 
     def __init__(self, l: Tensor, mask: Tensor, logp_rollout: Tensor | None = None, segments: Tensor | None = None):
         self.l, self.mask, self.logp_rollout, self.segments = l, mask, logp_rollout, segments
-        self._levels: dict[str, Tensor] = {}
+        self._made: dict[Hashable, Tensor] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` returned when `key` was asked for first."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def at_level(self, level: str) -> Tensor:
         """ρ at a level, [B, T] or [B, 1], its logarithm bounded."""
-        if level not in self._levels:
-            self._levels[level] = bounded_exp(at_level(self.l, self.mask, level, self.segments))
-        return self._levels[level]
+        return self.once(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.segments)))
 
     @cached_property
     def excess(self) -> Tensor:
         """ρ − 1, exact where ρ ≈ 1, without the bound on l: only so far that Σρ² stays finite, beyond 35 nats in fp32."""
         most = (math.log(torch.finfo(self.l.dtype).max) - math.log(self.l.shape[1] + 1)) / 2 - 1  # less 1 for rounding
-        return torch.expm1(self.l.clamp(-most, most))
+        return self.l.clamp(-most, most).expm1_()
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
@@ -62,7 +77,7 @@ class Ratio:
     @cached_property
     def k3(self) -> Tensor:
         """ρ − 1 − l ≥ 0 with l bounded in ρ; expm1 is monotone, so that it may be clamped in its stead."""
-        return self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)) - self.l
+        return self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)).sub_(self.l)
 
     @cached_property
     def present(self) -> Tensor:
@@ -77,7 +92,7 @@ class Ratio:
     @cached_property
     def outside(self) -> Tensor:
         """−∞ off the mask, 0 on it: added to values before a maximum."""
-        return torch.where(self.mask, 0.0, -torch.inf).to(self.l.dtype)
+        return outside(self.mask, self.l.dtype)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
@@ -111,7 +126,7 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):
         return _segment_sum(mask.long(), mask, segments).clamp(min=1)
-    return mask.sum(-1, keepdim=True).clamp(min=1)
+    return mask.count_nonzero(-1)[:, None].clamp(min=1)
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:

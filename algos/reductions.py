@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from algos.masks import only
+from algos.rows import highest
 from algos.spec import REDUCTIONS
 
 
@@ -25,12 +27,14 @@ class Counts(NamedTuple):
         With `prompts` [B], integers 0 ≤ id < B that say which prompt a row answers, also the prompts with at least one
         token, and for each row the tokens of all rows of its prompt, [B].
         """
+        # What a CPU counts fastest.
+        of_all, of_sequences = mask.count_nonzero(), highest(mask.view(torch.uint8)).count_nonzero()
         if prompts is None:
-            return cls(mask.sum(), mask.any(-1).sum())
+            return cls(of_all, of_sequences)
         assert prompts.shape == mask.shape[:1], (prompts.shape, mask.shape)
         tokens = mask.sum(-1)
         of_prompt = torch.zeros_like(tokens).scatter_add(0, prompts, tokens)
-        return cls(mask.sum(), mask.any(-1).sum(), (of_prompt > 0).sum(), of_prompt[prompts])
+        return cls(of_all, of_sequences, (of_prompt > 0).sum(), of_prompt[prompts])
 
     def rows(self, index: Tensor | slice) -> Counts:
         """What some rows need: the same counts, as they are of the whole mini-batch."""
@@ -49,11 +53,11 @@ def reduce(
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
     prompt_mean: Σ_p (Σ_{i of p} S_i/n_p)/prompts
 
-    where S_i = Σ_t `values`[i, t] over `kept`, n_i = tokens of row i in `counted`, n_p = those of all rows of prompt p
-    in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr. GRPO, arXiv 2503.20783, with
-    the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with everything rejected gives 0
-    with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises ValueError on an unknown mode, norm
-    missing, unused or not positive, or prompt_mean with counts that know no prompts.
+    where S_i = Σ_t `values`[i, t] over `kept` (bool, or its `masks.bits`), n_i = tokens of row i in `counted`, n_p =
+    those of all rows of prompt p in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr.
+    GRPO, arXiv 2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with
+    everything rejected gives 0 with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises
+    ValueError on an unknown mode, norm missing, unused or not positive, or prompt_mean with counts that know no prompts.
     """
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")
@@ -61,7 +65,7 @@ def reduce(
         raise ValueError(
             f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none"
         )
-    rows = values.where(kept, 0.0).sum(-1)
+    rows = only(values, kept).sum(-1)
     tokens, sequences = counts.tokens.clamp(min=1), counts.sequences.clamp(min=1)
     if mode == "token_mean":
         return rows.sum() / tokens
