@@ -181,7 +181,6 @@ def test_what_is_wrong_is_told_before_anything_is_submitted(slurm, multirun, sha
     known = len(sh("squeue", "-h", "-t", "all").splitlines())
     for overrides, expected in [
         (["hydra.launcher.partition=nosuch"], "hydra.launcher.partition=nosuch: this Slurm has high, main"),
-        (["loss.eps_low=0.2,2"], "loss.eps_low=2"),
         (["hydra.launcher.ranks=3"], "cannot be shared evenly by 3 ranks"),
         (["nosuch=1"], "nosuch: unknown key"),
     ]:
@@ -216,18 +215,18 @@ def test_up_twice_is_the_same_slurm(slurm):
 
 def test_a_run_by_hand_starts_its_ranks_and_requeues_itself(slurm, shared_root, tmp_path):
     """Two ranks under srun; SIGUSR2 as before the time limit."""
-    overrides = [*TINY, f"run.root={shared_root}", "run.sweep=hand", "steps=80", "checkpoint.every=10"]
+    overrides = [*TINY, f"run.root={shared_root}", "run.sweep=hand", *LONG]
     log = tmp_path / "out"
     options = ["--parsable", "--ntasks=2", "--mem=2G", f"--output={log}", f"--export=ALL,PYTHON={sys.executable}"]
     job = sh("sbatch", *options, "slurm/train.sbatch", *overrides).strip()
     until(lambda: list((shared_root / "hand").glob("*/metrics.jsonl")))
     (path,) = (shared_root / "hand").glob("*/metrics.jsonl")
     folder = RunFolder(path.parent)
-    until(lambda: rows(folder) > 12)
+    until(lambda: rows(folder) > 4)
     sh("scancel", "--signal=USR2", job)
     until(lambda: folder.state in ("done", "collapsed"))
     kinds = [event["kind"] for event in folder.events()]
-    assert "preempted" in kinds and "resumed" in kinds and len(folder.metrics()) == 81
+    assert "preempted" in kinds and "resumed" in kinds and len(folder.metrics()) == 41
     assert len(folder.read("provenance.json")["processes"]) == 2
 
 
