@@ -212,8 +212,9 @@ def _after(state: RunState, event: dict[str, Any]) -> RunState:
             return state._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
         case "started":
             starts = state.starts + 1 if event["step"] == state.step else 1
-            return state._replace(state="running", job=event["job"], step=event["step"], starts=starts, error="")
-        case "ended" if not (state.state == "cancelled" and event["state"] == "preempted"):
+            now = "cancelled" if state.state == "cancelled" else "running"  # cancelled while its process was starting
+            return state._replace(state=now, job=event["job"], step=event["step"], starts=starts, error="")
+        case "ended" if not (state.state == "cancelled" and event["state"] in ("preempted", "interrupted")):
             return state._replace(state=event["state"], error=event.get("error", ""))
         case "cancelled":
             return state._replace(state="cancelled")

@@ -31,15 +31,19 @@ def job(state, batch="b", index=0):
 
 
 def test_events_become_states(sweep):
-    planned(sweep, "a", "b", "c", "d")
-    sweep.log("submitted", ["a", "b", "c"], batch="x")
+    planned(sweep, "a", "b", "c", "d", "e")
+    sweep.log("submitted", ["a", "b", "c", "e"], batch="x")
     sweep.log("started", ["a", "b", "c"], job="7_0", host="n1", pid=1, step=0)
     sweep.log("ended", ["a"], state="done", job="7_0")
     sweep.log("cancelled", ["b"])
     sweep.log("ended", ["b"], state="preempted", job="7_0")  # how a cancelled run ends
     sweep.log("ended", ["c"], state="preempted", job="7_0")
+    sweep.log("cancelled", ["e"])
+    sweep.log("started", ["e"], job="7_0", host="n1", pid=1, step=0)  # its process was starting meanwhile
+    sweep.log("ended", ["e"], state="interrupted", job="7_0")
     assert {run: state.state for run, state in sweep.states().items()} == {
         "a": "done",
+        "e": "cancelled",
         "b": "cancelled",
         "c": "preempted",
         "d": "queued",
