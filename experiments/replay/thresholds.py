@@ -24,8 +24,8 @@ DEFAULT = np.exp(np.geomspace(1e-6, LOG_RATIO_BOUND, 1000))
 class Family(NamedTuple):
     """A correction but for its bound: action truncate, clip or mask of the weight, or reject by `statistic`; both at `level`.
 
-    The one number C ≥ 1 gives the bounds. Ratio: [1/C, C], truncate only C. k2: ½·log²C. k3: C − 1 − log C. prob_diff:
-    ±(1 − 1/C).
+    The one number C ≥ 1 gives the bounds. Ratio: [1/C, C], truncate only C. mult_error: C. k2: ½·log²C. k3: C − 1 − log C.
+    prob_diff: ±(1 − 1/C).
     """
 
     action: str
@@ -44,6 +44,8 @@ class Family(NamedTuple):
                 return none, np.log(c) ** 2 / 2
             case "k3":
                 return none, c - 1 - np.log(c)
+            case "mult_error":
+                return none, c
             case "prob_diff":
                 return -(1 - 1 / c), 1 - 1 / c
         return (none if self.action == "truncate" else 1 / c), c
@@ -58,17 +60,23 @@ class Family(NamedTuple):
 
 
 def families(segments: bool) -> list[Family]:
-    """All of them; the levels of segments only where the dump has segments. Left out are those that repeat another:
-    k2 and the multiplicative error at level token and worst_token order tokens as the two-sided ratio does."""
+    """All of them; the levels of segments only where the dump has segments.
+
+    Left out are repetitions: at level token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
+    And sums that C does not scale: at level sequence and segment, prob_diff may leave ±1, the bound at C = ∞, and mult_error
+    grows with the length, so that `Reject` refuses it.
+    """
     levels = ["token", "sequence", "geometric", *(["segment", "segment_geometric"] if segments else [])]
     found = [Family(action, level) for level in levels for action in ("truncate", "clip", "mask")]
     for level in [*levels, "worst_token"]:
-        found += [Family("reject", level, s) for s in ("ratio", "k2", "k3", "prob_diff") if _distinct(level, s)]
+        found += [Family("reject", level, s) for s in ("ratio", "k2", "k3", "prob_diff", "mult_error") if _distinct(level, s)]
     return found
 
 
 def _distinct(level: str, statistic: str) -> bool:
-    return not (level in ("token", "worst_token") and statistic == "k2") and not (statistic == "prob_diff" and level != "token")
+    if statistic in ("k2", "mult_error") and level in ("token", "worst_token"):
+        return False
+    return statistic not in ("prob_diff", "mult_error") or level not in ("sequence", "segment")
 
 
 class Units(NamedTuple):
@@ -158,6 +166,7 @@ class _Tokens:
         self.rows = len(lengths)
         self.count = np.bincount(self.row, minlength=self.rows)
         self.exact = _bounded_exp(self.sum(self.l))
+        self._statistics: dict[str, np.ndarray] = {}
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Per response."""
@@ -165,12 +174,16 @@ class _Tokens:
 
     def units(self, level: str, statistic: str) -> Units:
         """The units of a level with the values that a bound is compared with. Responses without tokens have no unit."""
-        per_token = self._per_token(statistic)
+        if statistic not in self._statistics:
+            self._statistics[statistic] = self._per_token(statistic)
+        per_token = self._statistics[statistic]
         if level == "token":
             return Units(_bounded_exp(per_token) if statistic == "ratio" else per_token, np.ones(len(self.l)), self.row)
         if level == "worst_token":
             if statistic == "ratio":
                 per_token = _bounded_exp(np.abs(self.l))  # [1/C, C] for all tokens: the largest max(ρ, 1/ρ)
+            if statistic == "prob_diff":
+                per_token = np.abs(per_token)  # the bounds are symmetric
             return Units(
                 _by_row(np.maximum, per_token, self.row),
                 self.count[self.count > 0].astype(np.float64),
@@ -197,6 +210,8 @@ class _Tokens:
                 return self.l**2 / 2
             case "k3":
                 return np.expm1(np.clip(self.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - self.l
+            case "mult_error":
+                return _bounded_exp(np.abs(self.l))
             case "prob_diff":
                 return np.exp(self.rollout) * np.expm1(self.l)
         return self.l

@@ -54,3 +54,20 @@ def test_hand_arithmetic():
     assert table.loc["reject-sequence", "kept_tokens"] == pytest.approx(1 / 3)
     assert table.loc["reject-sequence", "kept_sequences"] == pytest.approx(1 / 2)
     assert table.loc["mask-token", "kept_sequences"] == 1.0  # each response has a token with a weight
+
+
+def test_statistics_that_the_ratio_does_not_repeat():
+    """Responses of ratios (4, ¼) and (1, 2) at μ = ⅛: the first has a geometric ratio of 1 and a mean max(ρ, 1/ρ) of 4, the
+    second √2 and 1.5. π − μ: (.375, −.09375), mean .140625, largest .375; (0, .125), mean .0625, largest .125.
+    At C = 1.45 ratios stay in [.69, 1.45] and π − μ within .3103."""
+    columns = {
+        "mask": np.ones((2, 2), dtype=bool),
+        "logp_rollout": np.full((2, 2), np.log(0.125)),
+        "logp_old": np.log(0.125 * np.array([[4.0, 0.25], [1.0, 2.0]])),
+    }
+    table = all_thresholds([as_responses(columns)], np.array([1.1, 1.45, 1.55, 4.1])).table()
+    kept = table.pivot(index="family", columns="c", values="kept_sequences").loc
+    assert list(kept["reject-geometric"]) == [0.5, 1.0, 1.0, 1.0]  # √2 = 1.414
+    assert list(kept["reject-geometric-mult_error"]) == [0.0, 0.0, 0.5, 1.0]
+    assert list(kept["reject-geometric-prob_diff"]) == [0.5, 1.0, 1.0, 1.0]  # .0909, .3103, .3548, .7561
+    assert list(kept["reject-worst_token-prob_diff"]) == [0.0, 0.5, 0.5, 1.0]
