@@ -271,14 +271,9 @@ def test_the_lead_of_the_best_is_the_gradient_of_the_expected_maximum():
     close(torch.autograd.grad((log_pair.exp().detach() * scores).sum(), theta)[0], exact)
 
 
-AT_ONE = {**LOSS_PARAMS, "clip_cov": {**LOSS_PARAMS["clip_cov"], "lower": 98.0, "upper": 99.0}}
-
-
-@pytest.mark.parametrize("name", sorted(set(AT_ONE) - {"cross_entropy"}))
-def test_every_loss_is_the_policy_gradient_at_the_anchor(name):
-    """θ = θ_prox. With a mean over the tokens of a row the sequence losses agree too; luspo has the length instead."""
-    loss = functools.partial(LOSSES[name], **AT_ONE[name])
-    objective = Objective(loss, Correction(), "old", "seq_mean_token_mean")
+def gradient_at_the_anchor(name, params, *, without_selected=False):
+    """θ = θ_prox: the gradient of a loss, −A·∇log π_θ of every token or of those not selected, and the selection."""
+    objective = Objective(functools.partial(LOSSES[name], **params), Correction(), "old", "seq_mean_token_mean")
     theta = PI.clone().requires_grad_()
     logp = SPACE.logp(theta)
     old, advantages = logp.detach(), R[:, None].expand_as(logp)
@@ -286,8 +281,25 @@ def test_every_loss_is_the_policy_gradient_at_the_anchor(name):
     corrected = objective.corrected(old, old, SPACE.mask, advantages)
     args = logp, old, old, advantages, SPACE.mask, corrected, Counts.of(SPACE.mask), selected
     gradient = torch.autograd.grad(objective(*args)[0], theta, retain_graph=True)[0]
-    exact = torch.autograd.grad(-(R[:, None] * logp).mean(), theta)[0]
+    policy = -R[:, None] * (torch.where(selected, 0.0, logp) if without_selected else logp)
+    return gradient, torch.autograd.grad(policy.mean(), theta)[0], selected
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSS_PARAMS) - {"cross_entropy", "clip_cov"}))
+def test_every_loss_is_the_policy_gradient_at_the_anchor(name):
+    """With a mean over the tokens of a row the sequence losses agree too; luspo has the length instead."""
+    gradient, exact, _ = gradient_at_the_anchor(name, LOSS_PARAMS[name])
     close(gradient, exact * (4 if name == "luspo" else 1))
+
+
+def test_clip_cov_drops_its_selected_tokens_even_at_the_anchor():
+    """Its published share of the 324 tokens is less than one token, and then one is selected; an empty band is ppo."""
+    params = {"eps_low": 0.2, "eps_high": 0.2, "share": 2e-4, "lower": 1.0, "upper": 5.0}
+    gradient, without, selected = gradient_at_the_anchor("clip_cov", params, without_selected=True)
+    close(gradient, without)
+    empty, exact, none = gradient_at_the_anchor("clip_cov", params | {"lower": 98.0, "upper": 99.0})
+    close(empty, exact)
+    assert selected.sum() == 1 and not none.any() and (gradient - exact).norm() > 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
