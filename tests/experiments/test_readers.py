@@ -3,9 +3,12 @@
 import copyreg
 import io
 import json
+import os
 import pickle
+import re
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +78,47 @@ def trl():
         "sampling_per_token_logps": torch.tensor(ROLLOUT),
         "advantages": torch.tensor([1.0, -1.0]),
     }
+
+
+def snippets():
+    """The Python blocks of docs/replay.md: verl's lines, TRL's subclass."""
+    text = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_lines_for_verl_write_what_replay_reads(tmp_path, monkeypatch):
+    """Where they are put, `batch.batch` holds the tensors and `self` the step; the folder does not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    tensors = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
+    tensors = {name: torch.tensor(array) for name, array in tensors.items()}
+    tensors |= {"responses": torch.ones(2, 3, dtype=torch.long), "token_level_scores": torch.zeros(2, 3), "unread": None}
+    trainer = types.SimpleNamespace(global_steps=12)
+    exec(snippets()[0], {"os": os, "torch": torch, "self": trainer, "batch": types.SimpleNamespace(batch=tensors)})
+    check(only(tmp_path / "dump"))
+
+
+def test_the_subclass_for_trl_writes_what_replay_reads(tmp_path, monkeypatch):
+    """Two ranks, each with two generations in step 12, one with tools, and an evaluation at the same step: four files, one batch.
+    A stand-in for the base class, whose attributes are those of TRL 1.16.0."""
+    monkeypatch.chdir(tmp_path)
+
+    class Base:
+        def _generate_and_score_completions(self, inputs):
+            return trl() | {"completion_ids": torch.ones(2, 3, dtype=torch.long), "num_items_in_batch": 5} | inputs
+
+    space = {"GRPOTrainer": Base}
+    exec(snippets()[1], space)
+    for rank in (0, 1):
+        trainer = space["Dumping"]()
+        trainer.accelerator = types.SimpleNamespace(process_index=rank)
+        trainer.state = types.SimpleNamespace(global_step=12)
+        for trainer._step, training in ((24, True), (25, True), (25, False)):
+            trainer.model = types.SimpleNamespace(training=training)
+            trainer._generate_and_score_completions({"tool_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])} if rank else {})
+    assert len(list((tmp_path / "dump").iterdir())) == 4
+    batch = only(tmp_path / "dump")
+    assert len(batch) == 8 and set(batch.step) == {12}
+    np.testing.assert_array_equal(batch.mask, [*[True] * 5, False, *[True] * 4] * 2)  # by generation, then by rank
 
 
 @pytest.mark.parametrize("name", ["step_12_rank_3.pt", "global_step_12_of_2.pt", "20-12.pt"])
