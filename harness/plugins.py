@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from algos.objective import Objective
 from algos.reductions import Counts
@@ -14,6 +16,7 @@ from algos.spec import Plugin
 from harness.collapse import DETECTORS
 from harness.config import Config, Named, Precision, Text
 from harness.errors import UserError
+from harness.models import device
 from harness.rollouts import ENGINES
 from harness.warmstart import build_task, policy_config
 
@@ -51,7 +54,9 @@ def check(config: Config) -> None:
 
 
 def _check_model(config: Config) -> None:
-    """That the engine computes this model in this precision here, that the trainer's own sampler does, and that answers fit."""
+    """That actor, engine and the trainer's own sampler compute this model in their precisions here, and that answers fit."""
+    if config.actor.dtype == "fp16" and device().type == "cpu":
+        raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape = policy_config(config)
     build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
     if needs_own_sampler(config) and shape.model_type != "qwen3":
@@ -137,10 +142,18 @@ def bound(registry: Registry, key: str, named: Named, provided: tuple[str, ...] 
     return bind(registry[named.name], key, named.params, provided)
 
 
+def _annotations(plugin) -> dict[str, Any]:
+    """Parameters by name with their types; nothing where a plug-in names types that only a type checker sees."""
+    try:
+        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+    except NameError:
+        return {}
+
+
 def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
     """`plugin` with `params` as its keyword-only parameters, but for those `provided` by the run later.
 
-    Raises UserError on a name that it does not take, or one that it misses.
+    Raises UserError on a name that it does not take, one that it misses, or a value that is not of the annotated type.
     """
     keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
     accepted = {p.name: p for p in keywords if p.name not in provided}
@@ -150,4 +163,10 @@ def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> func
     for name, parameter in accepted.items():
         if name not in params and parameter.default is parameter.empty:
             raise UserError(f"{key}.{name}: missing")
+    types = _annotations(plugin)
+    for name, value in params.items():
+        try:
+            TypeAdapter(types.get(name, Any)).validate_python(value)
+        except ValidationError as error:
+            raise UserError(f"{key}.{name}={value}: {error.errors()[0]['msg']}") from None
     return functools.partial(plugin, **params)

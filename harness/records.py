@@ -167,6 +167,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Unavailable(f"{self.path}: another process is running this very config; wait for it or stop it") from None
+            except OSError as error:
+                raise Unavailable(f"{self.path}: its file system has no locks ({error.strerror}; Lustre: -o flock)") from None
             yield self
 
     def write(self, name: str, content: Any) -> None:

@@ -106,7 +106,7 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[_option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
-        if _ranks() % tensor_parallel:
+        if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
         self.expected = _parameters(shape)
