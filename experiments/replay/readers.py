@@ -72,7 +72,7 @@ NOT_READ = (
     OverflowError,
 )
 """What a truncated or foreign pickle raises: it may name anything anywhere."""
-UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 """What pyarrow raises on a value that is none of the type."""
 
 Columns = dict[str, np.ndarray]

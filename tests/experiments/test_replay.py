@@ -101,6 +101,8 @@ PRIME_RL = {"inference_logprobs": [-1.0, -0.5], "trainer_logprobs": [-1.1, -0.4]
         (SOUND, SOUND | {"tokens": [2**63, 1]}, r"row 1, column tokens: '\[9223372036854775808, 1\]' is no list"),
         (SOUND, SOUND | {"step": 1.5}, "row 1, column step: '1.5' is no int64"),
         (SOUND, SOUND | {"segments": [0, 0.5]}, r"row 1, column segments: '\[0, 0.5\]' is no list"),
+        (SOUND, SOUND | {"segments": 1.5}, "row 1, column segments: '1.5' is no list"),
+        (SOUND, SOUND | {"step": [0.5]}, r"row 1, column step: '\[0.5\]' is no int64"),
         (SOUND, SOUND | {"mask": [True, None]}, "row 1, column mask: token 1 is neither true nor false"),
         (SOUND, SOUND | {"mask": [1, 2]}, r"row 1, column mask: '\[1, 2\]' is no list"),
         (PRIME_RL, PRIME_RL | {"rewards": 3}, "row 1, column rewards: '3' is no list of one reward per token"),
