@@ -263,3 +263,10 @@ def test_every_preset_outside_verl_has_a_case():
     named = {path.relative_to(CONF / "correction").with_suffix("").as_posix() for path in CONF.glob("correction/**/*.yaml")}
     own = {"none", "sequence_mask", "sequence_truncate"}
     assert {name for name in named if not name.startswith("verl/")} - own == {case[0] for case in ONE_RESPONSE}
+
+
+def test_the_readme_replays_runs_that_the_demo_makes():
+    """The folders in its command are the hashes of the demo's seed 0 with FP8 and BF16 rollouts."""
+    named = re.search(r"faultline replay (\S+) --null (\S+)", Path("README.md").read_text()).groups()
+    for arm, folder in zip(("fp8", "bf16"), named, strict=True):
+        assert str(config(f"+experiment=demo/{arm}", "seed=0").path) == folder
