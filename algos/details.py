@@ -12,6 +12,9 @@ from algos.rows import Rows, chunked, count, extreme, over, total
 SHARES_ABOVE = (1.1, 2.0, 10.0)
 """Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
 
+ROUNDING = 1e-12
+"""A variance E[x²] − E[x]² below this share of E[x²] is taken for the rounding of fp64 sums."""
+
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 
 
@@ -55,13 +58,15 @@ def finish_details(rows: Rows) -> dict[str, Tensor]:
     mult_prob_error = E[max(ρ, 1/ρ)], seq_mult_prob_error_mean, max and min of its mean over each response, k3_reverse =
     E[1/ρ − 1 + l] ≥ 0, which would estimate KL(π‖μ) were the tokens from π, and js_divergence = E[log cosh(l/2)],
     NeMo-RL's (its ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2 is this); share_above_r = P(max(ρ, 1/ρ) > r); prob_diff_mean,
-    std, max of |π − μ|; prob_pearson, the correlation of π and μ over tokens, 0 where one of them does not vary.
+    std, max of |π − μ|; prob_pearson, the correlation of π and μ over tokens, 0 where one of them does not vary
+    (`ROUNDING`).
     """
     tokens = rows["n"].sum().clamp(min=1)
     mean = {name: rows[name].sum() / tokens for name in SUMMED}
     of_response, present = rows["mult_error"] / rows["n"].clamp(min=1), rows["n"] > 0
     least, most = -extreme(-of_response, present), extreme(of_response, present)
-    variances = (mean["pp"] - mean["p"] ** 2) * (mean["qq"] - mean["q"] ** 2)
+    of_p, of_q = mean["pp"] - mean["p"] ** 2, mean["qq"] - mean["q"] ** 2
+    varies = (of_p > ROUNDING * mean["pp"]) & (of_q > ROUNDING * mean["qq"])
     covariance = mean["pq"] - mean["p"] * mean["q"]
     out = {
         "mismatch/mult_prob_error": torch.where(rows["n"].sum() > 0, mean["mult_error"], 1.0),
@@ -73,7 +78,7 @@ def finish_details(rows: Rows) -> dict[str, Tensor]:
         "mismatch/prob_diff_mean": mean["diff"],
         "mismatch/prob_diff_std": (mean["diff_sq"] - mean["diff"] ** 2).clamp(min=0).sqrt(),
         "mismatch/prob_diff_max": rows["diff_max"].amax() if rows["n"].numel() else mean["diff"],
-        "mismatch/prob_pearson": torch.where(variances > 0, covariance / variances.clamp(min=1e-300).sqrt(), 0.0),
+        "mismatch/prob_pearson": torch.where(varies, covariance / (of_p * of_q).clamp(min=1e-300).sqrt(), 0.0),
     }
     for i, ratio in enumerate(SHARES_ABOVE):
         out[f"mismatch/share_above_{ratio:g}"] = rows["above"][:, i].sum() / tokens

@@ -89,13 +89,9 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
         close(sums[key], x)
 
 
-@settings(max_examples=40, deadline=None)
-@given(batch=oracles.batches(rows=40, columns=5), cuts=st.lists(st.integers(0, 40), max_size=4), data=st.data())
-def test_diagnostics(batch, cuts, data):
-    logp, rollout, _, mask = batch
-    rollout = torch.where(mask, rollout, float("nan"))
+def diagnostics_whole_and_split(logp, rollout, mask, order):
+    """Every diagnostic of a batch at once, and of its slices `order`."""
     l = log_ratio(logp, rollout, mask)
-    order = data.draw(st.permutations(parts(len(mask), cuts)))
     corrected = correct(l, mask, SPEC)
     whole = {
         **mismatch(l, mask, rollout),
@@ -119,11 +115,39 @@ def test_diagnostics(batch, cuts, data):
         **by_length(positions),
     }
     assert whole.keys() == split.keys()
-    for name in whole:
-        if "std" in name or "pearson" in name:  # a difference of sums: 1e-12 holds for the variance, not for its root
-            torch.testing.assert_close(split[name], whole[name], atol=1e-6, rtol=1e-6, equal_nan=True)
+    return whole, split
+
+
+def assert_same(whole, split, probabilities):
+    """To 1e-12; a variance E[x²] − E[x]² to 1e-12 of E[x²], and so a correlation to 1e-12 of √(E[π²]E[μ²])/(σ_π σ_μ)."""
+    for name, value in whole.items():
+        if name.endswith("std"):
+            square = value.square() + whole[name.removesuffix("std") + "mean"].square()
+            torch.testing.assert_close(split[name].square(), value.square(), rtol=0, atol=1e-12 * square.item(), equal_nan=True)
+        elif name.endswith("pearson"):
+            scale = [(p.square().mean() / (p - p.mean()).square().mean()).sqrt().item() for p in probabilities]
+            assert not (split[name] - value).abs() > 1e-12 * scale[0] * scale[1]
         else:
-            close(split[name], whole[name])
+            close(split[name], value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=oracles.batches(rows=40, columns=5), cuts=st.lists(st.integers(0, 40), max_size=4), data=st.data())
+def test_diagnostics(batch, cuts, data):
+    logp, rollout, _, mask = batch
+    rollout = torch.where(mask, rollout, float("nan"))
+    order = data.draw(st.permutations(parts(len(mask), cuts)))
+    assert_same(*diagnostics_whole_and_split(logp, rollout, mask, order), (logp[mask].exp(), rollout[mask].exp()))
+
+
+@pytest.mark.parametrize("l", [0.3, 0.123])
+def test_spreads_of_a_constant_ratio(l):
+    """One ρ everywhere: what is left of E[x²] − E[x]² is rounding, whose root is 1e-8 and depends on the split."""
+    mask = torch.arange(7) < torch.tensor([1, 7, 3, 5, 2, 6])[:, None]
+    rollout = torch.full(mask.shape, -1.7, dtype=torch.float64)
+    whole, split = diagnostics_whole_and_split(rollout + l, rollout, mask, [slice(i, i + 1) for i in (3, 0, 5, 1, 4, 2)])
+    assert_same(whole, split, (rollout.exp(), (rollout + l).exp()))
+    assert whole["mismatch/ratio_std"] < 1e-7 and whole["mismatch/prob_pearson"] == split["mismatch/prob_pearson"] == 0
 
 
 def test_a_mean_of_micro_batch_means_would_be_noticed():
