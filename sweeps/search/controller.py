@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from sweeps.ledger import RunState, Sweep
 from sweeps.options import SlurmOptions
 from sweeps.search.sections import Point, Step, next_step
 from sweeps.search.spec import CollapsePruner, Spec, load
-from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged
+from sweeps.slurm import NoAnswer, cancel_jobs, holders, jobs, merged
 
 POLL = 2.0
 RETRIES = 3
@@ -59,6 +60,8 @@ class Controller:
         self.spec, self.sweep = spec, sweep
         self.slurm = Slurm(SlurmOptions(**spec.launcher))
         self.tries: dict[str, int] = {}
+        self.active: dict[str, str] = {}
+        """Runs that Slurm had under way when it was last asked, and their jobs."""
 
     def run(self) -> dict[str, Any]:
         """Search to the end, then the winner on fresh seeds. Returns and writes `search.json`."""
@@ -122,12 +125,13 @@ class Controller:
         values = self.spec.values(trial.params)
         for key, value in values.items():
             trial.set_user_attr(key, value)
-        earlier = [other for other in self.study.get_trials(deepcopy=False)[: trial.number] if other.state in ENDED]
-        trial.set_user_attr("first_seed", self.spec.seeds * sum(other.params == trial.params for other in earlier))
+        if "first_seed" not in trial.user_attrs:
+            others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
+            trial.set_user_attr("first_seed", free_seed(others, trial.params, self.spec.seeds))
         runs = self._runs(trial)
         states = self.sweep.states()
         plan(self.sweep, {c.digest: c for c in runs}, states, [self._arm(values)] * len(runs))
-        todo = [c.digest for c in runs if not self._over(c.digest)]
+        todo = [c.digest for c in runs if not self._over(c.digest) and c.digest not in self.active]
         if todo:
             self.slurm.submit(self.sweep, todo)
         print(f"trial {trial.number}: {self._arm(values)}, {len(runs)} runs", file=sys.stderr, flush=True)
@@ -162,7 +166,9 @@ class Controller:
             trial.set_user_attr("error", f"{self.sweep.path / bad[0]}: {states[bad[0]].error}")
             self.study.tell(trial.number, state=TrialState.FAIL)
             return
-        stopped = [run for run in runs if states[run].state in ("interrupted", "preempted", "cancelled")]
+        # A task whose other runs go on may start it again itself; its turn here is when Slurm has let go of it.
+        ended = [run for run in runs if states[run].state in ("interrupted", "preempted", "cancelled")]
+        stopped = [run for run in ended if run not in self.active]
         for run in stopped:
             self.tries[run] = self.tries.get(run, 0) + 1
         if stopped:
@@ -221,9 +227,7 @@ class Controller:
         while not all(map(self._over, runs)):
             states = self._states()
             if states is not None:
-                waiting = [
-                    run for run in runs if not self._over(run) and states[run].state not in ("pending", "submitted", "running")
-                ]
+                waiting = [run for run in runs if not self._over(run) and run not in self.active]
                 for run in waiting:
                     self.tries[run] = self.tries.get(run, -1) + 1
                     if states[run].state == "failed" or self.tries[run] > RETRIES:
@@ -242,7 +246,9 @@ class Controller:
 
     def _states(self) -> dict[str, RunState] | None:
         try:
-            return merged(self.sweep, self.sweep.states(), jobs(self.sweep))
+            known = jobs(self.sweep)
+            self.active = {run: job.id for run, job in holders(self.sweep, known).items() if job.live}
+            return merged(self.sweep, self.sweep.states(), known)
         except NoAnswer as error:
             print(error, file=sys.stderr, flush=True)
             return None
@@ -312,6 +318,13 @@ def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
     study.sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=spec.sampler_seed + len(study.trials))
     study.pruner = CollapsePruner(spec.prune.fraction, spec.prune.patience)
     return study
+
+
+def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> int:
+    """The first of `seeds` seeds that no other trial of these parameters has. A failed trial gives no score, so its are free."""
+    alike = [other for other in others if other.params == params and other.state != TrialState.FAIL]
+    taken = {other.user_attrs.get("first_seed") for other in alike}
+    return next(first for first in count(0, seeds) if first not in taken)
 
 
 def evaluations(sweep: Sweep, run: str) -> dict[int, float]:

@@ -104,6 +104,18 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
     assert len(analysed(sweep.path).runs) == 10
 
 
+def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root):
+    """A space of one choice: each trial under way has seeds of its own, and each run is submitted once."""
+    process = search("alike", {"correction.weight.level": ["token"]}, trials=3, parallel=3)
+    printed = output(process)
+    assert process.returncode == 0, process.stderr.read()
+    sweep = Sweep(shared_root / "alike")
+    assert [trial.user_attrs["first_seed"] for trial in study(sweep).trials] == [0, 2, 4]
+    assert sorted(sweep.config(run).seed for run in sweep.states()) == [0, 1, 2, 3, 4, 5, 1000, 1001]
+    assert sum(event["event"] == "submitted" for event in sweep.events()) == 8
+    assert json.loads(printed)["fresh"]["seeds"] == 2
+
+
 def test_sections_find_where_runs_collapse(search, shared_root):
     """At a learning rate of 1 an able policy is destroyed within a few steps. The ends first, then two points between them."""
     space = {"actor.lr": {"low": 1e-6, "high": 1.0, "scale": "log"}}

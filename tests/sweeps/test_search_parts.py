@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from harness.errors import UserError
-from sweeps.search.controller import lower_bound
+from sweeps.search.controller import free_seed, lower_bound
 from sweeps.search.sections import Point, next_step
 from sweeps.search.spec import CollapsePruner, Range, load
 
@@ -51,6 +51,23 @@ def test_repeated_seeds_can_move_the_boundary():
     assert next_step(points, 1.0, 4.0, 1, 1.2, 6).bracket == (2.0, 2.1)
     moved = next_step([*points, Point(2.0, 4, 4)], 1.0, 4.0, 1, 1.2, 6)
     assert moved.bracket == (1.0, 2.0) and moved.tries == [pytest.approx(math.sqrt(2))]
+
+
+def test_no_two_trials_share_seeds():
+    """A space of one choice, two seeds a trial: 0, 2 and 4 although none has ended; 2 again once the second has failed."""
+    study, choice = optuna.create_study(), {"level": optuna.distributions.CategoricalDistribution(["token"])}
+
+    def begin():
+        others, trial = study.get_trials(), study.ask(choice)
+        trial.set_user_attr("first_seed", free_seed(others, trial.params, seeds=2))
+        return trial
+
+    trials = [begin() for _ in range(3)]
+    assert [trial.user_attrs["first_seed"] for trial in trials] == [0, 2, 4]
+    study.tell(trials[0], 0.5)
+    study.tell(trials[1], state=optuna.trial.TrialState.FAIL)
+    assert [begin().user_attrs["first_seed"] for _ in range(2)] == [2, 6]
+    assert free_seed(study.get_trials(), {"level": "sequence"}, seeds=2) == 0
 
 
 def test_the_bound_is_students():
