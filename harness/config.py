@@ -376,7 +376,7 @@ def parse(composed: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(composed)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
+        problems = [explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
         raise UserError("\n".join(problems)) from None
 
 
@@ -387,7 +387,8 @@ def _meant(place: tuple, composed: dict[str, Any]) -> bool:
     return place[3] == ("Plugin" if "function" in composed["correction"]["reject"][place[2]] else "Reject")
 
 
-def _explain(problem: dict[str, Any]) -> str:
+def explain(problem: dict[str, Any]) -> str:
+    """One of the errors of a ValidationError in a line: key, value and what is wrong with it."""
     key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin") and str(part)[0] != "<")
     if problem["type"] == "missing":
         return f"{key}: missing"

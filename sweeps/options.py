@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from harness.config import Count, Positive, explain
 from harness.errors import UserError
+
+OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
+"""Options of sbatch that are the launcher's: by them it finds its jobs and their output, and brings them back into the queue."""
 
 
 @dataclass
@@ -22,37 +27,47 @@ class SlurmOptions:
     code: null, sweep or new, see sweeps/snapshot.py. detach: return once all is submitted.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
+
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     gres: str | None = None
     constraint: str | None = None
-    timeout_min: int = 60
-    mem_gb: float = 4
-    runs_per_job: int = 1
-    runs_at_once: int = 1
-    ranks: int = 1
-    cpus_per_run: int = 1
-    parallel: int = 64
-    signal_delay_s: int = 120
+    timeout_min: Count = 60
+    mem_gb: Positive = 4
+    runs_per_job: Count = 1
+    runs_at_once: Count = 1
+    ranks: Count = 1
+    cpus_per_run: Count = 1
+    parallel: Count = 64
+    signal_delay_s: Count = 120
     setup: list[str] = field(default_factory=list)
     python: str | None = None
     sbatch: dict[str, Any] = field(default_factory=dict)
     site: str | None = None
-    code: str | None = None
+    code: Literal["sweep", "new"] | None = None
     detach: bool = False
 
     def check(self) -> None:
         """Fill from the site file. Raises UserError on a value that cannot be meant."""
-        for key, default in vars(SlurmOptions()).items():
-            if isinstance(default, (int, float)) and not isinstance(default, bool) and not getattr(self, key) > 0:
-                raise UserError(f"hydra.launcher.{key}={getattr(self, key)}: must be above 0")
-        if self.ranks > 1 and self.runs_per_job > 1:
-            raise UserError(f"hydra.launcher.ranks={self.ranks}: such a run has its task to itself; set runs_per_job=1")
-        if self.code not in (None, "sweep", "new"):
-            raise UserError(f"hydra.launcher.code={self.code}: sweep, new or null")
         if self.site:
             self._fill(Path(self.site))
+        try:
+            checked = TypeAdapter(SlurmOptions).validate_python(vars(self))
+        except ValidationError as error:
+            raise UserError("\n".join(f"hydra.launcher.{explain(problem)}" for problem in error.errors())) from None
+        vars(self).update(vars(checked))
+        for key in self.sbatch:
+            if key.replace("_", "-") in OWN:
+                raise UserError(f"hydra.launcher.sbatch.{key}: the launcher sets it, and knows its jobs by it; leave it out")
+        if self.ranks > 1 and self.runs_per_job > 1:
+            raise UserError(f"hydra.launcher.ranks={self.ranks}: such a run has its task to itself; set runs_per_job=1")
+        if self.signal_delay_s >= 60 * self.timeout_min:
+            raise UserError(
+                f"hydra.launcher.signal_delay_s={self.signal_delay_s}: must be below the time limit, 60 * timeout_min = "
+                f"{60 * self.timeout_min} s, or each task is put back into the queue as soon as it starts"
+            )
 
     def _fill(self, site: Path) -> None:
         try:
@@ -60,7 +75,9 @@ class SlurmOptions:
         except (OSError, yaml.YAMLError) as error:
             raise UserError(f"hydra.launcher.site={site}: unreadable ({error})") from None
         fillable = [f.name for f in fields(self) if f.name != "site" and not getattr(SlurmOptions, f.name, None)]
-        for key, value in (values or {}).items():
+        if not isinstance(values, dict):
+            raise UserError(f"hydra.launcher.site={site}: not a file of keys and values")
+        for key, value in values.items():
             if key not in fillable:
                 raise UserError(f"{site}: {key}: unknown; a site file may set {', '.join(fillable)}")
             if not getattr(self, key):

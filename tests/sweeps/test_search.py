@@ -107,8 +107,8 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
 def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root):
     """A space of one choice: each trial under way has seeds of its own, and each run is submitted once."""
     process = search("alike", {"correction.weight.level": ["token"]}, trials=3, parallel=3)
-    printed = output(process)
-    assert process.returncode == 0, process.stderr.read()
+    printed, told = process.communicate(timeout=600)
+    assert process.returncode == 0, told
     sweep = Sweep(shared_root / "alike")
     assert [trial.user_attrs["first_seed"] for trial in study(sweep).trials] == [0, 2, 4]
     assert sorted(sweep.config(run).seed for run in sweep.states()) == [0, 1, 2, 3, 4, 5, 1000, 1001]
