@@ -19,7 +19,7 @@ from typing import Any
 import submitit
 
 from harness.errors import UserError
-from harness.records import FINISHED, writing
+from harness.records import writing
 from sweeps.ledger import STUCK, RunState, Sweep
 from sweeps.local import Pool, follow
 from sweeps.options import SlurmOptions
@@ -133,9 +133,9 @@ class Task:
             follow(sweep, *runs)
             return
         states = sweep.states()
-        over = [run for run in runs if states[run].state == "failed" or sweep.folder(run).state in FINISHED]
+        failed = [run for run in runs if run in states and states[run].state == "failed"]
         self.pool = Pool(sweep, at_once, environment.job_id)
-        self.pool.run([run for run in runs if run not in over])
+        self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
         """Called on SIGUSR2, before a preemption or the time limit: the runs save; the job is put back into the queue."""

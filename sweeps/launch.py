@@ -110,12 +110,7 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
 
 
 def _wanted(sweep: Sweep, run: str, state: RunState | None, retry_failed: bool) -> bool:
-    try:
-        if sweep.folder(run).state in FINISHED:
-            return False
-    except UserError:
-        return True  # an unreadable folder: its run will say so
-    return retry_failed or state is None or state.state != "failed"
+    return not sweep.finished(run) and (retry_failed or state is None or state.state != "failed")
 
 
 def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], extend: bool) -> None:
@@ -127,7 +122,7 @@ def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState],
     for run in states:
         try:
             known.append(_flat(sweep.config(run)))
-        except (UserError, ValueError):  # of another version of the code
+        except UserError:  # of another version of the code
             continue
     differing = [{key: other.get(key) for key in flat if flat[key] != other.get(key)} for other in known]
     nearest = list(min(differing, key=len, default={}).items())[:3]

@@ -22,7 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.config import Config, Run
+from pydantic import ValidationError
+
+from harness.config import Config, Run, explain
 from harness.errors import Unavailable, UserError
 from harness.records import FINISHED, RunFolder, arm_name, writing
 
@@ -93,10 +95,24 @@ class Sweep:
         return RunFolder(self.path / run)
 
     def config(self, run: str) -> Config:
-        """The config of a run, which lies in its folder from when it was planned; its paths hold in any working directory."""
-        config = Config.model_validate(self.folder(run).read("config.json"))
+        """The config of a run, which lies in its folder from when it was planned; its paths hold in any working directory.
+
+        Raises UserError if the file is missing, damaged, or of a version of the code that had other keys.
+        """
+        try:
+            config = Config.model_validate(self.folder(run).read("config.json"))
+        except ValidationError as error:
+            told = "; ".join(explain(problem) for problem in error.errors()[:3])
+            raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {told}") from None
         place = self.path.resolve()
         return config.model_copy(update={"run": Run(root=str(place.parent), sweep=place.name)})
+
+    def finished(self, run: str) -> bool:
+        """Whether its folder says so. Not where that cannot be read: the run's own process will tell."""
+        try:
+            return self.folder(run).state in FINISHED
+        except UserError:
+            return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -177,7 +193,7 @@ class Sweep:
         """What the lost line said when `run` was planned; None if it has no folder."""
         try:
             config = self.config(run)
-        except (UserError, ValueError):
+        except UserError:
             return None
         return RunState(arm_name(config.model_dump(), seed=False), config.seed, config.steps)
 

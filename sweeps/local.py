@@ -107,7 +107,12 @@ class Pool:
             error = f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
             self._tell(run, "failed", error=error + "(hydra.launcher.timeout_min) or save more often (checkpoint.every)")
             return
-        arguments = (self.sweep.config(run).model_dump_json(), str(folder.path / "log.txt"))
+        try:
+            config = self.sweep.config(run)
+        except UserError as error:  # its own affair: the others start
+            self._tell(run, "failed", error=str(error))
+            return
+        arguments = (config.model_dump_json(), str(folder.path / "log.txt"))
         process = self.context.Process(target=_run_one, args=arguments, name=run)
         process.start()
         self.began = True

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from harness.errors import UserError
+from sweeps.cluster import Task
 from sweeps.commands import status
 from sweeps.launch import arm_names, launch, plan
 from sweeps.ledger import Sweep
@@ -67,6 +68,26 @@ def test_a_damaged_line_is_named_and_loses_nothing_else(sweep, damage):
     sweep.log("ended", ["a"], state="done", job="")
     assert sweep.states()["a"].state == "done"
     assert len(sweep.damaged) == 1 and "ledger.jsonl:2: not an event" in sweep.damaged[0]
+
+
+def test_damaged_runs_of_a_task_fail_alone(sweep, monkeypatch):
+    """Three of them, so that none starts a process: what is told of the last shows that the task went on past the others."""
+    damage = {"a": "", "b": "[]", "c": '{"nosuch": 1}'}
+    planned(sweep, *damage)
+    sweep.log("submitted", damage, batch="x")
+    for run, text in damage.items():
+        sweep.folder(run).path.mkdir()
+        (sweep.folder(run).path / "config.json").write_text(text)
+    (sweep.folder("a").path / "status.json").write_text("")
+    (sweep.home / "batches").mkdir()
+    (sweep.home / "batches" / "x.json").write_text(json.dumps([[*damage]]))
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    Task(str(sweep.path), "x", 0, 1)()
+    states = sweep.states()
+    assert {run: state.state for run, state in states.items()} == dict.fromkeys(damage, "failed")
+    assert "a/config.json: unreadable" in states["a"].error and "b/config.json: not what a run writes" in states["b"].error
+    assert "c/config.json: not a config of this version" in states["c"].error and "\n" not in states["c"].error
 
 
 def test_a_run_whose_plan_was_lost_is_found_by_its_folder(sweep, tiny):
