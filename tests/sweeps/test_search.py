@@ -106,7 +106,7 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
 
 def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root):
     """A space of one choice: each trial under way has seeds of its own, and each run is submitted once."""
-    process = search("alike", {"correction.weight.level": ["token"]}, trials=3, parallel=3)
+    process = search("alike", {"loss.eps_low": [0.2]}, trials=3, parallel=3)
     printed, told = process.communicate(timeout=600)
     assert process.returncode == 0, told
     sweep = Sweep(shared_root / "alike")
