@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.errors import UserError
+from harness.records import FINISHED
 from sweeps.ledger import RunState, Sweep, checkpointed
 from sweeps.local import last_lines
 from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged
@@ -80,7 +81,7 @@ def retry(path: Path, runs: list[str], code: str | None) -> None:
     from sweeps.launch import relaunch
 
     sweep = sweep_at(path)
-    if any(state.state in TROUBLE for state in relaunch(sweep, list(chosen(sweep, runs, current(sweep))), code).values()):
+    if any(state.state not in FINISHED for state in relaunch(sweep, list(chosen(sweep, runs, current(sweep))), code).values()):
         raise SystemExit(1)
 
 

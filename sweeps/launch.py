@@ -13,7 +13,7 @@ from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
 from harness.records import FINISHED, arm_name, writing
-from sweeps.ledger import ENDS, RunState, Sweep
+from sweeps.ledger import ENDS, RunState, Sweep, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
@@ -86,12 +86,22 @@ def _executor(kind: dict[str, Any], code: str | None) -> Executor:
 def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
     with Display(list(grid.values())) as display:
         ended = executor.run(sweep, todo, display.update)
+    if ended:
+        _settle(sweep)
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if ended:
         report(sweep, states)
     else:
         print(f"submitted; what becomes of it: faultline sweep status {sweep.path}", file=sys.stderr)
     return states
+
+
+def _settle(sweep: Sweep) -> None:
+    """Tell the ledger of the ends that no process told of: a launcher may have been killed, with its runs or after them."""
+    for run, state in sweep.states().items():
+        if state.state in ("submitted", "running") and not claimed(sweep.folder(run)):
+            settled = sweep.settle(run, state, "its launcher is gone")
+            sweep.log("ended", [run], state=settled.state, job=state.job, error=settled.error)
 
 
 def report(sweep: Sweep, states: dict[str, RunState]) -> None:

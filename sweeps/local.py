@@ -49,11 +49,20 @@ class Local:
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
     def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
-        """Run them all; returns when the last has ended. A signal to this process stops them at a checkpoint, and raises."""
+        """Run them all, wait for those of other processes, and go on with what these leave unfinished; returns when all has
+        ended. A signal to this process stops its runs at a checkpoint, and raises."""
+        others = self.active(sweep, sweep.states())
         sweep.log("submitted", runs, batch="")
         pool = Pool(sweep, self.parallel, job="local")
         with _stopped_together(pool):
             pool.run(runs, tick)
+            while not pool.stopping and any(claimed(sweep.folder(run)) for run in others):
+                tick()
+                time.sleep(0.1)
+            states = sweep.states()
+            left = [run for run in others if sweep.settle(run, states[run], "").state in ("interrupted", "preempted")]
+            sweep.log("submitted", left, batch="")
+            pool.run(left, tick)
         return True
 
 

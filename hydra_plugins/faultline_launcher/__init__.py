@@ -20,6 +20,7 @@ from rich.progress import track
 
 from harness.config import Config, parse
 from harness.errors import UserError
+from harness.records import FINISHED
 from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
@@ -43,6 +44,7 @@ class Grid(BasicSweeper):
 
 class _Launcher(Launcher):
     ranks = 1
+    detach = False
 
     def __init__(self, retry_failed: bool, extend: bool):
         self.retry_failed, self.extend = retry_failed, extend
@@ -71,8 +73,8 @@ class _Launcher(Launcher):
             states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
         except UserError as error:
             raise SystemExit(str(error)) from None
-        bad = ("failed", "interrupted", "preempted", "cancelled")
-        results = [states[config.digest].state in bad for config in configs]
+        good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
+        results = [states[config.digest].state not in good for config in configs]
         # Hydra raises the return value of the first failed job, which gives the exit code.
         return [
             JobReturn(overrides=list(o), status=JobStatus.FAILED, _return_value=SystemExit(1))
@@ -113,7 +115,7 @@ class SlurmLauncher(_Launcher):
         with _refused(["hydra/launcher=slurm"]):
             self.options = SlurmOptions(**OmegaConf.to_container(OmegaConf.create(options)))
             self.options.check()
-        self.ranks = self.options.ranks
+        self.ranks, self.detach = self.options.ranks, self.options.detach
         super().__init__(retry_failed, extend)
 
     def executor(self):

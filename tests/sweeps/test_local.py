@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness.records import run_folders
+from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
+from tests.sweeps.conftest import held, started, until
 
 
 def launch(root: Path, *overrides: str, launcher="local", wait=True):
@@ -113,6 +115,43 @@ def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
     assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "failed"
     assert launch(root, *grid)[0] == 0
     assert folder.state == "done" and len(folder.metrics()) == 31
+
+
+def test_a_run_of_another_process_is_waited_for_and_finished(swept):
+    """A launcher dies at once; its run, held meanwhile, saves a checkpoint only when another launcher already waits for it."""
+    root, _, _ = swept
+    grid = ["seed=9", "run.sweep=orphan", "steps=30", "checkpoint.every=3"]
+    sweep = Sweep(root / "orphan")
+    first = launch(root, *grid, wait=False)
+    until(lambda: sweep.states())
+    (run,) = sweep.states()
+    (orphan,) = held(sweep, [run])
+    first.kill()
+    first.wait()
+    second = launch(root, *grid, wait=False)
+    for line in second.stdout:
+        if "1 under way, none to start" in line:
+            break
+    orphan.goes_on()
+    output, _ = second.communicate(timeout=200)
+    assert second.returncode == 0, output
+    assert sweep.states()[run].state == sweep.folder(run).state == "done" and len(sweep.folder(run).metrics()) == 31
+    assert len(started(sweep, run)) == 2
+
+
+def test_an_end_that_nobody_told_of_is_read_from_the_folder(swept):
+    """As after a launcher that was killed between the end of its run and the line in the ledger."""
+    root, _, _ = swept
+    grid = ["seed=10", "run.sweep=untold"]
+    assert launch(root, *grid)[0] == 0
+    sweep = Sweep(root / "untold")
+    ledger = sweep.home / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    assert '"ended"' in lines[-1]
+    ledger.write_text("".join(lines[:-1]))
+    assert launch(root, *grid)[0] == 0
+    (state,) = sweep.states().values()
+    assert state.state == "done"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
