@@ -183,7 +183,7 @@ def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
         for event in Sweep(ledger.parent.parent).events():
             if event["event"] == "planned":
                 costs[event["run"]] = event.get("cost", "")
-            elif event["event"] == "ended" and event.get("steps"):
+            elif event["event"] == "ended" and event.get("steps") and event.get("seconds"):
                 paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
     known = [run for run in todo if cost(grid[run]) in paces]
     if len(known) < len(todo):

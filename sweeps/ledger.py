@@ -35,6 +35,14 @@ EVENTS = {
     "ended": "its process ended: state, error, steps done, seconds",
     "cancelled": "the user cancelled it",
 }
+KEYS: dict[str, dict[str, type]] = {
+    "planned": {"arm": str, "seed": int, "steps": int},
+    "submitted": {"batch": str},
+    "started": {"job": str, "step": int},
+    "ended": {"state": str},
+    "cancelled": {},
+}
+"""What an event must have besides `event`, `run` and `time`, or its line is damaged."""
 ENDS = {
     "done": "finished",
     "collapsed": "finished, a detector saw a collapse",
@@ -169,7 +177,8 @@ class Sweep:
         for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
             try:
                 event = json.loads(line)
-                if event["event"] not in EVENTS or not isinstance(event["run"], str):
+                needed = {"run": str, **KEYS[event["event"]]}
+                if not all(isinstance(event[key], kind) for key, kind in needed.items()):
                     raise ValueError
             except (ValueError, KeyError, TypeError):
                 self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
@@ -183,7 +192,7 @@ class Sweep:
         for event in self.events():
             run = event["run"]
             if event["event"] == "planned":
-                planned = {key: event.get(key, "?") for key in ("arm", "seed", "steps")}
+                planned = {key: event[key] for key in KEYS["planned"]}
                 states[run] = states[run]._replace(**planned) if run in states else RunState(**planned)
             elif known := states.get(run) or self._planned(run):
                 states[run] = _after(known, event)

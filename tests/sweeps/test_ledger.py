@@ -60,7 +60,22 @@ def test_starts_are_counted_from_one_and_the_same_step(sweep):
     assert sweep.states()["a"].starts == 0
 
 
-@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"event": "planned"}', b'{"event": "x", "run": "a"}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"event": "planned"}',
+        b'{"event": "x", "run": "a"}',
+        b'{"event": [], "run": "a"}',
+        b'{"event": "planned", "run": "a", "arm": "bf16 ppo", "seed": 0}',
+        b'{"event": "submitted", "run": "a"}',
+        b'{"event": "started", "run": "a", "time": 1}',
+        b'{"event": "started", "run": "a", "job": "7_0", "step": "0"}',
+        b'{"event": "ended", "run": "a"}',
+    ],
+)
 def test_a_damaged_line_is_named_and_loses_nothing_else(sweep, damage):
     planned(sweep, "a")
     with open(sweep.home / "ledger.jsonl", "ab") as file:
