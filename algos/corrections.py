@@ -133,6 +133,20 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
     return keep
 
 
+def passes(name: str, ratio: Ratio, filter_: Reject, advantages: Tensor | None) -> Tensor:
+    """The tokens that one filter keeps, [B, T] or [B, 1] bool. Raises ValueError naming `name` on a missing input."""
+    if filter_.statistic == "prob_diff" and ratio.logp_rollout is None:
+        raise ValueError(f"reject.{name}.statistic=prob_diff needs logp_rollout")
+    if filter_.when == "negative_advantage" and advantages is None:
+        raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
+    keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
+    if filter_.level == "worst_token":
+        keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
+    if filter_.when == "negative_advantage":
+        keep = keep | (advantages >= 0)
+    return keep
+
+
 def _sum(weights: Tensor, ratio: Ratio, weight: Weight) -> WeightSum:
     """A token of a unit of n tokens counts 1/n, so that each unit counts once, whatever its length."""
     share = torch.where(ratio.mask, 1.0 / sizes(ratio.mask, weight.level, ratio.segments).double(), 0.0)
@@ -150,23 +164,10 @@ def _plugged(log_ratio: Tensor, mask: Tensor, spec: Correction) -> Tensor:
 def _kept(ratio: Ratio, kept: Tensor, advantages: Tensor | None, spec: Correction) -> Tensor:
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):
-            keep = _keep(name, ratio, filter_, advantages)
+            keep = passes(name, ratio, filter_, advantages)
             both = kept.view(torch.uint8) & keep.view(torch.uint8)  # 10 times faster on a CPU where `keep` is [B, 1]
             kept = both.view(torch.bool)
     return kept
-
-
-def _keep(name: str, ratio: Ratio, filter_: Reject, advantages: Tensor | None) -> Tensor:
-    if filter_.statistic == "prob_diff" and ratio.logp_rollout is None:
-        raise ValueError(f"reject.{name}.statistic=prob_diff needs logp_rollout")
-    if filter_.when == "negative_advantage" and advantages is None:
-        raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
-    keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
-    if filter_.level == "worst_token":
-        keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
-    if filter_.when == "negative_advantage":
-        keep = keep | (advantages >= 0)
-    return keep
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:

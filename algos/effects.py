@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algos.corrections import Corrected, WeightSum, bounded_weights, correct, raw_weights, statistic
+from algos.corrections import Corrected, WeightSum, bounded_weights, correct, passes, raw_weights, statistic
 from algos.diagnostics import finish_mismatch, ratio_rows
 from algos.masks import outside
 from algos.ratios import Ratio, bounded_exp
-from algos.rows import Part, Rows, beyond, chunked, extreme, gather, highest, lowest, over, squares, total
+from algos.rows import Part, Rows, beyond, chunked, count, extreme, gather, highest, lowest, over, squares, take, total
 from algos.spec import Correction, Reject
 
 
@@ -28,7 +28,7 @@ def examine(
     seen: list[tuple[Part, Rows]] = []
 
     def observe(part: Part, ratio: Ratio, used: Tensor, weights: Tensor, kept: Tensor) -> None:
-        rows = ratio_rows(ratio) | _did(ratio, weights, kept) | _statistics(ratio, spec)
+        rows = ratio_rows(ratio) | _did(ratio, weights, kept) | _statistics(ratio, *take(part, advantages), spec)
         seen.append((part, rows | (_weights(ratio, used, spec) if spec.weight.level else {})))
 
     inputs = {"logp_rollout": logp_rollout, "advantages": advantages, "segments": segments, "batch": batch}
@@ -147,19 +147,27 @@ def filter_rows(
     *,
     logp_rollout: Tensor | None = None,
     segments: Tensor | None = None,
+    advantages: Tensor | None = None,
 ) -> Rows:
     """Per-response sums and extremes of the statistic of each filter under `reject`; plug-ins have none."""
 
-    def rows(mask: Tensor, l: Tensor, *others: Tensor | None) -> Rows:
-        return _statistics(Ratio(l, mask, *others), spec)
+    def rows(mask: Tensor, l: Tensor, advantages: Tensor | None, *others: Tensor | None) -> Rows:
+        return _statistics(Ratio(l, mask, *others), advantages, spec)
 
-    return chunked(rows, mask, log_ratio, logp_rollout, segments, trim=segments is None)
+    return chunked(rows, mask, log_ratio, advantages, logp_rollout, segments, trim=segments is None)
 
 
-def _statistics(ratio: Ratio, spec: Correction) -> Rows:
+def _statistics(ratio: Ratio, advantages: Tensor | None, spec: Correction) -> Rows:
     rows: Rows = {}
     for name, filter_ in _filters(spec).items():
-        rows |= _spread(f"reject.{name}", statistic(ratio, filter_), ratio, _centre(filter_), bounds=_bounds(filter_))
+        key = f"reject.{name}"
+        rows |= _spread(key, statistic(ratio, filter_), ratio, _centre(filter_), bounds=_bounds(filter_))
+        if filter_.when != "all":
+            rows[f"{key}/masked"] = count(ratio.mask & ~passes(name, ratio, filter_, advantages))
+        else:
+            beyond_bounds = rows[f"{key}/low"] + rows[f"{key}/high"]
+            veto = filter_.level == "worst_token"
+            rows[f"{key}/masked"] = torch.where(beyond_bounds > 0, ratio.n, 0) if veto else beyond_bounds
     return rows
 
 
@@ -168,10 +176,15 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_rs_<name>_* of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
     mean, std, max, min and fraction_high/low (share beyond the bounds, before `when` excuses any) over tokens;
-    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means.
+    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means. masked_fraction: share of tokens
+    that this filter alone rejects; seq_masked_fraction: of responses with such a token.
     """
     filters = _filters(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
+    for key, spread in spreads.items():
+        masked = rows[f"{key}/masked"]
+        spread["masked_fraction"] = masked.sum() / rows[f"{key}/n"].sum().clamp(min=1)
+        spread["seq_masked_fraction"] = over((masked > 0).double(), rows[f"{key}/n"] > 0)
     return {
         f"rollout_corr/rollout_rs_{name}_{statistic_}": value
         for name in filters

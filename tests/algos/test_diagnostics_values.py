@@ -213,3 +213,21 @@ def test_pareto_k_of_a_light_tail_is_low_and_of_too_few_weights_is_nan():
     uniform = torch.log(torch.linspace(0.5, 1, 2000, dtype=torch.float64))  # a bounded density: shape −1
     assert pareto_k(uniform).item() < -0.5
     assert pareto_k(torch.zeros(10)).isnan() and pareto_k(torch.randn(20)).isnan()
+
+
+def test_what_each_filter_rejects_on_its_own():
+    """ρ = 3, 1 | 3, 3 | 1, the bounds at 2, and A < 0 but for the last token of the second response and the third."""
+    l = torch.tensor([[3.0, 1.0], [3.0, 3.0], [1.0, 5.0]]).double().log()
+    mask, advantages = torch.tensor([[1, 1], [1, 1], [1, 0]]).bool(), torch.tensor([[-1.0, -1], [-1, 1], [1, 1]]).double()
+    l = torch.where(mask, l, 0.0)
+    spec = Correction(
+        reject={
+            "token": Reject("token", upper=2.0),  # three tokens of five, in two responses of three
+            "veto": Reject("worst_token", upper=2.0),  # both tokens of these two
+            "neg": Reject("token", upper=2.0, when="negative_advantage"),  # the first token of each
+        }
+    )
+    out = finish_filters(filter_rows(l, mask, spec, advantages=advantages), spec)
+    for name, tokens in {"token": 3, "veto": 4, "neg": 2}.items():
+        assert out[f"rollout_corr/rollout_rs_{name}_masked_fraction"].item() == pytest.approx(tokens / 5)
+        assert out[f"rollout_corr/rollout_rs_{name}_seq_masked_fraction"].item() == pytest.approx(2 / 3)

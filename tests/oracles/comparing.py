@@ -32,13 +32,14 @@ class Case(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Log-probabilities of the three policies, advantages [B, T], mask bool; fp64, no empty response."""
+    """Log-probabilities of the three policies and a reference, advantages [B, T], mask bool; fp64, no empty response."""
 
     old: Tensor
     rollout: Tensor
     logp: Tensor
     advantages: Tensor
     mask: Tensor
+    ref: Tensor
 
 
 def batch(seed: int, *, by_token: bool = False) -> Batch:
@@ -56,7 +57,7 @@ def batch(seed: int, *, by_token: bool = False) -> Batch:
     mask = torch.arange(12)[None] < length
     mask[-1], mask[-1, 3:5] = True, False
     advantages = normal() if by_token else normal()[:, :1].expand(8, 12).contiguous()
-    return Batch(old, rollout, logp, advantages, mask)
+    return Batch(old, rollout, logp, advantages, mask, (logp + 0.3 * normal()).clamp(max=-1e-3))
 
 
 def grouped(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -78,17 +79,21 @@ def with_gradient(function, logp: Tensor) -> dict[str, Tensor]:
 
 
 def our_loss(b: Batch, objective: Objective, selected: Tensor | None = None) -> dict[str, Tensor]:
-    """Loss and gradient of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
+    """Loss, gradient and metrics of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
     top = b.logp if objective.correction.ratio == "current" else b.old
     corrected = objective.corrected(top, b.rollout, b.mask, b.advantages)
     if selected is None:
         selected = objective.select(b.old, b.rollout, b.advantages, b.mask)
 
+    metrics = {}
+
     def value(logp: Tensor) -> Tensor:
         counts = Counts.of(corrected.counted, torch.arange(len(b.mask)) // 2)  # two responses a prompt
-        return objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, counts, selected)[0]
+        loss, found = objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, counts, selected, b.ref)
+        metrics.update(found)
+        return loss
 
-    return with_gradient(value, b.logp)
+    return with_gradient(value, b.logp) | metrics
 
 
 def objective(loss: str, reduction: str = "token_mean", proximal: str = "old", correction: Correction | None = None, **params):

@@ -17,6 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from algos.losses import vespo
 from algos.objective import Objective
+from algos.registry import KL
 from algos.spec import Correction, Reject
 from tests.oracles.comparing import NORM, Batch, Case, batch, objective, our_loss, our_metrics, preset, with_gradient
 
@@ -46,6 +47,9 @@ def cases() -> Iterator[Case]:
     for mode in MODES:
         for kind in ("dapo", "grpo"):
             yield Case(f"trl/preset/{mode}", functools.partial(_preset, mode, kind))
+    for estimator in ("k3", "k3_unbiased"):
+        for key in (("dapo", "token", None), ("grpo", "token", None)):
+            yield Case(f"trl/kl/{estimator}", functools.partial(_kl, estimator, key))
     yield Case("trl/metrics/sampling", _metrics)
     yield Case("trl/off-policy mask", _off_policy_mask)
     yield Case("trl/off-policy mask with a weight", _off_policy_mask_and_weight)
@@ -66,6 +70,14 @@ def _preset(mode: str, kind: str, seed: int) -> tuple[dict, dict]:
     made = preset(f"trl/{mode}", "token_mean" if kind == "dapo" else "seq_mean_token_mean")
     made = made._replace(loss=objective("ppo", **CLIP, dual_clip=None).loss)
     return our_loss(b, made), _trl(b, {"importance_sampling_ratio": _weights(b, mode)}, loss_type=kind, use_vllm=True)
+
+
+def _kl(estimator: str, key: tuple, seed: int) -> tuple[dict, dict]:
+    """beta > 0; use_bias_correction_kl multiplies k3 by π_θ/π_old."""
+    b, (ours, params, reduction) = batch(seed), LOSSES[key]
+    corrected = estimator == "k3_unbiased"
+    theirs = _trl(b, {"ref_per_token_logps": b.ref}, loss_type=key[0], beta=0.1, use_bias_correction_kl=corrected)
+    return our_loss(b, objective(ours, reduction, **params)._replace(kl=KL[estimator], kl_coef=0.1)), theirs
 
 
 def _metrics(seed: int) -> tuple[dict, dict]:
@@ -120,7 +132,7 @@ def _trl(b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
     args |= {
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
-        "use_bias_correction_kl": False,
+        "use_bias_correction_kl": settings.pop("use_bias_correction_kl", False),
         "steps_per_generation": 1,
     }
     trainer = {
@@ -141,7 +153,8 @@ def _trl(b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
         owner = SimpleNamespace(**trainer | settings, _get_per_token_logps_and_entropies=forward)
         return GRPOTrainer._compute_loss(owner, None, given | inputs)
 
-    return with_gradient(value, b.logp)
+    found = with_gradient(value, b.logp)
+    return found | {f"actor/{name}": values[-1] for name, values in trainer["_metrics"]["train"].items()}
 
 
 @functools.cache

@@ -81,6 +81,8 @@ def cases() -> Iterator[Case]:
         for reduction in REDUCTIONS:
             yield Case(f"verl/preset/{name}", functools.partial(_preset, name, reduction))
         yield Case(f"verl/metrics/{name}", functools.partial(_metrics, name))
+    for level in ("token", "sequence"):
+        yield Case(f"verl/batch normalize/{level}", functools.partial(_normalized, level))
     for name in ADVANTAGE:
         yield Case(f"verl/advantage/{name}", functools.partial(_advantage, name))
     yield Case("verl/advantage/gdpo", _gdpo)
@@ -102,7 +104,7 @@ def _loss(name: str, reduction: str, correction: Correction | None, seed: int) -
         mine["loss with its own selection"] = our_loss(b, made)["loss"]
     weights = None if correction is None else made.corrected(b.old, b.rollout, b.mask, b.advantages).weights
     theirs = _verl(b, name, reduction, config(b, policy, **actor), weights)
-    return mine, theirs | {"loss with its own selection": theirs["loss"]}
+    return mine, theirs | ({} if select is None else {"loss with its own selection": theirs["loss"]})
 
 
 def _verl(
@@ -127,9 +129,11 @@ def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
     if theirs.bypass_mode:
         counts = {"batch_num_tokens": b.mask.sum(), "global_batch_size": len(b.mask)}
         made = config(b, {"rollout_correction": theirs}, clip_ratio_high=0.2, global_batch_info=counts)
-        return mine, _verl(b, "bypass_mode", reduction, made, old=b.rollout)
-    weights, mask, _ = _correct(b.old, b, theirs)
-    return mine, _verl(b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
+        found = _verl(b, "bypass_mode", reduction, made, old=b.rollout)
+    else:
+        weights, mask, _ = _correct(b.old, b, theirs)
+        found = _verl(b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
+    return mine, {name: found[name] for name in ("loss", "gradient")}  # the metrics are compared by `_metrics`
 
 
 def _correct(top: Tensor, b: Batch, made: RolloutCorrectionConfig) -> tuple[Tensor | None, Tensor, dict]:
@@ -148,6 +152,16 @@ def _metrics(name: str, seed: int) -> tuple[dict, dict]:
         theirs = {key.replace(f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"): value for key, value in theirs.items()}
     mine = our_metrics(b, spec, top)
     return mine, theirs
+
+
+def _normalized(level: str, seed: int) -> tuple[dict, dict]:
+    """Truncated weights over their mean in the batch, and the metrics of them."""
+    b = batch(seed)
+    spec = Correction(weight=Weight(level, "truncate", None, 2.0), normalize="batch")
+    made = RolloutCorrectionConfig(rollout_is=level, rollout_is_threshold=2.0, rollout_is_batch_normalize=True)
+    weights, _, theirs = _correct(b.old, b, made)
+    corrected = objective("pg", correction=spec).corrected(b.old, b.rollout, b.mask, b.advantages)
+    return our_metrics(b, spec, b.old) | {"weights": corrected.weights}, theirs | {"weights": weights * b.mask}
 
 
 GROUPS = np.repeat(np.arange(2), 4)
