@@ -8,27 +8,43 @@ one). Source: Schulman, joschu.net/blog/kl-approx.html.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
+def estimator(*, anchored: bool) -> Callable:
+    """Mark an estimator: `anchored` says whether it reads `logp_prox`; a run in which nothing does may skip that forward pass."""
+
+    def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        function.anchored = anchored
+        return function
+
+    return mark
+
+
+@estimator(anchored=False)
 def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """k1 = −x: unbiased in value, of either sign. Gradient ∇log π_θ, of mean 0 under π_θ: for a reward, not a loss."""
     return log_ratio(logp, logp_ref.detach(), mask)
 
 
+@estimator(anchored=False)
 def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """|x| ≥ 0: no estimator of a divergence, a penalty on the distance. Gradient −sign(x)·∇log π_θ."""
     return k1(logp, logp_ref, mask).abs()
 
 
+@estimator(anchored=False)
 def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """k2 = x²/2 ≥ 0: biased in value, its gradient −x·∇log π_θ is the KL's when tokens come from π_θ."""
     return k1(logp, logp_ref, mask).square() / 2
 
 
+@estimator(anchored=False)
 def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """k3 = eˣ − 1 − x ≥ 0: unbiased in value. Gradient (1 − eˣ)·∇log π_θ; 1·∇log π_θ where |x| > 20, the bound of eˣ.
 
@@ -38,12 +54,14 @@ def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
     return torch.expm1(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - x
 
 
+@estimator(anchored=False)
 def k3_k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """The value of k3 with the gradient of k2 (verl's `low_var_kl+`): sg(k3) + k2 − sg(k2)."""
     gradient = k2(logp, logp_ref, mask)
     return k3(logp, logp_ref, mask).detach() + gradient - gradient.detach()
 
 
+@estimator(anchored=True)
 def k3_unbiased(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
     """r·k3, r = π_θ/π_prox with its gradient: value and gradient are the KL's when each token comes from π_prox.
 

@@ -69,10 +69,14 @@ class Objective(NamedTuple):
     kl_coef: float = 0.0
 
     @property
+    def anchored(self) -> bool:
+        """Whether the loss or the KL term reads log π_prox; what does not say is taken to."""
+        return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
+
+    @property
     def reads_old(self) -> bool:
         """Whether anything needs log π_old: if not, a run may do without that forward pass."""
-        anchored = self.proximal == "old" and (getattr(self._function, "anchored", True) or self.kl is not None)
-        return anchored or (self.correction.active and self.correction.ratio == "old")
+        return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def corrected(
         self,

@@ -161,15 +161,22 @@ class Correction:
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
-    """Raise ValueError when the mismatch ratio would enter twice: in the loss's own ratio π_θ/μ and in a weight.
+    """Raise ValueError when a ratio would enter twice, in the loss's own ratio π_θ/π_prox and in a weight.
 
     `anchored` is the loss's attribute of that name; `proximal` is what it is anchored on, old or rollout.
     """
     _check_choice("proximal", proximal, Proximal)
-    if proximal == "rollout" and anchored and correction.weight.level is not None:
+    if not anchored or correction.weight.level is None:
+        return
+    if proximal == "rollout":
         raise ValueError(
             f"proximal=rollout with correction.weight.level={correction.weight.level} counts the mismatch twice: the loss's "
             "ratio is already π_θ/μ; use proximal=old or correction.weight.level=null"
+        )
+    if correction.ratio == "current":
+        raise ValueError(
+            f"correction.ratio=current with correction.weight.level={correction.weight.level} counts the update twice: the "
+            "loss's ratio holds π_θ too; use correction.ratio=old, or a loss that reads no anchor, as pg"
         )
 
 

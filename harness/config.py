@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from algos.spec import REDUCTIONS, Correction, check_baseline, check_combination
+from algos.spec import REDUCTIONS, Correction, check_baseline
 from harness.errors import UserError
 from harness.records import PROBED
 
@@ -330,7 +330,6 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        check_combination(self.correction, self.proximal, anchored=True)  # a loss that reads no anchor refuses proximal itself
         check_baseline(self.correction, self.baseline)
         pretrained = isinstance(self.model, Hub)
         if pretrained != (self.warmstart is None):

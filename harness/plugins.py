@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES, Registry, RegistryError
-from algos.spec import Plugin
+from algos.spec import Plugin, check_combination
 from harness.collapse import DETECTORS
 from harness.config import Config, Named, Precision, Text
 from harness.errors import UserError
@@ -31,6 +31,7 @@ def check(config: Config) -> None:
     """
     try:
         objective = build_objective(config)
+        check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
         _try_out(objective)
         build_advantage(config)
         for make in build_detectors(config).values():
@@ -42,14 +43,8 @@ def check(config: Config) -> None:
         raise UserError(str(error)) from None
     except (ValueError, TypeError) as error:
         raise UserError(f"{error}") from None
-    anchored = LOSSES[config.loss.name].anchored
-    if config.correction.ratio == "current" and config.correction.weight.level and anchored:
-        raise UserError(
-            f"correction.ratio=current counts the update twice: the ratio of loss {config.loss.name} holds π_θ too; "
-            "use correction.ratio=old, or a loss that reads no anchor, as pg"
-        )
     _check_scoring(config, objective)
-    if config.proximal == "rollout" and not anchored:
+    if config.proximal == "rollout" and not objective.anchored:
         raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
 
 
@@ -90,7 +85,8 @@ def _check_scoring(config: Config, objective: Objective) -> None:
     """actor.scoring=none saves the forward pass of π_old, and of the correction: nothing may need either of the mini-batch."""
     correction = config.correction
     needs = {
-        f"loss={config.loss.name} and proximal={config.proximal} with correction.ratio={correction.ratio}": objective.reads_old,
+        f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
+        f"correction.ratio={correction.ratio}": objective.reads_old,
         "correction.normalize=batch": correction.normalize == "batch",
         "correction.denominator=kept": correction.denominator == "kept",
         "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),

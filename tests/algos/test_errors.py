@@ -82,6 +82,10 @@ def test_the_mismatch_cannot_be_counted_twice():
         check_combination(weighted, "rollout", anchored=True)
     with pytest.raises(ValueError, match="proximal=new: accepted are old, rollout"):
         check_combination(weighted, "new", anchored=True)
+    current = Correction(ratio="current", weight=weighted.weight)
+    with pytest.raises(ValueError, match=r"correction.ratio=current with correction.weight.level=token counts the update twice"):
+        check_combination(current, "old", anchored=True)
+    check_combination(current, "old", anchored=False)
     check_combination(weighted, "rollout", anchored=False)
     check_combination(weighted, "old", anchored=True)
     check_combination(Correction(reject={"f": Reject("token", upper=2.0)}), "rollout", anchored=True)

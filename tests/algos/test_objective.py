@@ -9,6 +9,7 @@ from algos import kl
 from algos.losses import pg, ppo
 from algos.objective import Objective
 from algos.reductions import Counts
+from algos.registry import KL
 from algos.spec import Correction, Reject, Weight, check_baseline
 from tests.algos.algo_cases import f64, shared_batch
 
@@ -82,6 +83,20 @@ def test_what_reads_the_old_policy():
     assert not reads(pg, Correction(), "old").reads_old
     assert reads(pg, token, "old").reads_old
     assert not reads(pg, Correction(ratio="current", reject={"geo": current}), "old").reads_old
+    for name in KL.names():
+        assert reads(pg, Correction(), "old", kl=KL[name], kl_coef=0.1).reads_old == (name == "k3_unbiased")
+    assert reads(pg, Correction(), "old", kl=lambda *_: None).reads_old  # a plug-in that does not say
+
+
+@pytest.mark.parametrize("name", [name for name in KL.names() if not KL[name].anchored])
+def test_a_kl_term_that_reads_no_old_policy_does_without_it(name):
+    old, rollout, logp, advantages, mask = shared_batch()
+    objective = Objective(pg, Correction(), "old", "token_mean", kl=KL[name], kl_coef=0.1)
+    values = [value_and_gradient(objective, (x, rollout, logp, advantages, mask), rollout) for x in (old, old + 0.5)]
+    assert torch.equal(values[0][1], values[1][1])
+    corrected = objective.corrected(logp, rollout, mask, advantages)
+    without = objective(logp, None, rollout, advantages, mask, corrected, Counts.of(mask), None, rollout)[0]
+    assert torch.equal(without, values[0][0])
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_preset_that_sets_loss_and_proximal_gives_way_to_the_command_line():
 
 def test_the_preset_of_a_weight_refuses_an_anchor_on_the_rollout():
     with pytest.raises(UserError, match="counts the mismatch twice"):
-        config("correction=verl/decoupled_token_is", "proximal=rollout")
+        check(config("correction=verl/decoupled_token_is", "proximal=rollout"))
 
 
 def outcome(preset, old, rollout, logp, advantages, mask):

@@ -19,7 +19,6 @@ from tests.harness.conftest import composed
         (["correction=token_truncate", "correction.weight.lower=0.5"], r"lower=0.5 has no effect with action=truncate"),
         (["correction=token_truncate", "correction.weight.upper=null"], r"correction.weight.upper is missing"),
         (["correction=sequence_mask", "correction.weight.upper=null"], r"lower and upper are both missing"),
-        (["correction=token_truncate", "proximal=rollout"], r"counts the mismatch twice"),
         (["correction.normalize=batch"], r"correction.normalize=batch has no effect"),
         (["correction.denominator=kept"], r"correction.denominator=kept has no effect"),
         (["+correction.reject.veto={level: worst_token}"], r"correction.reject.veto.lower and upper are both missing"),

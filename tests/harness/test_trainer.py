@@ -243,7 +243,8 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
         (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
         (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
         (["advantage.name=gae"], "advantage=gae: needs mask, values, which a run does not have"),
-        (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current counts the update twice"),
+        (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
+        (["correction=token_truncate", "proximal=rollout"], "proximal=rollout .* counts the mismatch twice"),
         (["loss.eps_low=abc"], "loss.eps_low=abc: Input should be a valid number"),
         (["collapse.detectors.drawdown.m=x"], "collapse.detectors.drawdown.m=x: Input should be a valid integer"),
         (["collapse.detectors.drawdown.m=0"], "drawdown: delta=0.5, m=0"),
@@ -313,6 +314,9 @@ def test_without_scoring_a_run_takes_the_same_steps(tiny):
         assert [row.get(name) for row in rows[0]] == [row.get(name) for row in rows[1]]
     with pytest.raises(UserError, match=r"actor.scoring=none: loss=ppo .* reads it"):
         check(tiny("loss=ppo", "actor.scoring=none"))
+    check(tiny("loss=pg", "actor.scoring=none", "kl=k2", "kl.reference=rollout"))
+    with pytest.raises(UserError, match=r"actor.scoring=none: loss=pg .* kl=k3_unbiased .* reads it"):
+        check(tiny("loss=pg", "actor.scoring=none", "kl=k3_unbiased"))
 
 
 def test_a_kl_term_against_the_policy_that_sampled(tiny):
