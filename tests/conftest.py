@@ -16,6 +16,7 @@ def pytest_configure(config):
     config.pluginmanager.register(Skips(), "skips")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items):
     for item in items:
         sweeps = item.path.parent.name == "sweeps"
