@@ -85,6 +85,18 @@ def test_the_untruncated_sequence_weight_is_unbiased_and_the_token_weight_is_not
     assert 1e-2 < token < nothing
 
 
+def test_the_prefix_product_is_biased_under_a_sampled_terminal_reward():
+    """w_t = Π_{s≤t} ρ_s leaves the continuation under μ: exact with Q^π(prefix) for the reward, not with R itself."""
+    per_token, prefix = torch.func.jacrev(SPACE.logp)(PI), (SPACE.logp(PI) - SPACE.logp(MU)).cumsum(-1).exp()
+    pi = SPACE.logp(PI).sum(-1).exp()
+    same = torch.stack([(SPACE.tokens[:, None, : t + 1] == SPACE.tokens[None, :, : t + 1]).all(-1) for t in range(4)], -1)
+    q = torch.einsum("mnt,n->mt", same.double(), pi * R) / torch.einsum("mnt,n->mt", same.double(), pi)
+    exact = true_gradient()
+    sampled, expected = (torch.einsum("nt,ntsv->sv", -mu()[:, None] * prefix * r, per_token) for r in (R[:, None], q))
+    close(expected, exact)
+    assert (sampled - exact).norm() > 1e-2 * exact.norm()
+
+
 def test_the_ppo_ratio_against_mu_is_the_token_weight():
     """−A·r anchored on μ has the gradient of −(π/μ)·A·log π: both are the token weight without truncation."""
     unclipped = functools.partial(ppo, **UNBOUNDED["ppo"])
