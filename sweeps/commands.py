@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -62,18 +63,27 @@ def logs(path: Path, runs: list[str], n: int) -> None:
 
 
 def cancel(path: Path) -> None:
-    """Cancel the jobs of the sweep, or ask its local launcher to stop; each run saves a checkpoint."""
+    """Cancel the jobs of the sweep, or ask its local launcher to stop; each run saves a checkpoint.
+
+    The controller of a search is stopped first: it submits again what was cancelled.
+    """
     sweep = sweep_at(path)
+    launcher = sweep.launcher()
+    search = (sweep.home / "search-spec.json").exists()
+    if launcher and not launcher.here and (search or not _on_slurm(sweep)):
+        raise UserError(f"{path}: {launcher} works on it; cancel it there")
+    if launcher and search:
+        os.kill(launcher.pid, signal.SIGTERM)
+        while sweep.launcher() == launcher:
+            time.sleep(0.1)
+        print(f"search stopped (process {launcher.pid}); the same command goes on with it")
     if _on_slurm(sweep):
         print(f"{len(cancel_jobs(sweep))} runs cancelled in Slurm")
-        return
-    launcher = sweep.launcher()
-    if launcher is None:
+    elif launcher is None:
         raise UserError(f"{path}: nothing is running")
-    if not launcher.here:
-        raise UserError(f"{path}: {launcher} works on it; cancel it there")
-    os.kill(launcher.pid, signal.SIGTERM)
-    print(f"launcher {launcher.pid} told to stop")
+    elif not search:
+        os.kill(launcher.pid, signal.SIGTERM)
+        print(f"launcher {launcher.pid} told to stop")
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:

@@ -56,17 +56,26 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         _belongs(sweep, grid, states, extend)
         active = executor.active(sweep, states)
         plan(sweep, grid, states, arm_names(grid.values()))
-        with writing(sweep.home):
-            (sweep.home / "launcher.json").write_text(json.dumps(kind))
+        remember(sweep, kind)
         todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
         _announce(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
 
 
+def remember(sweep: Sweep, kind: dict[str, Any]) -> None:
+    """Keep for `relaunch` what an executor's `prepare` returned."""
+    with writing(sweep.home):
+        (sweep.home / "launcher.json").write_text(json.dumps(kind))
+
+
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
     """Run these runs of the sweep again, in whatever state they are, the way the sweep was launched last; their states."""
     with sweep.lock():
-        executor = _executor(json.loads((sweep.home / "launcher.json").read_text()), code)
+        try:
+            kind = json.loads((sweep.home / "launcher.json").read_text())
+        except (OSError, ValueError):
+            raise UserError(f"{sweep.path}: how it was launched is not known; give the command that launched it again") from None
+        executor = _executor(kind, code)
         executor.prepare(sweep)
         active = executor.active(sweep, sweep.states())
         grid = {run: sweep.config(run) for run in runs}

@@ -24,7 +24,7 @@ from harness.config import Config
 from harness.errors import UserError
 from harness.records import FINISHED, writing
 from sweeps.cluster import Slurm
-from sweeps.launch import plan
+from sweeps.launch import plan, remember
 from sweeps.ledger import RunState, Sweep
 from sweeps.options import SlurmOptions
 from sweeps.search.sections import Point, Step, next_step
@@ -68,7 +68,7 @@ class Controller:
         self.slurm.options.check()
         self._check_space()
         with self.sweep.lock(), writing(self.sweep.home):
-            self.slurm.prepare(self.sweep)
+            remember(self.sweep, self.slurm.prepare(self.sweep))
             self._same_spec()
             self.study = open_study(self.sweep, self.spec)
             self._forget_half_asked()

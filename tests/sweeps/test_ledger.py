@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import UserError
 from sweeps.cluster import Task
-from sweeps.commands import status
+from sweeps.commands import cancel, retry, status
 from sweeps.launch import arm_names, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local, Pool
@@ -157,6 +157,23 @@ def test_a_task_that_starts_late_leaves_a_cancelled_run_alone(tiny):
     place.log("cancelled", [config.digest])
     Pool(place, 1, job="7_0").run([config.digest])
     assert place.states()[config.digest].state == "cancelled"
+
+
+def test_a_sweep_whose_launch_is_not_known_cannot_be_retried(sweep):
+    planned(sweep, "a")
+    with pytest.raises(UserError, match="how it was launched is not known; give the command that launched it again"):
+        retry(sweep.path, ["a"], None)
+
+
+def test_a_search_on_another_machine_is_not_cancelled_from_here(sweep):
+    """Its controller would submit again what was cancelled."""
+    planned(sweep, "a")
+    (sweep.home / "batches").mkdir()
+    (sweep.home / "search-spec.json").write_text("{}")
+    with sweep.lock():
+        (sweep.home / "lock").write_text("elsewhere 7\n")
+        with pytest.raises(UserError, match=r"another launcher \(process 7 on elsewhere\) works on it; cancel it there"):
+            cancel(sweep.path)
 
 
 def test_one_command_launches_one_sweep(tiny):

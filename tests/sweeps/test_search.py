@@ -1,6 +1,7 @@
 """A search on a real Slurm: its controller is killed, its trials are preempted, a trial collapses."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from analysis.load import load as analysed
 from sweeps.ledger import Sweep
+from sweeps.slurm import jobs
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
@@ -114,6 +116,21 @@ def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root
     assert sorted(sweep.config(run).seed for run in sweep.states()) == [0, 1, 2, 3, 4, 5, 1000, 1001]
     assert sum(event["event"] == "submitted" for event in sweep.events()) == 8
     assert json.loads(printed)["fresh"]["seeds"] == 2
+
+
+def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shared_root):
+    process = search("stopped", {"loss.eps_low": [0.2]}, trials=1, overrides=["steps=300"])
+    sweep = Sweep(shared_root / "stopped")
+    until(lambda: len(sweep.states()) == 2 and any(rows(sweep.folder(run)) for run in sweep.states()))
+    command = [sys.executable, "-m", "sweeps.cli", "sweep"]
+    done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
+    assert done.returncode == 0 and "2 runs cancelled" in done.stdout, done.stdout + done.stderr
+    assert process.wait(60) == -signal.SIGTERM
+    until(lambda: not any(job.live for job in jobs(sweep)))
+    assert {state.state for state in sweep.states().values()} == {"cancelled"}
+    done = subprocess.run([*command, "retry", sweep.path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {state.state for state in sweep.states().values()} == {"done"}
 
 
 def test_sections_find_where_runs_collapse(search, shared_root):
