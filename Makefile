@@ -30,7 +30,7 @@ demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 test: $(VENV)/vllm $(ORACLES)/installed chromium
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
-	$(RUN) -m pytest --forbid-skips -n 2 --dist loadgroup
+	$(RUN) -m pytest --forbid-skips -n 2
 	$(RUN) -m pytest --forbid-skips tests/oracles
 
 SWEEP ?= runs/demo

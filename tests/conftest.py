@@ -1,7 +1,7 @@
 """`--forbid-skips`: a test that did not run has not passed. Only tests marked `gpu` may be skipped, on a machine without one.
 
-Under xdist (`-n 2 --dist loadgroup`, what `make test` does) a file is one group, so that its fixtures are made once; all of
-tests/sweeps is one, with one Slurm, and comes first, since it takes longest.
+With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; those of
+tests/sweeps all on one, with one Slurm, and first, since they take longest.
 """
 
 import pytest
@@ -16,12 +16,20 @@ def pytest_configure(config):
     config.pluginmanager.register(Skips(), "skips")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items):
-    for item in items:
-        sweeps = item.path.parent.name == "sweeps"
-        item.add_marker(pytest.mark.xdist_group("sweeps" if sweeps else item.path.name))
     items.sort(key=lambda item: item.path.parent.name != "sweeps")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "tests/sweeps" if nodeid.startswith("tests/sweeps/") else nodeid.split("::")[0]
+
+    config.option.loadscopereorder = False  # else the file with the most tests comes first
+    return ByFile(config, log)
 
 
 class Skips:
