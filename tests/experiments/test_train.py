@@ -11,7 +11,7 @@ import pytest
     [
         ("los=1", "los: unknown key; python -m experiments.train --help lists them all"),
         ("actor.lrr=1", "actor.lrr: unknown key; python -m experiments.train --help lists them all"),
-        ("reduce=mean", "reduce/mean: there is no such option; take one of seq_mean_token_mean, "),
+        ("reduce=mean", "reduce/mean: there is no such option; take one of prompt_mean, "),
         ("+experiment=nosuch", "experiment/nosuch"),
         ("seed=1,2", "--multirun"),
         ("seed=abc", "seed='abc': input should be a valid integer"),
