@@ -133,6 +133,27 @@ def train_until(config, step: int) -> None:
         train(config)
 
 
+def test_two_ranks_stopped_and_started_again_give_the_same_bits(tiny, root):
+    """SIGTERM to the launcher reaches both ranks, which save together; two ranks then go on as if nothing had been."""
+    shared = [*SHARED, "actor.zero_stage=2", "actor.dtype=bf16", "steps=24"]
+    undisturbed, stopped = (tiny(*shared, f"run.sweep={name}-pair") for name in ("undisturbed", "stopped"))
+    finished(torchrun(f"run.root={root}", *shared, "run.sweep=undisturbed-pair"))
+    command = torchrun(f"run.root={root}", *shared, "run.sweep=stopped-pair")
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    folder = folder_of(stopped)
+    while not (folder.path / "metrics.jsonl").exists() or len(folder.metrics()) < 5:
+        assert launcher.poll() is None, launcher.stdout.read()
+        time.sleep(0.05)
+    launcher.terminate()
+    launcher.communicate(timeout=60)
+    assert folder.state == "preempted"
+    at = folder.read("status.json")["step"]
+    assert 5 <= at < 24 and not (folder.path / "checkpoints/step-00000024").exists()
+    finished(command)
+    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [at]
+    assert untimed(folder.metrics()) == untimed(folder_of(undisturbed).metrics())
+
+
 def test_the_deepspeed_launcher_starts_ranks(tiny, root):
     config = tiny(*SHARED, "steps=1", "run.sweep=deepspeed-launcher")
     launcher = [str(BINARIES / "deepspeed"), "--num_gpus=2", "--master_addr=127.0.0.1", f"--master_port={port()}"]
