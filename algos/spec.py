@@ -7,6 +7,7 @@ loss and a smaller response mask. Everything published is a setting of `Correcti
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -39,9 +40,9 @@ REDUCTIONS = (
 class Weight:
     """w = truncate: min(ρ, upper) | clip: clamp(ρ, lower, upper) | mask: ρ·1{lower ≤ ρ ≤ upper}, ρ taken at `level`.
 
-    `level=None` means no weight (w = 1). Bounds are absolute ratios, inclusive. A token masked by `mask` gets weight 0
-    and stays in the denominator. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of
-    1.
+    `level=None` means no weight (w = 1). Bounds are absolute ratios, inclusive; None is no bound, but truncate spells
+    the unbounded weight w = ρ as upper=∞. A token masked by `mask` gets weight 0 and stays in the denominator. Raises
+    ValueError when a bound is missing, has no effect or lies on the wrong side of 1, or when both leave only ρ = 1.
     """
 
     level: Level | None = None
@@ -59,13 +60,16 @@ class Weight:
                     raise ValueError(f"{key}={getattr(self, key)} has no effect while level is null; set level too")
             return
         _check_choice("level", self.level, Level)
-        _check_bounds(self.lower, self.upper)
-        if self.action == "truncate" and self.lower is not None:
+        _check_ratios(self.lower, self.upper)
+        if self.action != "truncate":
+            if self.lower is None and self.upper is None:
+                raise ValueError(f"lower and upper are both missing: action={self.action} would do nothing")
+            _check_reached(self.lower, self.upper, 0, math.inf)
+            return
+        if self.lower is not None:
             raise ValueError(f"lower={self.lower} has no effect with action=truncate; use action=clip or mask")
-        if self.action == "truncate" and self.upper is None:
+        if self.upper is None:
             raise ValueError("upper is missing: action=truncate caps ρ at upper; give a ratio ≥ 1 (2 is common)")
-        if self.action != "truncate" and self.lower is None and self.upper is None:
-            raise ValueError(f"lower and upper are both missing: action={self.action} would do nothing")
 
 
 @dataclass(frozen=True)
@@ -96,21 +100,24 @@ class Reject:
         if self.lower is None and self.upper is None:
             raise ValueError("lower and upper are both missing: the filter would keep everything")
         if self.statistic == "ratio":
-            _check_bounds(self.lower, self.upper)
-        elif self.statistic in ("k2", "k3"):
+            _check_ratios(self.lower, self.upper)
+            _check_reached(self.lower, self.upper, 0, math.inf)
+        elif self.statistic == "prob_diff":
+            if (self.lower or 0) > 0 or (self.upper or 0) < 0:
+                raise ValueError(f"[{self.lower}, {self.upper}] must contain 0, the value of prob_diff when π = μ")
+            most = math.inf if self.level in ("sequence", "segment") else 1
+            _check_reached(self.lower, self.upper, -most, most)
+            _check_apart(self.lower, self.upper)
+        else:
+            least = 1 if self.statistic == "mult_error" else 0
+            least_of = f"{self.statistic} ≥ {least}, its value when π = μ"
             if self.lower is not None:
-                raise ValueError(f"lower={self.lower} has no effect: {self.statistic} is 0 when π = μ; use upper")
-            if self.upper < 0:
-                raise ValueError(f"upper={self.upper} rejects everything: {self.statistic} ≥ 0; give a positive bound")
-        elif self.statistic == "mult_error":
-            if self.lower is not None:
-                raise ValueError(f"lower={self.lower} has no effect: mult_error ≥ 1 is small when π = μ; use upper")
-            if self.level in ("sequence", "segment"):
+                raise ValueError(f"lower={self.lower} has no effect: {least_of}; use upper")
+            if least and self.level in ("sequence", "segment"):
                 raise ValueError(f"level={self.level} sums mult_error, so no bound fits all lengths; use a mean")
-            if self.upper < 1:
-                raise ValueError(f"upper={self.upper} rejects everything: mult_error ≥ 1; give a bound above 1")
-        elif (self.lower or 0) > 0 or (self.upper or 0) < 0:
-            raise ValueError(f"[{self.lower}, {self.upper}] must contain 0, the value of {self.statistic} when π = μ")
+            if self.upper <= least:
+                raise ValueError(f"upper={self.upper} rejects everything: {least_of}; give a bound above {least}")
+            _check_reached(None, self.upper, least, math.inf)
 
 
 @dataclass(frozen=True)
@@ -203,13 +210,27 @@ def _check_choice(key: str, value: Any, choices: Any) -> None:
 
 def _check_numbers(lower: float | None, upper: float | None) -> None:
     for key, value in {"lower": lower, "upper": upper}.items():
-        if value is not None and (isinstance(value, bool) or math.isnan(value)):
-            raise ValueError(f"{key}={value} is not a number")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value)):
+            raise ValueError(f"{key}={value!r} is not a number; give one, or null for no bound")
 
 
-def _check_bounds(lower: float | None, upper: float | None) -> None:
+def _check_ratios(lower: float | None, upper: float | None) -> None:
     _check_numbers(lower, upper)
     if upper is not None and upper < 1:
         raise ValueError(f"upper={upper} is below 1, the ratio of two equal policies; upper must be ≥ 1")
     if lower is not None and not 0 <= lower <= 1:
         raise ValueError(f"lower={lower} is outside [0, 1]; 1 is the ratio of two equal policies")
+    _check_apart(lower, upper)
+
+
+def _check_apart(lower: float | None, upper: float | None) -> None:
+    if lower is not None and lower == upper:
+        raise ValueError(f"lower={lower} and upper={upper} leave nothing but π = μ; move them apart")
+
+
+def _check_reached(lower: float | None, upper: float | None, least: float, most: float) -> None:
+    """Values are in [least, most]: a bound must cut some of them off."""
+    if lower is not None and lower <= least:
+        raise ValueError(f"lower={lower} has no effect: no value lies beyond it; set it to null")
+    if upper is not None and upper >= most:
+        raise ValueError(f"upper={upper} has no effect: no value lies beyond it; set it to null")

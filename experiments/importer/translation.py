@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,14 @@ class Translation:
         self.lost.append(f"{key}=True: no run takes a KL penalty in its reward; kl=… is a term of the loss")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
-        """Set the weight, or name `source` as lost with the reason why no weight of this algebra is the same."""
+        """Set the weight, or name `source` as lost with the reason why no weight of this algebra is the same.
+
+        Bounds of 0 and ∞ are none here.
+        """
+        lower = lower or None
+        if lower is None and (action == "clip" or upper == math.inf):
+            action = "truncate"
+        upper = None if upper == math.inf and action != "truncate" else upper
         try:
             self.weight = Weight(level, action, lower, upper)
         except ValueError as error:
@@ -123,7 +131,9 @@ class Translation:
 
     def filter(self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None,
                when: str = "all") -> None:
-        """Add a filter, or name `source` as lost with the reason."""
+        """Add a filter, or name `source` as lost with the reason. Bounds of 0 and ∞ on a ratio are none here."""
+        if statistic == "ratio":
+            lower, upper = lower or None, None if upper == math.inf else upper
         try:
             self.reject[name] = Reject(level, statistic, lower, upper, when)
         except ValueError as error:

@@ -160,7 +160,7 @@ def test_segments_are_turns():
     """Two turns with log ratios (.5, .5) and (−1), one masked token between: products e, e^−1; means e^.5, e^−1."""
     logs, mask, turns = [0.5, 0.5, 9, -1], [1, 1, 0, 1], torch.tensor([[0, 0, 7, 2]])
     for level, first in (("segment", math.e), ("segment_geometric", math.exp(0.5))):
-        spec = Correction(weight=Weight(level, "clip", 0.0, 10.0), reject={"turn": Reject(level, upper=1.5)})
+        spec = Correction(weight=Weight(level, upper=10.0), reject={"turn": Reject(level, upper=1.5)})
         out = of_row(logs, spec, mask, segments=turns)
         assert out.weights[0].tolist() == pytest.approx([first, first, 0, math.exp(-1)])
         assert out.kept.tolist() == [[False, False, False, True]]
@@ -245,16 +245,17 @@ def test_no_mismatch_no_correction(spec):
 
 
 def test_limits_of_the_bounds():
+    """Bounds that no ratio of the batch reaches are none."""
     old, rollout, _, _, mask = shared_batch()
     l = log_ratio(old, rollout, mask)
     rho = torch.where(mask, l.exp(), 0.0)
     for weight in (
         Weight("token", upper=math.inf),
-        Weight("token", "clip", 0.0, math.inf),
-        Weight("token", "mask", 0.0, math.inf),
+        Weight("token", "clip", 1e-9, 1e9),
+        Weight("token", "mask", 1e-9, 1e9),
     ):
         assert torch.equal(correct(l, mask, Correction(weight=weight)).weights, rho)
-    for filter_ in (Reject("geometric", lower=0.0, upper=math.inf), Reject("worst_token", lower=0.0)):
+    for filter_ in (Reject("geometric", lower=1e-9, upper=1e9), Reject("worst_token", lower=1e-9)):
         assert torch.equal(correct(l, mask, Correction(reject={"f": filter_})).kept, mask)
     icepop = correct(l, mask, Correction(weight=Weight("token", "mask", 0.5, 2.0))).weights
     clip = correct(l, mask, Correction(weight=Weight("token", "clip", 0.5, 2.0))).weights

@@ -46,23 +46,39 @@ NAN = math.nan
         (lambda: Weight("token"), "upper is missing: action=truncate caps ρ at upper; give a ratio ≥ 1"),
         (lambda: Weight("token", "mask"), "lower and upper are both missing: action=mask would do nothing"),
         (lambda: Weight("token", upper=NAN), "upper=nan is not a number"),
-        (lambda: Weight("token", upper=True), "upper=True is not a number"),
+        (lambda: Weight("token", upper=True), "upper=True is not a number; give one, or null for no bound"),
+        (lambda: Weight("token", upper="2"), "upper='2' is not a number"),
+        (lambda: Weight("token", "mask", 0, math.inf), "lower=0 has no effect: no value lies beyond it; set it to null"),
+        (lambda: Weight("token", "clip", 0.0, 2.0), "lower=0.0 has no effect: no value lies beyond it"),
+        (lambda: Weight("token", "mask", 0.5, math.inf), "upper=inf has no effect: no value lies beyond it"),
+        (lambda: Weight("token", "clip", 1.0, 1.0), "lower=1.0 and upper=1.0 leave nothing but π = μ; move them apart"),
         (lambda: Reject("turn", upper=2.0), "level=turn: accepted are token, sequence, geometric, segment"),
         (lambda: Reject("token", "k1", upper=2.0), "statistic=k1: accepted are ratio, k2, k3, prob_diff, mult_error"),
         (lambda: Reject("token", upper=2.0, when="never"), "when=never: accepted are all, negative_advantage"),
         (lambda: Reject("token"), "lower and upper are both missing: the filter would keep everything"),
         (lambda: Reject("token", upper=0.9), "upper=0.9 is below 1"),
         (lambda: Reject("token", lower=1.1), "lower=1.1 is outside [0, 1]"),
-        (lambda: Reject("token", "k2", 0.1, 0.2), "lower=0.1 has no effect: k2 is 0 when π = μ; use upper"),
-        (lambda: Reject("token", "k3", upper=-0.2), "upper=-0.2 rejects everything: k3 ≥ 0; give a positive bound"),
+        (lambda: Reject("token", lower=0), "lower=0 has no effect: no value lies beyond it; set it to null"),
+        (lambda: Reject("token", upper=math.inf), "upper=inf has no effect"),
+        (lambda: Reject("token", lower=1, upper=1.0), "lower=1 and upper=1.0 leave nothing but π = μ"),
+        (lambda: Reject("token", lower="0.5"), "lower='0.5' is not a number"),
+        (lambda: Reject("token", "k2", 0.1, 0.2), "lower=0.1 has no effect: k2 ≥ 0, its value when π = μ; use upper"),
+        (lambda: Reject("token", "k3", upper=-0.2), "upper=-0.2 rejects everything: k3 ≥ 0, its value when π = μ; give a bound"),
+        (lambda: Reject("sequence", "k3", upper=0), "upper=0 rejects everything: k3 ≥ 0, its value when π = μ; give a bound"),
+        (lambda: Reject("token", "k2", upper=math.inf), "upper=inf has no effect"),
         (lambda: Reject("token", "k3", upper=NAN), "upper=nan is not a number"),
-        (lambda: Reject("token", "mult_error", 0.1, 2.0), "lower=0.1 has no effect: mult_error ≥ 1"),
-        (lambda: Reject("token", "mult_error", upper=0.9), "upper=0.9 rejects everything: mult_error ≥ 1"),
+        (lambda: Reject("token", "mult_error", 0.1, 2.0), "lower=0.1 has no effect: mult_error ≥ 1, its value"),
+        (lambda: Reject("token", "mult_error", upper=1), "upper=1 rejects everything: mult_error ≥ 1, its value when π = μ"),
+        (lambda: Reject("token", "mult_error", upper=math.inf), "upper=inf has no effect"),
         (lambda: Reject("sequence", "mult_error", upper=2.0), "level=sequence sums mult_error, so no bound fits all"),
         (
             lambda: Reject("token", "prob_diff", 0.1, 0.2),
             "[0.1, 0.2] must contain 0, the value of prob_diff when π = μ",
         ),
+        (lambda: Reject("token", "prob_diff", -5, 0.2), "lower=-5 has no effect: no value lies beyond it; set it to null"),
+        (lambda: Reject("geometric", "prob_diff", -0.2, 7), "upper=7 has no effect: no value lies beyond it"),
+        (lambda: Reject("sequence", "prob_diff", -math.inf, 7), "lower=-inf has no effect"),
+        (lambda: Reject("token", "prob_diff", 0, 0.0), "lower=0 and upper=0.0 leave nothing but π = μ"),
         (lambda: Correction(ratio="new"), "ratio=new: accepted are old, current"),
         (lambda: Correction(normalize="token"), "normalize=token: accepted are none, batch"),
         (lambda: Correction(denominator="all"), "denominator=all: accepted are original, kept"),
@@ -74,6 +90,16 @@ def test_specs(make, message):
     with pytest.raises(ValueError) as error:
         make()
     assert message in str(error.value)
+
+
+def test_bounds_that_something_lies_beyond():
+    """The nearest settings that do have an effect; a sum over tokens is not held to [−1, 1]."""
+    Weight("sequence", upper=math.inf)  # the one infinite bound: truncate's spelling of w = ρ
+    Weight("token", upper=1)
+    Reject("token", "prob_diff", -0.99, None)
+    Reject("sequence", "prob_diff", -5, 7)
+    Reject("token", upper=1)
+    Reject("geometric", "k3", upper=1e-9)
 
 
 def test_the_mismatch_cannot_be_counted_twice():

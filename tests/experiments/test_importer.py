@@ -37,6 +37,10 @@ SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, 
         "ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
         correction(weight("sequence", upper=5.0), {"product": keep("sequence", "ratio", 0.25, 2.0)}),
         ["token_mask_is_threshold: SkyRL ignores one bound without the other; no token mask"], []),
+    "an outlier mask from above": (
+        {"off_policy_correction": {"outlier_token_is_threshold_low": 0.0, "outlier_token_is_threshold_high": 100}}, "ppo",
+        {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
+        correction(NONE, {"outlier": keep("worst_token", "ratio", None, 100)}), [], []),
     "cispo": ({"policy_loss_type": "cispo", "cispo": {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0,
                                                      "cispo_anchor": "rollout"}},
               "cispo", {"lower": 0.0, "upper": 5.0}, "rollout", correction(NONE), [], []),
@@ -147,6 +151,15 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
                     "token_mean", correction(weight("token", upper=2.0)), [], []),
     "two bounds clip": ({"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_min": 0.5}, "ppo",
                         PPO, "token_mean", correction(weight("sequence", "clip", 0.5, 3.0)), [], []),
+    "a lower bound of 0 clips nothing": (
+        {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0}, "ppo", PPO, "token_mean",
+        correction(weight("token", upper=3.0)), [], []),
+    "a lower bound of 0 masks nothing": (
+        {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.0}, "ppo", PPO, "token_mean",
+        correction(weight("token", "mask", None, 3.0)), [], []),
+    "no bound at all": (
+        {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": math.inf}, "ppo", PPO, "token_mean",
+        correction(weight("token", "truncate", None, math.inf)), [], []),
     "unknown mode": ({"vllm_importance_sampling_mode": "turn_mask"}, "ppo", PPO, "token_mean", correction(NONE), [],
                      ["vllm_importance_sampling_mode=turn_mask: accepted are token_truncate, token_mask, sequence_truncate, "
                       "sequence_mask"]),

@@ -9,7 +9,7 @@ from experiments.replay.thresholds import all_thresholds, families
 from tests.experiments.replay_cases import as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
-C = np.array([1.0, 1.003, 1.1, 1.5, 2.0, 7.0, 1e3])
+C = np.array([1 + 1e-6, 1.003, 1.1, 1.5, 2.0, 7.0, 1e3])
 
 
 @pytest.fixture(scope="module")

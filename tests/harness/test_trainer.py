@@ -203,8 +203,8 @@ def test_a_damaged_warm_start_is_named(tiny):
 
 
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
-    """A filter that a 4-bit rollout cannot pass: |k2| ≤ 0 of the worst token."""
-    reject = "+correction.reject.all={level: worst_token, statistic: k2, upper: 0}"
+    """A filter that a 4-bit rollout cannot pass: k2 ≤ 1e-12 of the worst token."""
+    reject = "+correction.reject.all={level: worst_token, statistic: k2, upper: 1e-12}"
     config = tiny("rollout/precision=nvfp4", reject, "actor.weight_decay=0", "steps=2")
     assert train(config) == "done"
     for metrics in folder_of(config).metrics()[:2]:
