@@ -11,6 +11,9 @@ import yaml
 from algos.spec import Correction, Reject, Weight
 from harness.errors import UserError
 
+UNREACHED = 4.85e8
+"""e²⁰, the largest ratio that is ever computed: a truncation there is none."""
+
 
 class Source:
     """The keys of a config, under short names; what no one took is left over and gets named."""
@@ -123,7 +126,8 @@ class Translation:
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
-        upper = None if upper == math.inf and action != "truncate" else upper
+        if upper == math.inf:
+            upper = UNREACHED if action == "truncate" else None
         try:
             self.weight = Weight(level, action, lower, upper)
         except ValueError as error:

@@ -184,6 +184,14 @@ def test_bounds_of_ratio_losses_are_inclusive():
         out = loss(logp, logp, row([1, -1, 2]), MASK3, lower=1.0, upper=1.0)
         assert not out.clipped.any()
         torch.testing.assert_close(out.loss, row([1, -2, 6]))
+    assert not gmpo(logp, logp, row([1, -1, 2]), MASK3, lower=1.0, upper=1.0).clipped.any()
+
+
+def test_a_divergence_equal_to_delta_is_inside():
+    logp, prox = torch.log(row([0.7, 0.3])), torch.log(row([0.5, 0.5]))
+    far = (logp.exp() - prox.exp()).abs()[0].tolist()
+    out = dppo(logp, prox, row([1, -1]), torch.ones(1, 2).bool(), divergence="tv", delta_low=far[1], delta_high=far[0])
+    assert not out.clipped.any()
 
 
 NEMO = row([-1.69315, -1, -0.59453]), row([-1, -1, -1]), row([1, -1, 2]), MASK3

@@ -66,12 +66,13 @@ def test_a_kl_term_without_a_reference_is_an_error():
 
 
 def test_the_dual_clip_is_counted_on_its_own():
-    """A = −1 and r = 5, 2, .5, with c = 3 and clip .2: capped, clipped by neither (r > 1 with A < 0), clipped below."""
-    old, mask = f64([[-2, -2, -2]]), torch.ones(1, 3).bool()
-    logp, advantages = old + f64([[5, 2, 0.5]]).log(), -torch.ones_like(old)
+    """A = −1 and r = 5, 2, .5, with c = 3 and clip .2: capped, clipped by neither (r > 1 with A < 0), clipped below; A = 0
+    has no bound to be at."""
+    old, mask = f64([[-2, -2, -2, -2]]), torch.ones(1, 4).bool()
+    logp, advantages = old + f64([[5, 2, 0.5, 5]]).log(), f64([[-1, -1, -1, 0]])
     metrics = value_and_gradient(Objective(PPO, Correction(), "old", "token_mean"), (old, old, logp, advantages, mask))[2]
-    assert metrics["actor/pg_clipfrac_lower"].item() == pytest.approx(1 / 3)
-    assert metrics["actor/clip_share"].item() == pytest.approx(2 / 3)
+    assert metrics["actor/pg_clipfrac_lower"].item() == pytest.approx(1 / 4)
+    assert metrics["actor/clip_share"].item() == pytest.approx(2 / 4)
 
 
 def test_what_reads_the_old_policy():

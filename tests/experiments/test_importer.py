@@ -159,7 +159,7 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
         correction(weight("token", "mask", None, 3.0)), [], []),
     "no bound at all": (
         {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": math.inf}, "ppo", PPO, "token_mean",
-        correction(weight("token", "truncate", None, math.inf)), [], []),
+        correction(weight("token", "truncate", None, 4.85e8)), [], []),
     "unknown mode": ({"vllm_importance_sampling_mode": "turn_mask"}, "ppo", PPO, "token_mean", correction(NONE), [],
                      ["vllm_importance_sampling_mode=turn_mask: accepted are token_truncate, token_mask, sequence_truncate, "
                       "sequence_mask"]),
