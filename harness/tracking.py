@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,18 @@ class Tracker:
             call()
         except Exception as error:
             self._run = None
-            print(f"W&B: {type(error).__name__}: {error}; the run goes on, its folder is the record", flush=True)
+            cause = f"{type(error).__name__}: {error}"
+            if isinstance(error, ConnectionError):  # SIGTERM to a whole Slurm job reaches its process too, and ends it
+                cause = "its own process was stopped"
+                self._forget_service()
+            print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
+
+    def _forget_service(self) -> None:
+        """Else it would be told to end when Python exits, and its absence reported with a traceback."""
+        import wandb
+
+        with suppress(ConnectionError):
+            wandb.teardown()
 
     def _start_offline_after_all(self, config: Config, folder: Path) -> None:
         import wandb

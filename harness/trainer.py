@@ -474,6 +474,10 @@ def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
         folder.status("running", step=0, steps=config.steps, phase="warm start")
         try:
             return Trainer(config, folder).run(stopped)
+        except Preempted as stop:
+            at, name = folder.progress(), signal.Signals(stop.code - 128).name
+            print(f"preempted: {config.path}: {name}, saved at step {at['step']}/{at['steps']}; goes on from there", flush=True)
+            raise
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too; the first error tells
                 folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)

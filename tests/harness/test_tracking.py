@@ -1,8 +1,11 @@
 """The W&B mirror, really written offline: the file holds the run's configuration and every step."""
 
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import wandb
 
@@ -10,13 +13,17 @@ from harness.records import RunFolder
 from tests.harness.test_trainer import folder_of
 
 
-def run(config) -> RunFolder:
-    """In a process of its own, as W&B keeps state in the process that called it."""
+def command(config) -> list[str]:
+    """Of a run in a process of its own, as W&B keeps state in the process that called it."""
     code = (
         "import sys; from harness.config import Config; from harness.trainer import train;"
         "train(Config.model_validate_json(sys.argv[1]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, config.model_dump_json()], capture_output=True, text=True)
+    return [sys.executable, "-c", code, config.model_dump_json()]
+
+
+def run(config) -> RunFolder:
+    done = subprocess.run(command(config), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder_of(config)
 
@@ -70,3 +77,21 @@ def test_no_secret_reaches_the_run_folder(tiny, monkeypatch):
     for path in folder.path.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
+
+
+def test_a_job_that_is_cancelled_ends_its_log_with_where_it_was_saved(tiny):
+    """Slurm's scancel sends SIGTERM to every process of a job, W&B's own too, which ends at once."""
+    config = tiny("tracking=wandb", "tracking.mode=offline", "steps=2000", "seed=6")
+    folder = folder_of(config)
+    process = subprocess.Popen(command(config), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while len(folder.metrics()) < 3 and process.poll() is None:
+        time.sleep(0.1)
+    (mirror,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "wandb-core"]
+    mirror.terminate()
+    while mirror.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.1)
+    process.terminate()
+    told = process.communicate(timeout=100)[0]
+    step = folder.read("status.json")["step"]
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told and "ConnectionResetError" not in told
+    assert told.splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, saved at step {step}/2000; goes on from there"
