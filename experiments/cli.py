@@ -23,6 +23,9 @@ def main(*more: Callable[[argparse._SubParsersAction], None]) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _report(commands) -> None:

@@ -49,3 +49,6 @@ if __name__ == "__main__":
     except (HydraException, OmegaConfBaseException, OSError) as error:
         print(refusal(error), file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from there", file=sys.stderr)
+        raise SystemExit(130) from None

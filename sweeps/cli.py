@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from experiments.cli import main as faultline
@@ -64,6 +65,7 @@ def _branch(**arguments) -> None:
 
 
 def _search(spec: Path, changes: list[str]) -> None:
+    print(f"search {spec}: importing, then checking the corners of its space ...", file=sys.stderr, flush=True)
     from sweeps.search.controller import search
 
     print(json.dumps(search(spec, changes), indent=2))

@@ -23,7 +23,7 @@ from harness.records import writing
 from sweeps.ledger import STUCK, RunState, Sweep
 from sweeps.local import Pool, follow
 from sweeps.options import SlurmOptions
-from sweeps.slurm import ask, holders, job_name, jobs, wait
+from sweeps.slurm import ask, holders, job_name, jobs, jobs_go_on, wait
 from sweeps.snapshot import snapshot
 
 STRAGGLERS = 60
@@ -31,18 +31,17 @@ STRAGGLERS = 60
 
 
 class Slurm:
-    """Executor of the Slurm launcher."""
+    """Executor of the Slurm launcher, from checked options. Raises UserError if there is no Slurm, or no such partition."""
 
     def __init__(self, options: SlurmOptions):
         self.options = options
-
-    def prepare(self, sweep: Sweep) -> dict[str, Any]:
-        """What `relaunch` needs to make the like of it. Raises UserError if there is no Slurm, no such partition, or a choice of
-        code is needed."""
         partitions = ask("sinfo", "-h", "-o", "%R").split()
-        if self.options.partition and (unknown := set(self.options.partition.split(",")) - set(partitions)):
+        if options.partition and (unknown := set(options.partition.split(",")) - set(partitions)):
             raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
         self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
+
+    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+        """What `relaunch` needs to make the like of it. Raises UserError if a choice of code is needed."""
         self.code = snapshot(sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
@@ -60,11 +59,13 @@ class Slurm:
 
     def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
         """Submit `runs`, and unless detached wait until Slurm has no run of the sweep in its hands. Whether they have ended."""
-        if runs:
-            self.submit(sweep, runs)
-        if not self.options.detach:
+        with jobs_go_on(sweep):
+            if runs:
+                self.submit(sweep, runs)
+            if self.options.detach and (runs or self.active(sweep, {})):
+                return False
             wait(sweep, tick)
-        return not self.options.detach
+            return True
 
     def submit(self, sweep: Sweep, runs: list[str]) -> None:
         """One array per MaxArraySize tasks. They share `parallel`; if there are more of them than that, one waits for another."""
@@ -79,6 +80,7 @@ class Slurm:
             last[lane] = self._submit_array(sweep, tasks[i::arrays], share, last.get(lane))
 
     def _submit_array(self, sweep: Sweep, tasks: list[list[str]], parallel: int, after: str | None) -> str:
+        sweep.check_cancelled()
         o = self.options
         batch = f"{time.time_ns():x}"
         with writing(sweep.home):

@@ -54,7 +54,10 @@ def status(path: Path) -> None:
 def logs(path: Path, runs: list[str], n: int) -> None:
     """The last `n` lines of the logs of `runs`, or of all that are in trouble; of the job, if a run did not come to write one."""
     sweep = sweep_at(path)
-    for run, state in chosen(sweep, runs, current(sweep)).items():
+    found = chosen(sweep, runs, current(sweep))
+    if not found:
+        print(f"{path}: no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}; name a run by its hash to see its log")
+    for run, state in found.items():
         output = last_lines(sweep.folder(run), n)
         job = sweep.home / "jobs" / f"{state.job}_0_log.out"
         if not output and job.exists():
@@ -72,6 +75,8 @@ def cancel(path: Path) -> None:
     search = (sweep.home / "search-spec.json").exists()
     if launcher and not launcher.here and (search or not _on_slurm(sweep)):
         raise UserError(f"{path}: {launcher} works on it; cancel it there")
+    sweep.mark_cancelled()
+    launcher = sweep.launcher()  # one that comes later sees that it was cancelled
     if launcher and search:
         os.kill(launcher.pid, signal.SIGTERM)
         while sweep.launcher() == launcher:
@@ -80,7 +85,7 @@ def cancel(path: Path) -> None:
     if _on_slurm(sweep):
         print(f"{len(cancel_jobs(sweep))} runs cancelled in Slurm")
     elif launcher is None:
-        raise UserError(f"{path}: nothing is running")
+        raise UserError(f"{path}: nothing is running; a launcher that is just starting stops by itself")
     elif not search:
         os.kill(launcher.pid, signal.SIGTERM)
         print(f"launcher {launcher.pid} told to stop")
@@ -91,7 +96,10 @@ def retry(path: Path, runs: list[str], code: str | None) -> None:
     from sweeps.launch import relaunch
 
     sweep = sweep_at(path)
-    if any(state.state not in FINISHED for state in relaunch(sweep, list(chosen(sweep, runs, current(sweep))), code).values()):
+    again = list(chosen(sweep, runs, current(sweep)))
+    if not again:
+        print(f"{path}: nothing to run again, no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}")
+    elif any(state.state not in FINISHED for state in relaunch(sweep, again, code).values()):
         raise SystemExit(1)
 
 

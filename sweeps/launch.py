@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, arm_name, writing
-from sweeps.ledger import ENDS, RunState, Sweep, claimed
+from harness.records import FINISHED, RunFolder, arm_name, writing
+from sweeps.ledger import ENDS, RunState, Sweep, checkpointed, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
@@ -101,7 +101,7 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Execu
     if ended:
         report(sweep, states)
     else:
-        print(f"submitted; what becomes of it: faultline sweep status {sweep.path}", file=sys.stderr)
+        print(f"{'submitted' if todo else 'under way'}; what becomes of it: faultline sweep status {sweep.path}", file=sys.stderr)
     return states
 
 
@@ -182,7 +182,7 @@ def _announce(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: di
 
 
 def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Processor time of `todo`, from finished runs of the same shape under the same root."""
+    """Processor time of what is left of `todo`, from finished runs of the same shape under the same root."""
     if not todo:
         return ""
     paces: dict[str, list[float]] = {}
@@ -194,11 +194,13 @@ def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
                 costs[event["run"]] = event.get("cost", "")
             elif event["event"] == "ended" and event.get("steps") and event.get("seconds"):
                 paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
-    known = [run for run in todo if cost(grid[run]) in paces]
-    if len(known) < len(todo):
+    shapes = {run: cost(grid[run]) for run in todo}
+    if not set(shapes.values()) <= paces.keys():
         return "; time unknown: no finished run of this shape yet"
-    seconds = sum(statistics.median(paces[cost(grid[run])]) * grid[run].steps for run in todo)
-    return f"; {clock(seconds)} (minutes:seconds) of runs, from {sum(map(len, paces.values()))} finished"
+    left = {run: max(0, grid[run].steps - checkpointed(RunFolder(grid[run].path))) for run in todo}
+    seconds = sum(statistics.median(paces[shape]) * left[run] for run, shape in shapes.items())
+    seen = sum(len(paces[shape]) for shape in set(shapes.values()))
+    return f"; {sum(left.values())} steps, {clock(seconds)} (minutes:seconds) of runs, by the pace of {seen} earlier ones"
 
 
 def cost(config: Config) -> str:

@@ -5,6 +5,7 @@
                           batches/      which runs each task of a Slurm array holds, written before it is submitted
                           jobs/<id>/    what submitit keeps of a job, and the output of the job itself
                           code/<digest> snapshots of the code
+                          cancelled     its time of change is when the user last cancelled the sweep
 
 A run's own folder stays the record of the run; the ledger adds what no run can know: that it was submitted, and how its
 process ended.
@@ -18,7 +19,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from pydantic import ValidationError
 from harness.config import Config, Run, explain
 from harness.errors import Unavailable, UserError
 from harness.records import FINISHED, RunFolder, arm_name, writing
+from sweeps import STARTED
 
 EVENTS = {
     "planned": "a run belongs to the sweep: arm, seed, steps",
@@ -124,7 +126,7 @@ class Sweep:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other launchers away. Raises UserError, naming the one that is at work."""
+        """Keep other launchers away. Raises UserError, naming the one that is at work, or if the user has cancelled meanwhile."""
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
             file = open(self.home / "lock", "a+")  # noqa: SIM115 (closed below; "w" would wipe the holder's name)
@@ -136,6 +138,7 @@ class Sweep:
             file.truncate(0)
             file.write(f"{platform.node()} {os.getpid()}\n")
             file.flush()
+            self.check_cancelled()
             yield
             file.truncate(0)
 
@@ -149,6 +152,19 @@ class Sweep:
         except BlockingIOError:
             return self._holder()
         return None
+
+    def mark_cancelled(self) -> None:
+        """The user cancels now, which also means launchers that have started but do not hold the lock yet."""
+        now = time.time()
+        with writing(self.home):
+            (self.home / "cancelled").touch()
+            os.utime(self.home / "cancelled", (now, now))  # by the clock that `STARTED` is of, not by the file server's
+
+    def check_cancelled(self) -> None:
+        """Raises UserError if the user has cancelled the sweep since this process began."""
+        with suppress(FileNotFoundError):
+            if (self.home / "cancelled").stat().st_mtime > STARTED:
+                raise UserError(f"{self.path}: cancelled after this was started; give the command again to go on")
 
     def _holder(self) -> Launcher:
         host, pid, *_ = *(self.home / "lock").read_text().split(), "?", "0"

@@ -59,6 +59,8 @@ class SlurmOptions:
             raise UserError("\n".join(f"hydra.launcher.{explain(problem)}" for problem in error.errors())) from None
         vars(self).update(vars(checked))
         for key in self.sbatch:
+            if key == "time":
+                raise UserError("hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead, in minutes")
             if key.replace("_", "-") in OWN:
                 raise UserError(f"hydra.launcher.sbatch.{key}: the launcher sets it, and knows its jobs by it; leave it out")
         if self.ranks > 1 and self.runs_per_job > 1:

@@ -54,7 +54,8 @@ class Display:
         if self.stepping is None or done <= self.stepping[1]:
             self.stepping = (now, done)  # the clock of the rate starts with the first step, not with the warm start
         fresh = done - self.stepping[1]
-        left = (now - self.stepping[0]) / fresh * (total - done) if fresh else None
+        coming = sum(self.configs[d].steps - step for d, (state, step) in rows.items() if state != "failed")
+        left = (now - self.stepping[0]) / fresh * coming if fresh else None
         ended = sum(state in FINISHED for state, _ in rows.values())
         headline = f"{ended}/{len(rows)} runs, {done}/{total} steps, {clock(now - self.began)} elapsed, " + (
             "done" if done == total else f"about {clock(left)} left" if left is not None else "starting"

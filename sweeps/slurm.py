@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from harness.errors import UserError
@@ -101,6 +103,19 @@ def merged(sweep: Sweep, states: dict[str, RunState], known: list[Job]) -> dict[
             state = sweep.settle(run, state, why)
         told[run] = state
     return told
+
+
+@contextmanager
+def jobs_go_on(sweep: Sweep) -> Iterator[None]:
+    """Ctrl-C ends this process and none of its jobs, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"\nThe jobs go on. The same command attaches to them again; faultline sweep cancel {sweep.path} stops them.",
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def wait(sweep: Sweep, tick: Callable[[], None]) -> None:

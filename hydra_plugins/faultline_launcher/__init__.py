@@ -58,6 +58,7 @@ class _Launcher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; one JobReturn each, in order. If any config is wrong, say so and start none."""
+        print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
         from harness.plugins import check  # imports torch, so only once every config is known to be sound without it

@@ -29,7 +29,7 @@ from sweeps.ledger import RunState, Sweep
 from sweeps.options import SlurmOptions
 from sweeps.search.sections import Point, Step, next_step
 from sweeps.search.spec import CollapsePruner, Spec, load
-from sweeps.slurm import NoAnswer, cancel_jobs, holders, jobs, merged
+from sweeps.slurm import NoAnswer, cancel_jobs, holders, jobs, jobs_go_on, merged
 
 POLL = 2.0
 RETRIES = 3
@@ -50,7 +50,9 @@ class Score(NamedTuple):
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
     """Run the search of the spec at `path`, or go on with it; its result."""
     spec = load(path, changes)
-    return Controller(spec, Sweep(Path(spec.root) / spec.name)).run()
+    sweep = Sweep(Path(spec.root) / spec.name)
+    with jobs_go_on(sweep):
+        return Controller(spec, sweep).run()
 
 
 class Controller:
@@ -58,14 +60,15 @@ class Controller:
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
-        self.slurm = Slurm(SlurmOptions(**spec.launcher))
+        options = SlurmOptions(**spec.launcher)
+        options.check()
+        self.slurm = Slurm(options)
         self.tries: dict[str, int] = {}
         self.active: dict[str, str] = {}
         """Runs that Slurm had under way when it was last asked, and their jobs."""
 
     def run(self) -> dict[str, Any]:
         """Search to the end, then the winner on fresh seeds. Returns and writes `search.json`."""
-        self.slurm.options.check()
         self._check_space()
         with self.sweep.lock(), writing(self.sweep.home):
             remember(self.sweep, self.slurm.prepare(self.sweep))
@@ -165,6 +168,8 @@ class Controller:
             cancel_jobs(self.sweep, runs)
             trial.set_user_attr("error", f"{self.sweep.path / bad[0]}: {states[bad[0]].error}")
             self.study.tell(trial.number, state=TrialState.FAIL)
+            for run in runs:  # a later trial of the same parameters has the same runs
+                self.tries.pop(run, None)
             return
         # A task whose other runs go on may start it again itself; its turn here is when Slurm has let go of it.
         ended = [run for run in runs if states[run].state in ("interrupted", "preempted", "cancelled")]

@@ -4,13 +4,14 @@ import json
 import resource
 import subprocess
 import sys
+import time
 
 import pytest
 
 from harness.errors import UserError
 from sweeps.cluster import Task
-from sweeps.commands import cancel, retry, status
-from sweeps.launch import arm_names, launch, plan
+from sweeps.commands import cancel, logs, retry, status
+from sweeps.launch import _estimate, arm_names, cost, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local, Pool
 from sweeps.options import SlurmOptions
@@ -159,6 +160,43 @@ def test_a_task_that_starts_late_leaves_a_cancelled_run_alone(tiny):
     assert place.states()[config.digest].state == "cancelled"
 
 
+def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monkeypatch):
+    """This process stands for the launcher, which has begun but does not hold the lock; then for one of a later command."""
+    config = tiny("seed=0")
+    place = Sweep(config.path.parent)
+    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    with pytest.raises(UserError, match="nothing is running; a launcher that is just starting stops by itself"):
+        cancel(place.path)
+    with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
+        launch([config], Local(1))
+    assert place.states()[config.digest].state == "queued" and place.launcher() is None
+    monkeypatch.setattr("sweeps.ledger.STARTED", time.time())
+    with place.lock():
+        pass
+
+
+def test_nothing_in_trouble_is_told(sweep, capsys):
+    planned(sweep, "a")
+    sweep.log("ended", ["a"], state="done", job="")
+    retry(sweep.path, [], None)
+    assert "nothing to run again, no run of it is failed, interrupted, cancelled or preempted" in capsys.readouterr().out
+    logs(sweep.path, [], 5)
+    assert "no run of it is failed, interrupted, cancelled or preempted; name a run by its hash" in capsys.readouterr().out
+
+
+def test_the_time_that_a_grid_takes_counts_the_steps_that_are_left(tiny):
+    """An earlier run took 0.5 s a step, another of 3 s a step had another shape. Of 60 and 60 steps one run has 20 behind it:
+    100 steps, 50 s."""
+    first, second, other = (tiny("steps=60", *more) for more in (["seed=0"], ["seed=1"], ["task.length=8"]))
+    place = Sweep(first.path.parent)
+    for run, config, seconds in (("a", first, 30), ("b", other, 180)):
+        place.log("planned", [run], arm="bf16 ppo", seed=0, steps=60, cost=cost(config))
+        place.log("ended", [run], state="done", job="", steps=60, seconds=seconds)
+    (second.path / "checkpoints" / "step-00000020").mkdir(parents=True)
+    told = _estimate({"c": first, "d": second}, ["c", "d"])
+    assert told == "; 100 steps, 0:50 (minutes:seconds) of runs, by the pace of 1 earlier ones"
+
+
 def test_a_sweep_whose_launch_is_not_known_cannot_be_retried(sweep):
     planned(sweep, "a")
     with pytest.raises(UserError, match="how it was launched is not known; give the command that launched it again"):
@@ -194,6 +232,7 @@ def test_one_command_launches_one_sweep(tiny):
         ({"code": "old"}, "hydra.launcher.code='old': input should be 'sweep' or 'new'"),
         ({"sbatch": {"comment": "project42"}}, "hydra.launcher.sbatch.comment: the launcher sets it"),
         ({"sbatch": {"job_name": "mine"}}, "hydra.launcher.sbatch.job_name: the launcher sets it"),
+        ({"sbatch": {"time": "00:01:00"}}, "hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead"),
         ({"sbatch": {"open-mode": "truncate"}}, "hydra.launcher.sbatch.open-mode: the launcher sets it"),
         ({"site": "nosuch.yaml"}, "hydra.launcher.site=nosuch.yaml: unreadable"),
     ],

@@ -164,7 +164,8 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in told
     (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200

@@ -13,7 +13,9 @@ from optuna.storages.journal import JournalFileBackend
 
 from analysis.load import load as analysed
 from sweeps.ledger import Sweep
-from sweeps.slurm import jobs
+from sweeps.search.controller import RETRIES, Controller, open_study
+from sweeps.search.spec import Spec
+from sweeps.slurm import cancel_jobs, jobs
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
@@ -22,29 +24,32 @@ pytestmark = pytest.mark.timeout(900)
 QUIET = ["steps=30", "checkpoint.every=5", "evaluation.prompts=7", "evaluation.samples=8", "actor.lr=1e-6"]
 
 
+def specified(root, name, space, overrides=(), **more) -> dict:
+    return {
+        "name": name,
+        "root": str(root),
+        "overrides": [*TINY, *QUIET, *overrides],
+        "space": space,
+        "trials": 4,
+        "parallel": 2,
+        "seeds": 2,
+        "last": 3,
+        "confidence": 0.9,
+        "prune": {"fraction": 0.5, "patience": 3},
+        "winner_seeds": 2,
+        "sampler_seed": 0,
+        "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 5},
+    } | more
+
+
 @pytest.fixture
 def search(slurm, shared_root, tmp_path):
     """search(name, space, ...) -> a started controller; the same call again is the same command again."""
     started = []
 
     def start(name, space, **more):
-        spec = {
-            "name": name,
-            "root": str(shared_root),
-            "overrides": [*TINY, *QUIET, *more.pop("overrides", [])],
-            "space": space,
-            "trials": 4,
-            "parallel": 2,
-            "seeds": 2,
-            "last": 3,
-            "confidence": 0.9,
-            "prune": {"fraction": 0.5, "patience": 3},
-            "winner_seeds": 2,
-            "sampler_seed": 0,
-            "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 5},
-        }
         file = tmp_path / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(spec | more))
+        file.write_text(yaml.safe_dump(specified(shared_root, name, space, **more)))
         command = [sys.executable, "-m", "sweeps.cli", "search", file]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
@@ -119,10 +124,26 @@ def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root
 
 
 def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shared_root):
-    process = search("stopped", {"loss.eps_low": [0.2]}, trials=1, overrides=["steps=300"])
+    what = {"name": "stopped", "space": {"loss.eps_low": [0.2]}, "trials": 1, "overrides": ["steps=300"]}
+    process = search(**what)
     sweep = Sweep(shared_root / "stopped")
     until(lambda: len(sweep.states()) == 2 and any(rows(sweep.folder(run)) for run in sweep.states()))
+    held(sweep, [next(run for run in sweep.states() if rows(sweep.folder(run)))])
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
     command = [sys.executable, "-m", "sweeps.cli", "sweep"]
+    starting = search(**what)
+    assert "importing" in starting.stderr.readline()
+    done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
+    assert done.returncode == 0 and "2 runs cancelled" in done.stdout, done.stdout + done.stderr
+    _, told = starting.communicate(timeout=100)
+    assert starting.returncode in (2, -signal.SIGTERM), told  # by itself, or had it the lock by then
+    until(lambda: not any(job.live for job in jobs(sweep)))
+    assert {state.state for state in sweep.states().values()} == {"cancelled"}
+
+    process = search(**what)
+    until(lambda: [event["event"] for event in sweep.events()].count("started") == 2)
     done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
     assert done.returncode == 0 and "2 runs cancelled" in done.stdout, done.stdout + done.stderr
     assert process.wait(60) == -signal.SIGTERM
@@ -158,3 +179,19 @@ def test_a_corner_that_a_run_would_refuse_stops_the_search_before_it_starts(sear
     _, told = process.communicate(timeout=300)
     assert process.returncode == 2 and "loss.eps_low=2" in told and "Traceback" not in told
     assert not Sweep(shared_root / "corner").states()
+
+
+def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
+    """Its surroundings have ended the runs of the first trial too often; the second has the same seeds. No job comes to start."""
+    launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
+    spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
+    controller = Controller(spec, Sweep(shared_root / "again"))
+    controller.slurm.prepare(controller.sweep)
+    controller.study = open_study(controller.sweep, spec)
+    controller._advance()  # begins the first
+    controller.tries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
+    for _ in range(3):  # it fails; the second begins; it is looked at
+        controller._advance()
+    cancel_jobs(controller.sweep)
+    assert [trial.state.name for trial in controller.study.trials] == ["FAIL", "RUNNING"]
+    assert [trial.user_attrs["first_seed"] for trial in controller.study.trials] == [0, 0]

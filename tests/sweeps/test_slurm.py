@@ -162,11 +162,18 @@ def test_detached_then_attached_and_the_code_of_the_sweep(slurm, multirun, share
     process = multirun("slurm", *grid, "hydra.launcher.detach=true", "+hydra.launcher.sbatch.hold=true")
     assert "faultline sweep status" in output(process) and process.returncode == 0
     assert {state.state for state in sweep.states().values()} == {"submitted"}
+    left = multirun("slurm", *grid)
+    assert any("; running: none" in line for line in left.stdout)  # up to that line
+    left.send_signal(signal.SIGINT)
+    told = output(left)
+    assert left.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
     attached = multirun("slurm", *grid)
-    assert any("2 under way, none to start" in line for line in attached.stdout)  # up to that line
+    assert any("2 under way, none to start" in line for line in attached.stdout)
     sh("scontrol", "release", *sorted({job.id for job in jobs(sweep)}))
     output(attached)
     assert attached.returncode == 0
+    told = output(again := multirun("slurm", *grid, "hydra.launcher.detach=true"))
+    assert again.returncode == 0 and "2 done" in told and "submitted" not in told
     assert len([event for event in sweep.events() if event["event"] == "started"]) == 2
     (code,) = (sweep.home / "code").iterdir()
     for run in sweep.states():
@@ -187,6 +194,7 @@ def test_what_is_wrong_is_told_before_anything_is_submitted(slurm, multirun, sha
         process = multirun("slurm", "seed=0", "run.sweep=bad", *overrides)
         told = output(process)
         assert process.returncode != 0 and expected in told and "Traceback" not in told, told
+    assert not (shared_root / "bad").exists()
     assert len(sh("squeue", "-h", "-t", "all").splitlines()) == known
 
 
