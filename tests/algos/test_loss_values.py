@@ -170,11 +170,13 @@ def test_dppo_kl_by_hand():
 
 
 def test_dppo_bounds_each_side_by_its_own_delta():
-    """q = .5, p = .7 and .3, A = 1 and −1: both .2 away; δ_low bounds the fall, δ_high the rise."""
+    """q = .5, p = .7 and .3, A = 1 and −1: both .2 away; δ_low bounds the fall, δ_high the rise; steps back are free."""
     logp, prox = torch.log(row([0.7, 0.3])), torch.log(row([0.5, 0.5]))
     args = logp, prox, row([1, -1]), torch.ones(1, 2).bool()
     assert dppo(*args, divergence="tv", delta_low=0.1, delta_high=0.3).clipped.tolist() == [[False, True]]
     assert dppo(*args, divergence="tv", delta_low=0.3, delta_high=0.1).clipped.tolist() == [[True, False]]
+    back = logp, prox, row([-1, 1]), torch.ones(1, 2).bool()
+    assert not dppo(*back, divergence="tv", delta_low=0.1, delta_high=0.1).clipped.any()
 
 
 def test_bounds_of_ratio_losses_are_inclusive():
@@ -314,6 +316,7 @@ def test_topr_and_vespo_by_hand():
     torch.testing.assert_close(topr(logp, prox, up, MASK3, upper=1.0).loss, -logp)
     torch.testing.assert_close(topr(logp, prox, down, MASK3, upper=1.0).loss, logp)
     torch.testing.assert_close(topr(logp, prox, down, MASK3, upper=1.5).loss, 1.5 * logp)
+    assert topr(logp, prox, row([-1, 0, 1]), MASK3, upper=1.5).clipped.tolist() == [[True, False, False]]
     kernel = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
     torch.testing.assert_close(vespo(logp, prox, up, MASK3, **kernel).loss, -4 * math.exp(-3) * logp)
     torch.testing.assert_close(vespo(logp, prox, down, MASK3, **kernel).loss, 8 * math.exp(-2) * logp)
