@@ -15,6 +15,7 @@ import torch
 
 from algos.corrections import correct
 from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
+from algos.losses.covariance import covariance, select_band
 from algos.objective import Objective
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
@@ -342,8 +343,11 @@ COV = row([-1, -2, -3, -4]), row([1, 0, -1, 2]), torch.ones(1, 4, dtype=torch.bo
 
 
 def test_kl_cov_by_hand():
-    """⌊.5·4⌋ = 2 tokens of largest covariance, the first and third; r = e^[.1, …]: −A·r + 2·|.1| there."""
+    """⌊.5·4⌋ = 2 tokens of largest covariance, the first and third; r = e^[.1, …]: −A·r + 2·|.1| there; r = e^−.1 costs as
+    much."""
     prox, advantages, mask = COV
+    fallen = kl_cov(prox - 0.1, prox, advantages, mask, share=0.5, coef=2.0).loss
+    torch.testing.assert_close(fallen, row([-math.exp(-0.1) + 0.2, 0, math.exp(-0.1) + 0.2, -2 * math.exp(-0.1)]))
     out = kl_cov(prox + 0.1, prox, advantages, mask, share=0.5, coef=2.0).loss
     r = math.exp(0.1)
     torch.testing.assert_close(out, row([-r + 0.2, 0, r + 0.2, -2 * r]))
@@ -358,6 +362,9 @@ def test_clip_cov_by_hand():
     torch.testing.assert_close(both.loss, row([0, 0, 0, -2 * r]))
     low = clip_cov(prox, prox, advantages, mask, share=1.0, **params | {"lower": -1.0, "upper": 0.5})
     assert low.clipped.tolist() == [[False, True, False, False]]
+    edge = covariance(prox, advantages, mask)[0, 0].item()  # a covariance at a bound is outside
+    for band in ({"lower": edge, "upper": 9.0}, {"lower": -9.0, "upper": edge}):
+        assert not select_band(prox, advantages, mask, share=1.0, **band)[0, 0]
     for share in (0.25, 0.49, 0.01):  # ⌊4·share⌋, but at least one
         one = clip_cov(prox + 0.1, prox, advantages, mask, share=share, **params)
         assert one.clipped.sum() == 1 and one.clipped[0, [0, 2]].any()
