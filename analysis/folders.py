@@ -10,18 +10,24 @@ import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
 from harness.errors import UserError
-from harness.records import RunFolder, run_folders
+from harness.records import RunFolder, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 
+NEEDED = {"actor", "collapse", "correction", "loss", "rollout", "seed"}
+"""Parts of a config without which no arm can be told."""
+
 
 def sources(sweep: Path) -> dict[str, Source]:
-    """The runs of a sweep's folder, by id. Raises UserError when there is none."""
-    return {folder.path.name: Source(_signature(folder.path), lambda f=folder: read(f)) for folder in run_folders(sweep)}
+    """The runs of a sweep's folder, by id, those without a config among them: they cannot be read, and are told of. Raises
+    UserError when there is none."""
+    begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
+    folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
+    return {folder.path.name: Source(_signature(folder.path), lambda f=folder: read(f)) for folder in folders}
 
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
-    """One run. Raises UserError when its config is unreadable; other damage is told in the record."""
+    """One run. Raises UserError when its config is unreadable or no run's; other damage is told in the record."""
     damage = []
 
     def part(name: str) -> dict:
@@ -36,11 +42,16 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
         if "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
     config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
+    if lacking := sorted(NEEDED - config.keys()):
+        raise UserError(f"{folder.path}/config.json: no {', '.join(lacking)} in it; move the folder away or run it again")
     rows = _rows(folder, damage)
-    step = status.get("step", 0)
+    if len(rows) and not status:
+        damage.append("status.json: missing or unreadable, so whether the run ended is not known")
+    step = max(status.get("step", 0), rows["step"][-1].as_py() if len(rows) else 0)
     state, error = status.get("state", "queued"), status.get("error", "")
     metrics = rows.column_names[2:]
-    return Record(config, provenance.get("processes", []), state, step, error, onsets, metrics, "; ".join(damage)), rows
+    processes = [{**process, "diff": changes(process["diff"])} for process in provenance.get("processes", [])]
+    return Record(config, processes, state, step, error, onsets, metrics, "; ".join(damage)), rows
 
 
 def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:

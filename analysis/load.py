@@ -30,9 +30,10 @@ class Sweep(NamedTuple):
     a sentence each.
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
-    seed, state, error, step (the last one recorded), onsets by detector; outcome collapsed | never learned | survived |
-    unfinished, with onset, detector, cause; updates: optimizer steps of an RL step; time: optimizer steps until the collapse,
-    or until the record ends; event: whether there was one (else the time is censored).
+    source of mismatch: the precision, and the staleness if there is any; seed, state, error, step (the last one recorded), onsets
+    by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause; updates: optimizer steps
+    of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether there was one (else the time
+    is censored).
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
     """
 
@@ -85,13 +86,26 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
         ended = outcome(record.onsets, record.config["collapse"]["detectors"])
         kind = ended.kind if record.state in FINISHED or ended.kind == "collapsed" else "unfinished"
         rows.append(
-            {"run": run, **arms[run], "seed": seed, "state": record.state, "error": record.error, "step": record.step}
+            {
+                "run": run,
+                **arms[run],
+                "source": _source(record.config),
+                "seed": seed,
+                "state": record.state,
+                "error": record.error,
+                "step": record.step,
+            }
             | {"onsets": record.onsets, "outcome": kind, "event": kind == "collapsed", "updates": updates}
             | {"onset": ended.onset if kind == "collapsed" else np.nan, "detector": ended.detector, "cause": ended.cause}
         )
     runs = pd.DataFrame(rows).set_index("run")
     # A collapse in the very first step has lived through it: the clock counts steps taken.
     return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.updates)
+
+
+def _source(config: dict[str, Any]) -> str:
+    precision, stale = config["rollout"]["precision"]["name"], config["rollout"].get("staleness", 0)
+    return f"{precision}, {stale} steps stale" if stale else precision
 
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -26,7 +26,7 @@ svg { width: 100%; height: auto; } pre { font-size: 12px; overflow-x: auto; }
 
 
 def page(
-    name: str,
+    title: str,
     answer: list[str],
     problems: list[str],
     figures: dict[str, Figure | str],
@@ -34,12 +34,13 @@ def page(
     settings: str,
     provenance: str,
 ) -> str:
-    """The page. figures: by name, the first is on the first screen. tables: title -> (how to read it, table)."""
+    """The page. title: sweep and question. figures: by name, the first is on the first screen. tables: title -> (how to read it,
+    table)."""
     first, *rest = figures
     flag = f' <a href="#problems">{len(problems)} things to know before reading on.</a>' if problems else ""
     told = "".join(f"<li>{html.escape(problem)}</li>" for problem in problems)
     body = [
-        f"<h1>{html.escape(name)}: does the rollout's precision matter, and does a correction help?</h1>",
+        f"<h1>{html.escape(title)}</h1>",
         f'<ul class="answer">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in answer)}</ul>',
         f'<p class="note">{html.escape(provenance)}{flag}</p>',
         _figure(first, figures[first]),
@@ -48,7 +49,7 @@ def page(
         *(_table(title, *entry) for title, entry in tables.items()),
         f"<h2>Settings that all runs share</h2><pre>{html.escape(settings)}</pre>",
     ]
-    head = f'<meta charset="utf-8"><title>Faultline: {html.escape(name)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>Faultline: {html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{chr(10).join(body)}\n</body></html>\n'
 
 

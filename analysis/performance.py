@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import trim_mean
 
-from analysis.survival import Interval
+from analysis.survival import Interval, percentiles
+
+HEALTHY = 0.95
+"""Held-out reward that a healthy run reaches on a perfectible task."""
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -29,7 +32,7 @@ def bootstrap(
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
     point = float(statistic(np.concatenate(groups)))
-    return Interval(point, *map(float, np.quantile(statistic(drawn, axis=-1), [0.025, 0.975])))
+    return percentiles(point, statistic(drawn, axis=-1))
 
 
 def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator, reps: int = 2000) -> Interval:
@@ -37,7 +40,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
     both = one.index.intersection(other.index)
     differences = (one[both] - other[both]).to_numpy(float)
     drawn = differences[rng.integers(0, len(differences), (reps, len(differences)))].mean(1)
-    return Interval(float(differences.mean()), *map(float, np.quantile(drawn, [0.025, 0.975])))
+    return percentiles(differences.mean(), drawn)
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -15,8 +15,6 @@ WINDOW = 5
 """Steps of the running median: one noisy step is no alarm."""
 HORIZON = 50
 """Steps ahead in which the time-dependent AUC looks for a collapse."""
-CANDIDATES = 50
-"""Thresholds tried: quantiles of the extremes that the runs reached."""
 
 DIAGNOSTICS = {
     "rollout_corr/k3_kl": ("K3", 1),
@@ -70,9 +68,10 @@ def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int 
     known = runs.loc[[run for run in runs.index if run in found]]
     if known.empty:
         return np.nan
+    first = np.array([found[run].steps[0] for run in known.index])
     total, weight = 0.0, 0
     for t in range(spacing, int(known.step.max()), spacing):
-        risk = known[~(known.event & (known.onset <= t)) & (known.step > t)]
+        risk = known[~(known.event & (known.onset <= t)) & (known.step > t) & (first <= t)]
         case = (risk.event & (risk.onset <= t + ahead)).to_numpy()
         control = ((~risk.event | (risk.onset > t + ahead)) & (risk.step >= t + ahead)).to_numpy()
         if not (case.any() and control.any()):
@@ -85,12 +84,12 @@ def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int 
 
 
 def _at(signal: Signal, step: int) -> float:
-    return float(signal.smooth[max(np.searchsorted(signal.steps, step, side="right") - 1, 0)])
+    return float(signal.smooth[np.searchsorted(signal.steps, step, side="right") - 1])
 
 
 def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
-    """The threshold that maximises detected share − false-alarm share; the middle of equals, which is the farthest from the runs
-    on either side. NaN without both kinds of runs."""
+    """The threshold that maximises detected share − false-alarm share, halfway between the levels that runs reached on either
+    side of it; the middle one of equals. NaN without both kinds of runs."""
     tops = np.array([found[run].level[-1] for run in runs.index])
     event = runs.event.to_numpy(bool)
     if not event.any() or event.all():
@@ -98,8 +97,9 @@ def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
     # A detection comes before the onset, so what counts of a collapsed run is its level just before.
     before = [found[run].level[found[run].steps < onset] for run, onset in runs.onset[event].items()]
     reached = np.array([level[-1] if len(level) else -np.inf for level in before])
-    candidates = np.unique(np.quantile(np.concatenate([tops, reached[np.isfinite(reached)]]), np.linspace(0, 1, CANDIDATES)))
-    skill = np.array([(reached >= c).mean() - (tops[~event] >= c).mean() for c in candidates])
+    levels = np.unique([*tops[~event], *reached[reached > -np.inf]])
+    candidates = np.concatenate([levels[:1], (levels[1:] + levels[:-1]) / 2])  # beside an infinite level: infinity
+    skill = (reached >= candidates[:, None]).mean(1) - (tops[~event] >= candidates[:, None]).mean(1)
     best = candidates[skill >= skill.max() - 1e-12]
     return float(best[len(best) // 2])
 
@@ -118,7 +118,11 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         known = runs.loc[[run for run in runs.index if run in found]]
         lead, false = _left_out(known, found)
         collapsed, others = int(known.event.sum()), int((~known.event).sum())
-        said = "" if len(lead) and len(false) else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
+        judged = len(lead) and len(false)
+        said = "" if judged else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
+        if judged and (len(lead), len(false)) != (collapsed, others):
+            said = f"judged are {len(lead)} of {collapsed} collapsed and {len(false)} of {others} others"
+            collapsed, others = len(lead), len(false)
         rows.append(
             {
                 "diagnostic": name,

@@ -21,9 +21,14 @@ def problems(
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    left = runs[~runs.state.isin(["done", "collapsed"])]
-    until = {run: ", counted until there" if step else "" for run, step in left.step.items()}
-    return [f"{r.arm} seed {r.seed}: {r.state} at step {r.step}{until[r.Index]}. {r.error}".strip() for r in left.itertuples()]
+    """Of runs that have not begun only how many: in a sweep under way they are most."""
+    waiting = (runs.state == "queued") & (runs.step == 0)
+    left = runs[~runs.state.isin(["done", "collapsed"]) & ~waiting]
+    told = [f"{waiting.sum()} runs in {runs.arm[waiting].nunique()} arms have not begun."] if waiting.any() else []
+    for (arm, state, step, error), part in left.groupby(["arm", "state", "step", "error"], sort=False):
+        seeds = f"seed{'s' if len(part) > 1 else ''} {', '.join(map(str, sorted(part.seed)))}"
+        told.append(f"{arm} {seeds}: {state} at step {step}{', counted until there' if step else ''}. {error}".strip())
+    return told
 
 
 def _seeds(runs: pd.DataFrame) -> list[str]:
@@ -46,16 +51,22 @@ def _schemas(runs: pd.DataFrame, metrics: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    used: dict[str, set[str]] = {}
+    """Commits and packages; a run that was resumed under another counts for both."""
+    used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:
-            used.setdefault(version(process), set()).add(run)
-    if len(used) < 2:
-        return []
-    spread = "; ".join(f"{name}: {len(users)} runs in {runs.arm[sorted(users)].nunique()} arms" for name, users in used.items())
-    return [f"The runs were made by {len(used)} versions of the code ({spread})."]
+            for what, found in {"the code": version(process), **process["packages"]}.items():
+                used.setdefault(what, {}).setdefault(str(found), set()).add(run)
+    return [
+        f"The runs were made by {len(by)} versions of {what} ({_spread(runs, by)})." for what, by in used.items() if len(by) > 1
+    ]
+
+
+def _spread(runs: pd.DataFrame, users: dict[str, set[str]]) -> str:
+    return "; ".join(f"{name}: {len(by)} runs in {runs.arm[sorted(by)].nunique()} arms" for name, by in users.items())
 
 
 def version(process: dict[str, Any]) -> str:
-    """Commit of a process, with a mark for uncommitted changes."""
-    return f"{(process['commit'] or 'unknown')[:10]}{' with uncommitted changes' if process['diff'] else ''}"
+    """Commit of a process, with a short hash of its uncommitted changes: two kinds of changes are two versions."""
+    changes = f" with uncommitted changes {process['diff']}" if process["diff"] else ""
+    return f"{(process['commit'] or 'unknown')[:10]}{changes}"

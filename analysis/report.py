@@ -13,6 +13,7 @@ from analysis import tables, words
 from analysis.figures import FIGURES
 from analysis.load import OPERATION, Sweep, differs, flatten, load
 from analysis.page import page
+from analysis.performance import HEALTHY
 from harness.errors import UserError
 
 LISTED = 3
@@ -34,12 +35,17 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     seeds = sweep.runs.groupby("arm").size().max()
     _print(arms if seeds <= LISTED else words.readable(outcome), answer, sweep)
     out.mkdir(parents=True, exist_ok=True)
+    rates = len({config["actor"]["lr"] for config in sweep.configs.values()})
+    question = "does the rollout's precision matter, and does a correction help?"
     first = "survival" if sweep.runs.event.any() else "reward"  # without a collapse every survival curve is a flat line
+    if words.control_only(sweep):
+        question, first = "where is the control stable?", "frontier" if rates > 1 else first
     names = [first, *(name for name in FIGURES if name != first)]
     drawn = {name: FIGURES[name].draw(sweep) for name in names}
     target = out / "report.html"
     target.write_text(
-        page(sweep.name, answer, sweep.problems, drawn, sections, _settings(sweep), words.provenance(sweep)), encoding="utf-8"
+        page(f"{sweep.name}: {question}", answer, sweep.problems, drawn, sections, _settings(sweep), words.provenance(sweep)),
+        encoding="utf-8",
     )
     (out / "report.md").write_text(_markdown(sweep, answer, sections), encoding="utf-8")
     outcome.to_csv(out / "arms.csv", index=False)
@@ -52,16 +58,19 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
 def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.DataFrame) -> dict[str, tuple[str, pd.DataFrame]]:
     """Title -> (how to read it, table)."""
     grid = tables.robustness(sweep).rename_axis("arm").reset_index()
-    probed = tables.probes(sweep, words.HEALTHY)
-    reading = f"Runs whose held-out reward reached {words.HEALTHY}; K3 median, ESS and |log ratio| the worst, over evaluations."
+    probed, pooled = tables.probes(sweep, HEALTHY), tables.pooled(sweep)
+    reading = f"Runs whose held-out reward reached {HEALTHY}; K3 median, ESS and |log ratio| the worst, over evaluations."
     more = {"What mismatch other precisions would have had": (reading, probed)} if len(probed) else {}
+    reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each of them."
+    last = {"Reward over losses and settings": (reading, pooled)} if len(pooled) else {}
     return more | {
         "Outcomes": (
-            "Collapsed runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained on the "
-            "reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
-            "interquartile mean of the last reward with its bootstrap interval.",
+            "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
+            "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
+            "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have.",
             words.readable(outcome),
         ),
+        **last,
         "Every run": ("Each cell lists the seeds in order. K3 is the median over the steps, ESS the lowest.", arms),
         "What warned": ("Threshold chosen on the other seeds.", warned),
         "What was seen before a collapse": ("Cause: the earliest warning in the 50 steps up to the onset.", tables.causes(sweep)),

@@ -1,7 +1,7 @@
 """Time to collapse: survival curves, exact tests for few seeds, and the steps of health that an arm gains.
 
 Times are in optimizer steps, event is True where a run collapsed and False where its record ended before (administrative
-censoring). Kaplan-Meier curves, with Greenwood's variance and log-log bands, are lifelines'.
+censoring). Kaplan-Meier curves are lifelines'; their bands are those of Fay, Brittain and Proschan, which hold for few seeds.
 """
 
 from __future__ import annotations
@@ -12,29 +12,62 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
+from scipy.stats import beta, binomtest
 
 ENUMERATED = 200_000
 """Permutations that are enumerated; of more than these a sample is drawn."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95 % interval; without limits (NaN) where the data cannot give any."""
 
     value: float
     lower: float
     upper: float
 
 
+def percentiles(value: float, drawn: np.ndarray) -> Interval:
+    """The percentile interval of bootstrap draws. Draws that are all alike know no spread, of one run or of equal ones: they give
+    no limits, for an interval of width 0 would claim certainty."""
+    lower, upper = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(value), *((float(lower), float(upper)) if lower < upper else (np.nan, np.nan)))
+
+
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
-    """Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i) at 0 and each time: columns time, survival, lower, upper, at_risk."""
+    """Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i) at 0 and each time: columns time, survival, lower, upper, at_risk.
+
+    The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
+    Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
+    at risk after t, and the 1 − α/2 quantile without the last factor, each product approximated by the Beta of its two moments.
+    Without censoring it is Clopper and Pearson's interval; before the first collapse it goes down to (α/2)^(1/n), where
+    Greenwood's would have no width.
+    """
     from lifelines import KaplanMeierFitter
 
     fitted = KaplanMeierFitter().fit(time, event, label="survival")
-    band = fitted.confidence_interval_
-    out = pd.DataFrame({"survival": fitted.survival_function_["survival"], "lower": band.iloc[:, 0], "upper": band.iloc[:, 1]})
-    out["at_risk"] = fitted.event_table["at_risk"]
+    table = fitted.event_table
+    died, risk = table["observed"].to_numpy(float), table["at_risk"].to_numpy(float)
+    first, second = _moments(risk - died + 1, died)
+    first, second = np.cumprod(first), np.cumprod(second)
+    upper = _beta_quantile(0.975, first, second, 1.0)
+    after = risk - table["removed"].to_numpy(float)
+    one, two = _moments(after, np.ones_like(after))
+    lower = np.where(after > 0, _beta_quantile(0.025, first * one, second * two, 0.0), 0.0)
+    out = pd.DataFrame({"survival": fitted.survival_function_["survival"], "lower": lower, "upper": upper, "at_risk": risk})
     return out.rename_axis("time").reset_index()
+
+
+def _moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """E X and E X² of Beta(a, b); 1 and 1 where b = 0."""
+    return a / (a + b), a * (a + 1) / ((a + b) * (a + b + 1))
+
+
+def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: float) -> np.ndarray:
+    """Quantile of the Beta with these moments about 0, `sure` where it has no variance."""
+    variance = second - first**2
+    known = variance > 1e-15
+    scale = (first - second) / np.where(known, variance, 1.0)
+    return np.where(known, beta.ppf(share, np.where(known, first * scale, 1), np.where(known, (1 - first) * scale, 1)), sure)
 
 
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
@@ -70,7 +103,7 @@ def rmst_difference(
     b_time, b_event = other.time.to_numpy(), other.event.to_numpy(bool)
     value = rmst(a_time, a_event, tau) - rmst(b_time, b_event, tau)
     drawn = rmst(a_time[picks], a_event[picks], tau) - rmst(b_time[others], b_event[others], tau)
-    return Interval(float(value[0]), *map(float, np.quantile(drawn, [0.025, 0.975])))
+    return percentiles(value[0], drawn)
 
 
 def paired_by_seed(one: pd.DataFrame, other: pd.DataFrame) -> bool:
@@ -130,14 +163,24 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def fraction(count: int, n: int) -> Interval:
-    """count/n with Clopper and Pearson's exact interval."""
+    """count/n with Clopper and Pearson's exact interval; NaN of no runs at all."""
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan)
     band = binomtest(int(count), int(n)).proportion_ci(method="exact")
     return Interval(count / n, band.low, band.high)
 
 
 def horizon(runs: pd.DataFrame) -> float:
-    """τ common to all arms, optimizer steps: the smallest over arms of the longest record, so that each was watched until there.
+    """τ common to all arms, optimizer steps: up to there the curve of each is known.
 
-    A run that collapsed was watched until its record ended.
+    An arm's curve is known up to its longest time; if only collapses stand there, it has reached 0 and is known for good. Arms
+    without a run whose outcome is known are left out: they would end the comparison of all others where they are now.
     """
-    return float((runs.step * runs.updates).groupby(runs.arm).max().min())
+    ends = [_known_until(mine) for _, mine in runs.groupby("arm") if (mine.outcome != "unfinished").any()]
+    least = min(ends, default=0.0)
+    return float(least if np.isfinite(least) else (runs.step * runs.updates).max())
+
+
+def _known_until(runs: pd.DataFrame) -> float:
+    last = runs.time.max()
+    return np.inf if runs.event[runs.time == last].all() else float(last)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import predictors, survival
 from analysis.load import Sweep
-from analysis.performance import bootstrap, iqm, rewards
+from analysis.performance import bootstrap, iqm, paired_difference, rewards
 from harness.collapse import replay
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_channel", "fp8_tensor", "fp8", "fp8_per_block", "int8", "nvfp4")
@@ -79,54 +79,90 @@ def _outcome(run: tuple) -> str:
 def outcomes(sweep: Sweep) -> pd.DataFrame:
     """A row per arm: what became of its runs, the steps of health gained on its reference arm, and the reward at the end.
 
-    Columns are numbers; `said` tells where they are too few to carry a comparison. τ is common to all arms.
+    Columns are numbers; `said` tells where they are too few to carry a comparison, or count what is no health. τ is common to all
+    arms. The share that collapsed is of the runs whose outcome is known; survival times use what was seen of the others too.
     """
     runs, references = sweep.runs, reference_arms(sweep.runs)
     tau, reward = survival.horizon(runs), rewards(runs, sweep.steps)
     rows = []
     for arm in arm_order(runs):
         mine = runs[runs.arm == arm]
-        share = survival.fraction(mine.event.sum(), len(mine))
+        known = int((mine.outcome != "unfinished").sum())
+        share = survival.fraction(mine.event.sum(), known)
+        lived = survival.rmst(mine.time.to_numpy(), mine.event.to_numpy(bool), tau)[0] if known else np.nan
         row = {
             "arm": arm,
             "runs": len(mine),
+            "known": known,
             "collapsed": int(mine.event.sum()),
             "share": share.value,
             "share low": share.lower,
             "share high": share.upper,
             "never learned": int((mine.outcome == "never learned").sum()),
-            "unfinished": int((mine.outcome == "unfinished").sum()),
-            "RMST (steps)": float(survival.rmst(mine.time.to_numpy(), mine.event.to_numpy(bool), tau)[0]),
+            "unfinished": len(mine) - known,
+            "τ (steps)": tau,
+            "RMST (steps)": float(lived),
         }
-        final = reward.final[mine.index].dropna()
+        final = reward.final[mine.index[mine.outcome != "unfinished"]].dropna()
         if len(final):
-            band = bootstrap(final, mine.setting[final.index], iqm, np.random.default_rng(RESAMPLING))
-            row |= {"final IQM": band.value, "IQM low": band.lower, "IQM high": band.upper, "final mean": final.mean()}
-        rows.append(row | _against(runs, mine, references.get(arm), tau))
+            row |= _averages(final, mine.arm[final.index])
+        rows.append(row | _against(runs, mine, references.get(arm), tau, reward.final))
     table = pd.DataFrame(rows)
     table["Holm p"] = survival.holm(table["exact p"].to_numpy())
     return table
 
 
-def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float) -> dict[str, object]:
+def _averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
+    """Interquartile mean and mean of last rewards, each with its bootstrap interval, drawn within strata."""
+    middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
+    mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
+    found = {"final IQM": middle.value, "IQM low": middle.lower, "IQM high": middle.upper}
+    return found | {"final mean": mean.value, "mean low": mean.lower, "mean high": mean.upper}
+
+
+def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
+    """The comparison with the reference arm, of the runs that have made a step."""
+    never = int((mine.outcome == "never learned").sum())
+    notes = [f"{never} never learned, which counts as no collapse"] if never else []
     if reference is None:
-        return {"reference": "", "exact p": np.nan, "said": "no reference arm"}
+        return {"reference": "", "exact p": np.nan, "said": "; ".join(["no reference arm", *notes])}
     rng = np.random.default_rng(RESAMPLING)
-    other = runs[runs.arm == reference]
+    mine, other = mine[mine.time > 0], runs[(runs.arm == reference) & (runs.time > 0)]
+    n, m = (int((part.outcome != "unfinished").sum()) for part in (mine, other))
+    least = survival.smallest_p(n, m)
+    if least > SIGNIFICANT:
+        notes.insert(0, f"{n} against {m} runs: p ≥ {least:.2g}, too few to carry an order")
+    found = {"reference": reference, "exact p": np.nan, "least p": least, "said": "; ".join(notes)}
+    if not (n and m):
+        return found
     gained = survival.rmst_difference(mine, other, tau, rng)
     both = pd.concat([mine, other])
     p = survival.logrank_exact(both.time, both.event, (both.arm == mine.arm.iloc[0]).to_numpy(), rng)
-    least = survival.smallest_p(len(mine), len(other))
-    said = f"{len(mine)} against {len(other)} runs: p ≥ {least:.2g}, too few to carry an order" if least > SIGNIFICANT else ""
-    return {
-        "reference": reference,
-        "steps gained": gained.value,
-        "gained low": gained.lower,
-        "gained high": gained.upper,
-        "paired by seed": survival.paired_by_seed(mine, other),
-        "exact p": p,
-        "said": said,
-    }
+    steps = {"steps gained": gained.value, "gained low": gained.lower, "gained high": gained.upper}
+    found |= steps | {"paired by seed": survival.paired_by_seed(mine, other), "exact p": p}
+    ended = (part[part.outcome != "unfinished"] for part in (mine, other))
+    one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
+    if len(one.index.intersection(another.index)):
+        reward = paired_difference(one, another, rng)
+        found |= {"reward gained": reward.value, "reward low": reward.lower, "reward high": reward.upper}
+    return found
+
+
+def pooled(sweep: Sweep) -> pd.DataFrame:
+    """A row per precision and correction: the last reward over the losses and settings that all rows have, drawn within each of
+    these. Empty where there are not two rows, or no two losses or settings, that could be pooled."""
+    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
+    runs = runs.assign(final=rewards(runs, sweep.steps).final, stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
+    groups = {key: part for key, part in runs.groupby(["precision", "correction"], sort=False)}
+    shared = set.intersection(*(set(part.stratum) for part in groups.values())) if groups else set()
+    if len(groups) < 2 or len(shared) < 2:
+        return pd.DataFrame()
+    rows = []
+    for (precision, correction), part in groups.items():
+        mine = part[part.stratum.isin(shared)]
+        rows.append({"precision": precision, "correction": correction, "strata": len(shared), "runs": len(mine)})
+        rows[-1] |= _averages(mine.final, mine.stratum)
+    return pd.DataFrame(rows)
 
 
 def robustness(sweep: Sweep) -> pd.DataFrame:
@@ -159,8 +195,8 @@ def causes(sweep: Sweep) -> pd.DataFrame:
 
 
 def warnings(sweep: Sweep) -> pd.DataFrame:
-    """What each diagnostic would have warned of: see predictors.evaluate."""
-    return predictors.evaluate(sweep.runs, sweep.steps)
+    """What each diagnostic would have warned of, in the runs whose outcome is known: see predictors.evaluate."""
+    return predictors.evaluate(sweep.runs[sweep.runs.outcome != "unfinished"], sweep.steps)
 
 
 def costs(sweep: Sweep) -> pd.DataFrame:
@@ -176,14 +212,15 @@ def costs(sweep: Sweep) -> pd.DataFrame:
 
 
 def probes(sweep: Sweep, healthy: float) -> pd.DataFrame:
-    """Per arm: how many runs reached `healthy`, and the mismatch that each probed precision would have had along them."""
+    """Per arm: how many of the ended runs reached `healthy`, and the mismatch that each probed precision would have had."""
     names = sorted({column.split("/")[1] for column in sweep.steps if column.startswith("probe/")}, key=_coarseness)
     best = rewards(sweep.runs, sweep.steps).best
     arm = sweep.steps.run.astype(str).map(sweep.runs.arm)
     rows = []
     for name in arm_order(sweep.runs) if names else []:
         mine, steps = sweep.runs[sweep.runs.arm == name], sweep.steps[arm == name]
-        row = {"arm": name, f"reached {healthy}": f"{(best[mine.index] >= healthy).sum()}/{len(mine)}"}
+        ended = mine.index[mine.outcome != "unfinished"]
+        row = {"arm": name, f"reached {healthy}": f"{(best[ended] >= healthy).sum()}/{len(ended)}"}
         for precision in names:
             row |= {
                 f"{precision} K3": steps[f"probe/{precision}/k3_kl"].median(),

@@ -6,19 +6,18 @@ import pandas as pd
 
 from analysis import survival, tables
 from analysis.load import Sweep
-from analysis.performance import rewards
+from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
-
-HEALTHY = 0.95
-"""Held-out reward that a healthy run reaches on a perfectible task."""
 
 
 def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?"; `table` from tables.outcomes, `warned`
     from tables.warnings."""
-    runs = sweep.runs
-    said = [f"{runs.event.sum()} of {len(runs)} runs in {runs.arm.nunique()} arms collapsed."]
-    said += [_control(sweep)]
+    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
+    left = len(sweep.runs) - len(runs)
+    more = f"; {left} more have not ended and are counted in no share" if left else ""
+    said = [f"{runs.event.sum()} of {len(runs)} runs in {runs.arm.nunique()} arms collapsed{more}."]
+    said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
     for precision, plain in runs[(runs.correction == "none") & (runs.precision != tables.CONTROL)].groupby(
         "precision", sort=False
     ):
@@ -33,6 +32,24 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     return [sentence for sentence in said if sentence]
 
 
+def control_only(sweep: Sweep) -> bool:
+    """Whether the sweep maps the control alone, over settings: it then answers where that is stable."""
+    control = (sweep.runs.precision == tables.CONTROL) & (sweep.runs.correction == "none")
+    return bool(control.all()) and sweep.runs.arm.nunique() > 1
+
+
+def _edge(sweep: Sweep) -> str:
+    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
+    best = rewards(runs, sweep.steps).best >= HEALTHY
+    arms = pd.DataFrame({"reached": best.groupby(runs.arm).mean(), "collapsed": runs.event.groupby(runs.arm).any()})
+    every, none = int((arms.reached == 1).sum()), int((arms.reached == 0).sum())
+    return (
+        f"The control alone, without mismatch but for staleness where that is set: of {len(arms)} settings with a run that has "
+        f"ended, every seed reached a held-out reward of {HEALTHY} in {every}, some in {len(arms) - every - none} and none in "
+        f"{none}; at least one collapsed in {arms.collapsed.sum()}."
+    )
+
+
 def _share(runs: pd.DataFrame, interval: bool = True) -> str:
     share = survival.fraction(runs.event.sum(), len(runs))
     band = f" (95 % interval {share.lower:.0%} to {share.upper:.0%})" if interval else ""
@@ -41,8 +58,9 @@ def _share(runs: pd.DataFrame, interval: bool = True) -> str:
 
 def _control(sweep: Sweep) -> str:
     control = sweep.runs[(sweep.runs.precision == tables.CONTROL) & (sweep.runs.correction == "none")]
+    control = control[control.outcome != "unfinished"]
     if control.empty:
-        return "There is no fp32 control in the sweep, so nothing here can be put down to the mismatch."
+        return "There is no finished fp32 control in the sweep, so nothing here can be put down to the mismatch."
     if control.event.any():
         return f"The fp32 control collapsed too, in {_share(control)} runs: here a collapse is not the mismatch's doing alone."
     best = rewards(control, sweep.steps).best
@@ -52,20 +70,22 @@ def _control(sweep: Sweep) -> str:
 
 def _order(table: pd.DataFrame) -> str:
     """Which comparisons hold after Holm's correction, or why none can."""
-    known = table[table.reference != ""]
+    known = table[table["exact p"].notna()]
     if known.empty:
         return ""
     held = known[known["Holm p"] <= tables.SIGNIFICANT].sort_values("Holm p")
     if len(held):
         parts = []
         for row in held.head(4).to_dict("records"):
-            gained = f"{row['steps gained']:+.0f} steps of health ({row['gained low']:+.0f} to {row['gained high']:+.0f})"
+            spread = f" ({row['gained low']:+.0f} to {row['gained high']:+.0f})" if pd.notna(row["gained low"]) else ""
+            never = f" ({row['never learned']} of its runs never learned)" if row["never learned"] else ""
+            gained = f"{row['steps gained']:+.0f} steps without collapse{spread}{never}"
             parts.append(f"{row['arm']} against {row['reference']} {gained}, Holm p = {row['Holm p']:.2g}")
         more = f", and {len(held) - 4} more" if len(held) > 4 else ""
         return f"Told from chance: {'; '.join(parts)}{more}."
-    runs = int(known.runs.min())
-    least = survival.smallest_p(runs, runs)
-    why = f"with {runs} seeds an arm full separation gives p = {least:.2g}, times {len(known)} comparisons"
+    most = known.loc[known["least p"].idxmin()]
+    least = most["least p"]
+    why = f"with {most.known} seeds an arm full separation gives p = {least:.2g}, times {len(known)} comparisons"
     return f"No difference between an arm and its reference is told from chance (Holm p > {tables.SIGNIFICANT}; {why}): " + (
         "too few seeds to carry an order, so read this as a description of these runs."
         if least * len(known) > tables.SIGNIFICANT
@@ -78,10 +98,13 @@ def _warned(table: pd.DataFrame) -> str:
     if not skill.max() > 0:
         return "No diagnostic saw collapses more often than it alarmed for nothing (thresholds chosen on the other seeds)."
     best = table.loc[skill.idxmax()]
+    seen = survival.fraction(round(best.detected * best["collapsed runs"]), int(best["collapsed runs"]))
+    alarms = round(best["false alarms"] * best["other runs"])
     return (
-        f"Of the diagnostics, {best.diagnostic} warned best: it saw {best.detected:.0%} of {best['collapsed runs']} collapses, "
-        f"at the median {best['median lead (steps)']:.0f} steps ahead, with false alarms in {best['false alarms']:.0%} of "
-        f"{best['other runs']} other runs (threshold chosen on the other seeds)."
+        f"Of {len(table)} diagnostics, {best.diagnostic} warned best in these runs: it saw {seen.value:.0%} of "
+        f"{best['collapsed runs']} collapses (95 % interval {seen.lower:.0%} to {seen.upper:.0%}), at the median "
+        f"{best['median lead (steps)']:.0f} steps ahead, with false alarms in {alarms} of {best['other runs']} other runs "
+        "(threshold chosen on the other seeds)."
     )
 
 
@@ -89,20 +112,25 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """tables.outcomes with estimates and intervals in one cell."""
 
     def cell(row: dict, value: str, low: str, high: str, form: str) -> str:
-        known = value in row and pd.notna(row[value])
-        return f"{row[value]:{form}} [{row[low]:{form}}, {row[high]:{form}}]" if known else "–"
+        if pd.isna(row.get(value)):
+            return "–"
+        return f"{row[value]:{form}}" + (f" [{row[low]:{form}}, {row[high]:{form}}]" if pd.notna(row[low]) else " (no spread)")
 
     rows = []
     for row in table.to_dict("records"):
         outcome = {
             "arm": row["arm"],
-            "collapsed": f"{row['collapsed']}/{row['runs']} [{row['share low']:.0%}, {row['share high']:.0%}]",
+            "collapsed": f"{row['collapsed']}/{row['known']}"
+            + (f" [{row['share low']:.0%}, {row['share high']:.0%}]" if row["known"] else ""),
             "never learned": row["never learned"] or "",
-            "RMST (steps)": f"{row['RMST (steps)']:.0f}",
+            "not ended": row["unfinished"] or "",
+            f"RMST to {row['τ (steps)']:.0f} (steps)": f"{row['RMST (steps)']:.0f}" if row["known"] else "–",
             "steps gained on": row["reference"] or "–",
             "steps gained": cell(row, "steps gained", "gained low", "gained high", "+.0f") if row["reference"] else "–",
             "exact p, Holm": f"{row['exact p']:.2g}, {row['Holm p']:.2g}" if pd.notna(row["exact p"]) else "–",
             "final reward, IQM": cell(row, "final IQM", "IQM low", "IQM high", ".3f"),
+            "mean": cell(row, "final mean", "mean low", "mean high", ".3f"),
+            "on reference, by seed": cell(row, "reward gained", "reward low", "reward high", "+.3f"),
             "note": row["said"],
         }
         rows.append(outcome)

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -274,6 +275,11 @@ def arm_name(config: dict[str, Any], *, seed: bool = True) -> str:
     parts += [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
     parts += [f"reject-{name}" for name in config["correction"]["reject"]]
     return " ".join(parts + ([f"seed {config['seed']}"] if seed else []))
+
+
+def changes(diff: str | None) -> str:
+    """A short hash of uncommitted changes, "" of none: enough to tell whether two runs had the same."""
+    return hashlib.sha256(diff.encode()).hexdigest()[:6] if diff else ""
 
 
 def run_folders(sweep: Path | str) -> list[RunFolder]:

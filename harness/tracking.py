@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Config
-from harness.records import RunFolder, arm_name
+from harness.records import RunFolder, arm_name, changes
 
 CONNECT_SECONDS = 20
 """How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
@@ -112,7 +112,7 @@ class Tracker:
 
 
 def _record(config: dict[str, Any], folder: Path) -> str:
-    """Config and provenance as JSON, exact: W&B drops keys that hold nothing. Of uncommitted changes only that there are some."""
+    """Config and provenance as JSON, exact: W&B drops keys that hold nothing. Of uncommitted changes a short hash."""
     made = (folder / "provenance.json").exists()
     processes = RunFolder(folder).read("provenance.json")["processes"] if made else []
-    return json.dumps({"config": config, "provenance": [{**process, "diff": bool(process["diff"])} for process in processes]})
+    return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})

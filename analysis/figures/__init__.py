@@ -22,8 +22,8 @@ class Output(NamedTuple):
 FIGURES = {
     "survival": Output(
         "Which arm survives how long?",
-        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did, with 95 % bands; a tick "
-        "is a run whose record ended in health; below, the runs still at risk.",
+        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did, with 95 % bands "
+        "(beta product); a tick is a run whose record ended without one, learned or not; below, the runs still at risk.",
         outcome.survival_curves,
     ),
     "reward": Output(
@@ -32,14 +32,14 @@ FIGURES = {
         outcome.reward_curves,
     ),
     "forest": Output(
-        "How many steps of health does an arm gain?",
+        "How many steps without collapse does an arm gain?",
         "Difference of the restricted mean survival time against the arm's reference: for a correction the uncorrected arm, for "
         "an uncorrected one the fp32 control. p: exact permutation log-rank test, Holm's correction over all rows.",
         outcome.forest,
     ),
     "heatmaps": Output(
         "Which combination of loss and correction collapses?",
-        "Share of runs that collapsed (left) and interquartile mean of the last reward (right), with the number of seeds.",
+        "Left: collapsed of ended runs, as many as there are seeds. Right: interquartile mean of their last reward. Dark is bad.",
         outcome.heat_maps,
     ),
     "dose": Output(
@@ -60,7 +60,8 @@ FIGURES = {
     ),
     "bounds": Output(
         "How much does the bound of a correction matter?",
-        "Share collapsed and last reward over the upper bound; the grey square is the uncorrected arm.",
+        "A row per level and action, a column per upper bound, the uncorrected arm at the right. Left: collapsed of ended runs. "
+        "Right: mean of their last reward. Dark is bad.",
         settings.bounds,
     ),
     "density": Output(
@@ -75,7 +76,8 @@ FIGURES = {
     ),
     "frontier": Output(
         "Where is the edge of stability?",
-        "Share of uncorrected runs that collapsed over the learning rate, with Clopper-Pearson intervals.",
+        "Uncorrected runs, a row per precision, loss and setting, a column per learning rate. Left: collapsed of ended runs. "
+        "Right: those whose held-out reward ever reached the level of health. Dark is bad.",
         settings.frontier,
     ),
     "costs": Output(

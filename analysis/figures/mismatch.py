@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, MARKERS, grid, short, subplots
+from analysis.figures.style import COLOURS, MARKERS, grid, look, short, subplots
 from analysis.load import Sweep
 from analysis.tables import PRECISIONS
 
@@ -27,6 +27,7 @@ TRACES = {
     "actor/entropy": "entropy (nats)",
     "correction/weight_zero": "tokens weighted 0",
     "correction/kept_sequences": "sequences kept",
+    "rollout/response_tokens": "response length (tokens)",
 }
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 MOST_TOKENS = 200_000
@@ -44,15 +45,16 @@ def dose_response(sweep: Sweep) -> Figure | str:
         return f"No run has recorded K3 between steps {first} and {last}."
     figure, ((axis,),) = subplots(1, 1, 4.2)
     floor = runs.early[runs.early > 0].min() / 3 if (runs.early > 0).any() else 1e-9
-    for i, precision in enumerate(_sources(runs)):
-        mine = runs[runs.precision == precision]
+    for i, source in enumerate(_sources(runs)):
+        mine = runs[runs.source == source]
         x = mine.early.clip(lower=floor)
         options = {"marker": MARKERS[i % 8], "color": COLOURS[i % 8], "s": 34}
         axis.scatter(x[mine.event], mine.time[mine.event], **options)
-        axis.scatter([], [], label=precision, **options)
+        axis.scatter([], [], label=source, **options)
         options |= {"facecolors": "none", "edgecolors": options.pop("color")}
         axis.scatter(x[~mine.event], mine.time[~mine.event], **options)
     axis.set_xscale("log")
+    axis.set_ylim(bottom=0)
     axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, is drawn at the left end")
     axis.set_ylabel("optimizer steps until collapse\n(open: none until the record ends)")
     axis.legend(title="rollout")
@@ -60,34 +62,38 @@ def dose_response(sweep: Sweep) -> Figure | str:
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    known = [precision for precision in PRECISIONS if precision in set(runs.precision)]
-    return known + sorted(set(runs.precision) - set(known))
+    """Where mismatch comes from, as coarse as it comes: precision, and staleness if there is any."""
+    order = [*PRECISIONS, *sorted(set(runs.precision) - set(PRECISIONS))]
+    sources = runs.drop_duplicates("source").sort_values(
+        ["precision", "source"], key=lambda c: c.map(order.index) if c.name == "precision" else c
+    )
+    return list(sources.source)
 
 
 def aligned_traces(sweep: Sweep) -> Figure | str:
-    """Diagnostics of the collapsed runs, aligned at the onset: median and middle half per precision."""
+    """Diagnostics of the collapsed runs, aligned at the onset: median and middle half per source of mismatch."""
     collapsed = sweep.runs[sweep.runs.event]
     if collapsed.empty:
         return "No run collapsed, so there is nothing to align."
     steps = sweep.steps[sweep.steps.run.isin(collapsed.index)]
     at = steps.step - steps.run.astype(str).map(collapsed.onset)
-    steps = steps.assign(at=at, precision=steps.run.astype(str).map(collapsed.precision))[at.between(*AROUND)]
-    shown = {name: word for name, word in TRACES.items() if name in steps and steps[name].notna().any()}
+    steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
+    shown = {name: word for name, word in TRACES.items() if name in steps and steps[name].nunique() > 1}
     figure, axes = grid(len(shown), 3, 2.2, sharex=True)
     for axis, (name, word) in zip(axes, shown.items(), strict=True):
-        for i, precision in enumerate(_sources(collapsed)):
-            rows = steps[steps.precision == precision].dropna(subset=[name])
+        for i, source in enumerate(_sources(collapsed)):
+            rows = steps[steps.source == source].dropna(subset=[name])
             if rows.empty:
                 continue
             grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
             middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
-            number = (collapsed.precision == precision).sum()
-            axis.plot(middle.index, middle, color=COLOURS[i % 8], label=f"{precision} ({number} runs)", linewidth=1.3)
+            number = (collapsed.source == source).sum()
+            axis.plot(middle.index, middle, **look(i % 8), label=f"{source} ({number} runs)", linewidth=1.3)
             axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
         axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(word)
-        if name in LOG:
-            axis.set_yscale("log")
+        if name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
+            axis.set_yscale("symlog", linthresh=steps[name][steps[name] > 0].min())
     axes[0].legend(fontsize=7)
     for axis in axes[-3:]:
         axis.set_xlabel("steps after the onset")
@@ -108,14 +114,20 @@ def density(sweep: Sweep) -> Figure | str:
         axis.set_title(f"{precision}: {len(x):,} tokens")
         axis.set_xlabel("log μ (nats)")
         axis.set_ylabel("log π_old − log μ (nats)")
-        tail = np.sort(np.abs(y))[::-1]
-        share = np.arange(1, len(tail) + 1) / len(tail)
-        axes[-1].plot(*thinned(tail[tail > 0], share[tail > 0]), color=COLOURS[i % 8], label=precision)
-    axes[-1].set(xscale="log", yscale="log", xlabel="|log π_old − log μ| > x (nats)", ylabel="share of tokens")
+        if (y != 0).any():
+            axes[-1].plot(*exceedance(np.abs(y)), **look(i % 8), label=precision)
+    axes[-1].set(xscale="log", yscale="log", xlabel="x: |log π_old − log μ| ≥ x (nats)", ylabel="share of tokens")
     axes[-1].set_title("tail")
     if axes[-1].lines:
         axes[-1].legend()
     return figure
+
+
+def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """(x, share of values ≥ x), for ranks spaced evenly by their logarithm: the largest values, which are few, are all there."""
+    tail = np.sort(values)[::-1]
+    rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
+    return tail[rank - 1], rank / len(tail)
 
 
 def _dumped(sweep: Sweep) -> dict[str, dict[str, np.ndarray]]:
@@ -147,27 +159,26 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
     if both.empty:
         return "The runs have not recorded both rewards at one step."
     names = both.run.astype(str)
-    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], precision=names.map(sweep.runs.precision))
-    figure, axes = grid(2, 2, 3.4)
-    for i, precision in enumerate(_sources(sweep.runs)):
-        rows = both[both.precision == precision]
+    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=names.map(sweep.runs.source))
+    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if "correction/kept_sequences" in sweep.steps else []
+    figure, axes = grid(2 if rejecting else 1, 2, 3.4)
+    for i, source in enumerate(_sources(sweep.runs)):
+        rows = both[both.source == source]
         middle = rows.groupby("step").gap.median()
         if len(middle):
             x, y = thinned(middle.index, middle.rolling(5, min_periods=1).mean())
-            axes[0].plot(x, y, color=COLOURS[i % 8], label=precision)
+            axes[0].plot(x, y, **look(i % 8), label=source)
     axes[0].axhline(0, color="grey", linewidth=0.8)
     axes[0].set(xlabel="RL step", ylabel="rollout's reward − trainer's held-out reward")
     axes[0].set_title("Reward under μ less reward under π")
     axes[0].legend()
-    if "correction/kept_sequences" in sweep.steps:
-        rejecting = [run for run, c in zip(sweep.runs.index, sweep.runs.correction, strict=True) if c != "none"]
+    if rejecting:
         kept = sweep.steps[sweep.steps.run.isin(rejecting)].groupby("run", observed=True)["correction/kept_sequences"].mean()
         last = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
         for i, (label, runs) in enumerate(list(sweep.runs.loc[rejecting].groupby("correction"))[:8]):
             options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
             axes[1].scatter(kept.reindex(runs.index), last.reindex(runs.index), **options)
-        if rejecting:
-            axes[1].legend(fontsize=7)
-    axes[1].set(xlabel="share of sequences kept, mean of the run", ylabel="last held-out reward")
-    axes[1].set_title("What is thrown away, how the run ends")
+        axes[1].legend(fontsize=7)
+        axes[1].set(xlabel="share of sequences kept, mean of the run", ylabel="last held-out reward")
+        axes[1].set_title("What is thrown away, how the run ends")
     return figure

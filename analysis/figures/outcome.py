@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import survival, tables
+from analysis.figures.heat import heat, height
 from analysis.figures.style import COLOURS, chunks, grid, look, short, subplots
 from analysis.load import Sweep
 
@@ -29,7 +30,7 @@ def survival_curves(sweep: Sweep) -> Figure | str:
     for axis, (key, arms) in zip(axes, panels, strict=True):
         ticks, risk = np.linspace(0, end, 5), []
         for i, arm in enumerate(arms):
-            runs = sweep.runs[sweep.runs.arm == arm]
+            runs = sweep.runs[(sweep.runs.arm == arm) & (sweep.runs.time > 0)]
             km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
             axis.step(km.time, km.survival, where="post", label=short(runs.correction.iloc[0]), **look(i), linewidth=1.4)
             axis.fill_between(km.time, km.lower, km.upper, step="post", color=COLOURS[i], alpha=0.08, linewidth=0)
@@ -41,8 +42,8 @@ def survival_curves(sweep: Sweep) -> Figure | str:
         axis.set(xlim=(0, end), ylim=(-0.02, 1.04))
         words = ["\n".join(map(str, (f"{t:.0f}", *column))) for t, column in zip(ticks, zip(*risk, strict=True), strict=True)]
         axis.set_xticks(ticks, words, fontsize=7)
-        axis.set_xlabel("optimizer step; below, the runs at risk, in the order of the legend", fontsize=7)
-        axis.legend(loc="lower left", fontsize=7)
+        axis.set_xlabel("optimizer step / runs at risk, as in the legend", fontsize=7)
+        axis.legend(loc="best", fontsize=7)
     axes[0].set_ylabel("share not collapsed")
     return figure
 
@@ -56,48 +57,47 @@ def _panels(runs: pd.DataFrame, order: list[str]) -> list[tuple[tuple, list[str]
 def forest(sweep: Sweep) -> Figure | str:
     """Steps of health gained on the reference arm, with its interval and Holm's p."""
     table = tables.outcomes(sweep)
-    table = table[table.reference != ""].iloc[::-1].reset_index(drop=True)
+    table = table[table["exact p"].notna()].iloc[::-1].reset_index(drop=True)
     if table.empty:
-        return "No arm has a reference arm: neither an uncorrected twin nor an fp32 control is in the sweep."
+        return "No arm has a reference arm with a run that ended: neither an uncorrected twin nor an fp32 control."
+    if not sweep.runs.event.any():
+        return "No run collapsed, so no arm can gain steps on another."
     figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
     for i, row in table.iterrows():
         axis.plot([row["gained low"], row["gained high"]], [i, i], color=COLOURS[1], linewidth=2)
-        axis.plot(row["steps gained"], i, "o", color=COLOURS[2], markersize=5)
-        weak = " (too few)" if row.said else ""
+        spread = pd.notna(row["gained low"])
+        axis.plot(row["steps gained"], i, "o", color=COLOURS[2], markersize=5, markerfacecolor=COLOURS[2] if spread else "none")
+        weak = " (too few)" if row["least p"] > tables.SIGNIFICANT else ""
         axis.annotate(f"p = {row['Holm p']:.2g}{weak}", (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axis.axvline(0, color="grey", linewidth=0.8)
-    axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.runs})" for r in table.itertuples()], fontsize=8)
-    axis.set_xlabel("optimizer steps of health gained on the reference arm (difference of RMST, 95 % bootstrap over seeds)")
+    axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.known})" for r in table.itertuples()], fontsize=8)
+    axis.set_xlabel(
+        "optimizer steps without collapse gained on the reference arm\n"
+        "(difference of RMST, 95 % bootstrap over seeds; open: the seeds do not differ, so no interval)"
+    )
     return figure
 
 
 def heat_maps(sweep: Sweep) -> Figure | str:
-    """Share collapsed and final interquartile mean: loss x correction, per precision, seeds in each cell."""
+    """Share collapsed and final interquartile mean: loss x correction, per precision, runs with a known outcome in each cell."""
     table = tables.outcomes(sweep).set_index("arm")
     parts = sweep.runs.drop_duplicates("arm").set_index("arm").loc[tables.arm_order(sweep.runs)]
-    precisions = list(parts.precision.unique())
-    rows = list(dict.fromkeys(f"{loss} {setting}".strip() for loss, setting in zip(parts.loss, parts.setting, strict=True)))
+    parts = parts[table.loc[parts.index].known > 0]
+    if parts.empty:
+        return "No run has ended."
+    parts = parts.assign(row=(parts.loss + " " + parts.setting).str.strip())
+    precisions, rows = list(parts.precision.unique()), list(parts.row.unique())
     columns = ["none", *sorted(set(parts.correction) - {"none"})]
-    height = 1.3 + 0.34 * len(rows)
-    figure, axes = subplots(len(precisions), 2, height * len(precisions), sharex=True)
-    quantities = (("share", "share collapsed", "viridis_r"), ("final IQM", "final reward, interquartile mean", "viridis"))
-    for i, precision in enumerate(precisions):
-        for j, (name, title, colours) in enumerate(quantities):
-            values = np.full((len(rows), len(columns)), np.nan)
-            axis = axes[i, j]
-            for arm, part in parts[parts.precision == precision].iterrows():
-                place = rows.index(f"{part.loss} {part.setting}".strip()), columns.index(part.correction)
-                values[place] = table.loc[arm].get(name, np.nan)
-                if not np.isnan(values[place]):
-                    dark = (values[place] > 0.5) == (name == "share")
-                    words = f"{values[place]:.2f}\nn={table.loc[arm, 'runs']}"
-                    axis.text(place[1], place[0], words, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-            image = axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
-            axis.set_title(f"{precision}: {title}")
-            axis.set_yticks(range(len(rows)), [short(row, 30) for row in rows], fontsize=7)
-            axis.set_xticks(range(len(columns)), [short(c, 16) for c in columns], fontsize=7, rotation=30, ha="right")
-            axis.spines[:].set_visible(False)
-            figure.colorbar(image, ax=axis, shrink=0.8)
+    figure, axes = subplots(len(precisions), 2, height(len(rows)) * len(precisions), sharex=True)
+    for axis, precision in zip(axes, precisions, strict=True):
+        shares, rewards = {}, {}
+        for arm, part in parts[parts.precision == precision].iterrows():
+            found, place = table.loc[arm], (part.row, part.correction)
+            shares[place] = found.share, f"{found.collapsed}/{found.known}"
+            if pd.notna(found.get("final IQM")):
+                rewards[place] = found["final IQM"], f"{found['final IQM']:.2f}\nn={found.known}"
+        heat(axis[0], shares, rows, columns, f"{precision}: collapsed", True)
+        heat(axis[1], rewards, rows, columns, f"{precision}: last reward, interquartile mean", False)
     return figure
 
 
@@ -105,16 +105,17 @@ def reward_curves(sweep: Sweep) -> Figure | str:
     """Held-out reward: the median of an arm's seeds with each seed faint behind it, one panel per precision, loss and setting."""
     if "eval/reward" not in sweep.steps:
         return "No run has recorded a held-out reward."
-    panels = [(key, part) for key, arms in _panels(sweep.runs, tables.arm_order(sweep.runs)) for part in chunks(arms)]
-    figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
     evaluated = sweep.steps.dropna(subset=["eval/reward"])
+    begun = sweep.runs[sweep.runs.index.isin(evaluated.run)]
+    if begun.empty:
+        return "No run has recorded a held-out reward."
+    panels = [(key, part) for key, arms in _panels(begun, tables.arm_order(begun)) for part in chunks(arms)]
+    figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
     by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
     for axis, (key, arms) in zip(axes, panels, strict=True):
         for i, arm in enumerate(arms):
-            runs = sweep.runs[sweep.runs.arm == arm]
-            curves = [by_run[run] for run in runs.index if run in by_run]
-            if not curves:
-                continue
+            runs = begun[begun.arm == arm]
+            curves = [by_run[run] for run in runs.index]
             for curve in curves[:10]:
                 axis.plot(*thinned(curve.step, curve["eval/reward"]), color=COLOURS[i], alpha=0.18, linewidth=0.6)
             middle = pd.concat(curves).groupby("step")["eval/reward"].median()
@@ -122,9 +123,10 @@ def reward_curves(sweep: Sweep) -> Figure | str:
         axis.set_title(short(" ".join(key)))
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.2)
-        axis.legend(fontsize=7, loc="lower left")
+        axis.legend(fontsize=7, loc="best")
     axes[0].set_ylabel("held-out reward")
-    axes[-1].set_xlabel("RL step")
+    for axis in axes[-3:]:
+        axis.set_xlabel("RL step")
     return figure
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import survival, tables
-from analysis.figures.style import COLOURS, MARKERS, grid, short
+from analysis import tables
+from analysis.figures.heat import heat, height
+from analysis.figures.style import COLOURS, grid, short, subplots
 from analysis.load import Sweep, flatten
+from analysis.performance import HEALTHY, rewards
 
 BOUND = "correction.weight.upper"
 
@@ -43,59 +44,55 @@ def lead_times(sweep: Sweep) -> Figure | str:
 
 
 def bounds(sweep: Sweep) -> Figure | str:
-    """Share collapsed and last reward against the bound of a correction's weight; the uncorrected arm stands at ∞."""
+    """Share collapsed and last reward: level and action of a correction x its upper bound, the uncorrected arm beside it."""
     flat = {run: flatten(config) for run, config in sweep.configs.items()}
-    keys = ("correction.weight.level", "correction.weight.action", BOUND)
-    kind = {run: f"{values.get(keys[0])}-{values.get(keys[1])}" for run, values in flat.items() if values.get(keys[0])}
-    upper = {run: flat[run].get(BOUND) for run in kind if flat[run].get(BOUND) is not None}
-    runs = sweep.runs.loc[list(upper)].assign(kind=pd.Series(kind), upper=pd.Series(upper))
-    if runs.empty or runs.groupby("kind").upper.nunique().max() < 2:
+    upper = pd.Series({run: values.get(BOUND) for run, values in flat.items() if values.get(BOUND) is not None}, dtype=float)
+    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
+    runs = runs.assign(final=rewards(runs, sweep.steps).final, same=runs.precision + " " + runs.loss + " " + runs.setting)
+    bounded = runs[runs.index.isin(upper.index)].assign(bound=upper)
+    bounded["row"] = bounded.correction.str.replace(rf" ?{BOUND}=\S+", "", regex=True) + " | " + bounded.same
+    if bounded.empty or bounded.groupby("row").bound.nunique().max() < 2:
         return "No correction was run with more than one upper bound."
-    reward = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
-    figure, axes = grid(2, 2, 3.4)
-    end = runs.upper.max() * 3
-    plain = sweep.runs[(sweep.runs.correction == "none") & sweep.runs.precision.isin(runs.precision)]
-    for i, (name, mine) in enumerate(runs.groupby(["kind", "loss", "precision"])):
-        style = {"color": COLOURS[i % 8], "marker": MARKERS[i // 8 % 8]}
-        share = [survival.fraction(g.event.sum(), len(g)) for _, g in mine.groupby("upper")]
-        x = sorted(mine.upper.unique())
-        errors = [[s.value - s.lower for s in share], [s.upper - s.value for s in share]]
-        axes[0].errorbar(x, [s.value for s in share], errors, capsize=2, label=short(" ".join(name)), **style)
-        axes[1].plot(x, mine.assign(r=reward.reindex(mine.index)).groupby("upper").r.mean(), label=short(" ".join(name)), **style)
-    for i, (_, mine) in enumerate(plain.groupby(["loss", "precision"])):
-        axes[0].plot(end, mine.event.mean(), "s", color="grey", label="no correction" if not i else None)
-        axes[1].plot(end, reward.reindex(mine.index).mean(), "s", color="grey")
-    for axis, word in zip(axes, ("share collapsed (Clopper-Pearson)", "last held-out reward, mean"), strict=True):
-        axis.set(xscale="log", xlabel="upper bound of the weight (right end: none)", ylabel=word, ylim=(-0.03, 1.03))
-    axes[0].legend(fontsize=7)
+    rows, ends = list(bounded.row.unique()), [f"{bound:g}" for bound in sorted(bounded.bound.unique())]
+    shares, last = {}, {}
+    for row, mine in bounded.groupby("row", sort=False):
+        parts = {f"{bound:g}": part for bound, part in mine.groupby("bound")}
+        parts["no correction"] = runs[(runs.correction == "none") & (runs.same == mine.same.iloc[0])]
+        for column, part in parts.items():
+            if len(part):
+                shares[row, column] = part.event.mean(), f"{part.event.sum()}/{len(part)}"
+            if part.final.notna().any():
+                last[row, column] = part.final.mean(), f"{part.final.mean():.2f}\nn={len(part)}"
+    figure, axes = subplots(1, 2, height(len(rows)))
+    heat(axes[0, 0], shares, rows, [*ends, "no correction"], "collapsed, by upper bound", True)
+    heat(axes[0, 1], last, rows, [*ends, "no correction"], "last reward, mean, by upper bound", False)
     return figure
 
 
 def frontier(sweep: Sweep) -> Figure | str:
-    """Share collapsed over learning rate x precision without correction: where the edge of stability lies."""
+    """Uncorrected runs that collapsed, and that reached a healthy reward: learning rate x whatever else differs."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in sweep.configs.items()})
-    plain = sweep.runs[sweep.runs.correction == "none"].assign(lr=rate)
+    plain = sweep.runs[(sweep.runs.correction == "none") & (sweep.runs.outcome != "unfinished")].assign(lr=rate)
     if plain.empty or plain.lr.nunique() < 2:
         return "One learning rate only, so there is no frontier to draw."
-    losses = list(plain.loss.unique())
-    figure, axes = grid(len(losses), 3, 2.8, sharey=True)
-    for axis, loss in zip(axes, losses, strict=True):
-        for i, (precision, mine) in enumerate(plain[plain.loss == loss].groupby("precision")):
-            share = {lr: survival.fraction(g.event.sum(), len(g)) for lr, g in mine.groupby("lr")}
-            errors = np.array([[s.value - s.lower, s.upper - s.value] for s in share.values()]).T
-            style = {"color": COLOURS[i % 8], "marker": MARKERS[i % 8]}
-            axis.errorbar(list(share), [s.value for s in share.values()], errors, capsize=2, label=precision, **style)
-        axis.set(xscale="log", xlabel="learning rate", ylim=(-0.03, 1.03))
-        axis.set_title(loss)
-    axes[0].set_ylabel("share collapsed")
-    axes[0].legend(fontsize=7)
+    plain["healthy"] = rewards(plain, sweep.steps).best >= HEALTHY
+    others = plain.setting.str.replace(r"actor\.lr=\S+", "", regex=True).str.split().str.join(" ")
+    plain["row"] = (plain.precision + " " + plain.loss + " " + others).str.strip()
+    rows, columns = sorted(plain.row.unique()), [f"{lr:g}" for lr in sorted(plain.lr.unique())]
+    figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
+    for axis, name, title in zip(axes[0], ("event", "healthy"), ("collapsed", f"reached {HEALTHY}"), strict=True):
+        cells = {
+            (row, f"{lr:g}"): (part[name].mean(), f"{part[name].sum()}/{len(part)}")
+            for (row, lr), part in plain.groupby(["row", "lr"])
+        }
+        heat(axis, cells, rows, columns, f"{title}, by learning rate", name == "event")
     return figure
 
 
 def costs(sweep: Sweep) -> Figure | str:
     """What an arm costs: seconds of a step, and tokens that its correction throws away."""
     table = tables.costs(sweep).iloc[::-1].reset_index(drop=True)
-    shown = [column for column in ("step (s)", "tokens rejected", "tokens weighted 0") if column in table]
+    shown = [column for column in ("step (s)", "tokens rejected", "tokens weighted 0") if column in table and table[column].any()]
     if not shown:
         return "No run has recorded what a step takes."
     figure, axes = grid(len(shown), 3, 1.2 + 0.26 * len(table), sharey=True)

@@ -112,6 +112,51 @@ def test_problems_are_named(tmp_path):
         assert expected in text, text
 
 
+def test_a_folder_without_its_config_is_named(tmp_path):
+    """Half copied, or killed in its first moment: it is no run that can be read, and no reason to stop."""
+    write(tmp_path, "rollout/precision=fp32", steps=6)
+    (write(tmp_path, FP8, steps=6).path / "config.json").unlink()
+    found = load(tmp_path)
+    assert len(found.runs) == 1 and any("config.json: missing" in problem for problem in found.problems)
+
+
+def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
+    write(tmp_path, "rollout/precision=fp32", steps=6)
+    write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
+    found = load(tmp_path)
+    assert len(found.runs) == 1
+    assert any("config.json: no actor, collapse, correction, loss, rollout in it" in problem for problem in found.problems)
+
+
+def test_rows_without_a_status_count_as_far_as_they_go(tmp_path):
+    (write(tmp_path, steps=20, until=13).path / "status.json").unlink()
+    found = load(tmp_path)
+    assert (found.runs.step.item(), found.runs.outcome.item()) == (12, "unfinished")
+    assert any("whether the run ended is not known" in problem for problem in found.problems)
+
+
+def test_runs_that_have_not_begun_are_counted_in_a_line_and_equal_failures_too(tmp_path):
+    for seed in range(3):
+        write(tmp_path, FP8, seed=seed, until=0, state="queued")
+        write(tmp_path, "rollout/precision=fp32", seed=seed, until=0, state="failed", error="no prompts")
+    assert load(tmp_path).problems == [
+        "3 runs in 1 arms have not begun.",
+        "fp32 ppo seeds 0, 1, 2: failed at step 0. no prompts",
+    ]
+
+
+def test_versions_are_told_apart_by_uncommitted_changes_and_by_packages(tmp_path):
+    for seed, (diff, torch) in enumerate([("", "2.13"), ("+a", "2.13"), ("+b", "2.14")]):
+        folder = write(tmp_path, seed=seed, steps=6)
+        (process,) = folder.read("provenance.json")["processes"]
+        folder.write("provenance.json", {"processes": [process | {"diff": diff, "packages": {"torch": torch}}]})
+    code, packages = load(tmp_path).problems
+    assert code.startswith(
+        "The runs were made by 3 versions of the code (aaaaaaaaaa: 1 runs in 1 arms; aaaaaaaaaa with uncommitted"
+    )
+    assert packages == "The runs were made by 2 versions of torch (2.13: 2 runs in 1 arms; 2.14: 1 runs in 1 arms)."
+
+
 def test_a_clean_sweep_has_no_problems(sweep):
     assert load(sweep).problems == []
 

@@ -5,14 +5,17 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
-from analysis import tables
+from analysis import tables, words
 from analysis.figures import FIGURES
+from analysis.figures.mismatch import exceedance
 from analysis.figures.style import chunks, short, svg
 from analysis.load import load
+from analysis.performance import rewards
 from analysis.report import BEGIN, END, insert, report
 from analysis.words import _warned
 from harness.errors import UserError
@@ -38,7 +41,7 @@ def test_the_answer_counts_what_was_put_into_the_sweep(made):
         "- With a correction under fp8_tensor: sequence-mask 0 of 10; token-truncate 2 of 10.",
         "too few seeds to carry an order, so read this as a description of these runs.",
         "- Never learned, which is another outcome than a collapse: 1 of 50 runs.",
-        "K3 warned best: it saw 100% of 6 collapses",
+        "warned best in these runs: it saw 100% of 6 collapses (95 % interval 54% to 100%)",
     ):
         assert expected in text, text[:3000]
 
@@ -75,7 +78,9 @@ def test_a_diagnostic_without_skill_is_not_praised():
         "median lead (steps)": 2,
     }
     assert _warned(pd.DataFrame([row])).startswith("No diagnostic saw collapses more often")
-    assert _warned(pd.DataFrame([row | {"false alarms": 0.5}])).startswith("Of the diagnostics, K3 warned best")
+    assert _warned(pd.DataFrame([row | {"false alarms": 0.5}])).startswith(
+        "Of 1 diagnostics, K3 warned best in these runs: it saw"
+    )
 
 
 def test_robustness_shrinks_with_delta_and_m(made):
@@ -136,7 +141,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
     assert len(found["svg"]) == len(FIGURES) - 3 and all(w > 800 and h > 100 for w, h in found["svg"])
-    assert found["wide"] <= 1280 and found["tables"] == 6
+    assert found["wide"] <= 1280 and found["tables"] == 7
 
 
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
@@ -155,6 +160,102 @@ def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
 def test_runs_that_recorded_nothing_yet(tmp_path):
     write(tmp_path, FP32, until=0, state="running")
     assert "running at step 0" in report(tmp_path).read_text()
+
+
+def answered(sweep):
+    return "\n".join(words.answer(sweep, tables.outcomes(sweep), tables.warnings(sweep)))
+
+
+def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
+    """fp32: one ended, one waits, one failed at 30. fp8: one collapsed, at 61, one runs. bf16 waits, and does not set τ."""
+    write(tmp_path, FP32, seed=0)
+    write(tmp_path, FP32, seed=1, until=0, state="queued")
+    write(tmp_path, FP32, seed=2, until=31, state="failed", error="disk full")
+    write(tmp_path, FP8, seed=0, collapse=50)
+    write(tmp_path, FP8, seed=1, until=40, state="running")
+    write(tmp_path, "rollout/precision=bf16", seed=0, until=0, state="queued")
+    sweep = load(tmp_path)
+    table = tables.outcomes(sweep).set_index("arm")
+    fp32, fp8, bf16 = table.loc["fp32 ppo"], table.loc["fp8_tensor ppo"], table.loc["bf16 ppo"]
+    assert (fp32.known, fp32.collapsed, fp32.unfinished, fp8.known, fp8.share) == (1, 0, 2, 1, 1)
+    assert fp8["τ (steps)"] == 100 and fp32["RMST (steps)"] == 100
+    assert bf16.known == 0 and pd.isna(bf16["RMST (steps)"]) and pd.isna(bf16["exact p"]) and pd.isna(bf16.share)
+    assert fp8.said == "1 against 1 runs: p ≥ 1, too few to carry an order"
+    text = answered(sweep)
+    assert "1 of 2 runs in 2 arms collapsed; 4 more have not ended and are counted in no share." in text
+    assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
+
+
+def test_a_run_that_never_learned_is_no_success_of_its_arm(tmp_path):
+    for seed in range(8):
+        write(tmp_path, FP8, seed=seed, collapse=40 + seed)
+        write(tmp_path, FP8, "correction=sequence_mask", seed=seed, learns=seed > 2)
+    sweep = load(tmp_path)
+    table = tables.outcomes(sweep).set_index("arm")
+    assert table.loc["fp8_tensor ppo sequence-mask", "said"] == "3 never learned, which counts as no collapse"
+    assert "(3 of its runs never learned), Holm p = 0.00016" in answered(sweep)
+
+
+def test_the_largest_arms_decide_whether_seeds_are_too_few(tmp_path):
+    """Eight seeds of fp8, two of bf16: p of 2/C(16, 8) could be reached, times two comparisons; nothing collapsed."""
+    for seed in range(8):
+        write(tmp_path, FP32, seed=seed, steps=30)
+        write(tmp_path, FP8, seed=seed, steps=30)
+        if seed < 2:
+            write(tmp_path, "rollout/precision=bf16", seed=seed, steps=30)
+    said = "with 8 seeds an arm full separation gives p = 0.00016, times 2 comparisons): what is seen may be chance."
+    assert said in answered(load(tmp_path))
+
+
+def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
+    """Two rates x two numbers of mini-batches: of (1e-3, 4) both seeds collapse. Nothing is pooled over the mini-batches."""
+    for rate in ("1e-4", "1e-3"):
+        for parts in (1, 4):
+            for seed in (0, 1):
+                at = 20 if rate == "1e-3" and parts == 4 else None
+                write(tmp_path, FP32, f"actor.lr={rate}", f"actor.minibatches={parts}", seed=seed, collapse=at)
+    sweep = load(tmp_path)
+    page = report(tmp_path).read_text()
+    assert "where is the control stable?" in page and page.index('id="frontier"') < page.index('id="survival"')
+    assert (
+        "of 4 settings with a run that has ended, every seed reached a held-out reward of 0.95 in 3, some in 0 and none in 1"
+        in page
+    )
+    cells = [text.get_text() for text in FIGURES["frontier"].draw(sweep).axes[0].texts]
+    assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
+
+
+def test_staleness_is_a_source_of_mismatch_of_its_own(tmp_path):
+    for stale in (0, 4):
+        write(tmp_path, FP32, f"rollout.staleness={stale}", collapse=50 if stale else None)
+    assert sorted(load(tmp_path).runs.source) == ["fp32", "fp32, 4 steps stale"]
+
+
+def test_rewards_are_pooled_within_losses_that_all_rows_have(made):
+    """Over ppo and pg, five seeds each: the mean of all ten last rewards of a row; the interval draws five of each loss."""
+    sweep = load(made[0])
+    table = tables.pooled(sweep).set_index(["precision", "correction"])
+    final = rewards(sweep.runs, sweep.steps).final
+    mine = (sweep.runs.precision == "fp8_tensor") & (sweep.runs.correction == "none")
+    row = table.loc[("fp8_tensor", "none")]
+    assert (row.strata, row.runs) == (2, 10) and row["final mean"] == pytest.approx(final[mine].mean())
+    least = final[mine & (sweep.runs.loss == "ppo")].min() / 2 + final[mine & (sweep.runs.loss == "pg")].min() / 2
+    assert least <= row["mean low"] < row["mean high"]
+
+
+def test_the_reward_gained_is_paired_by_seed(made):
+    sweep = load(made[0])
+    table, runs = tables.outcomes(sweep).set_index("arm"), sweep.runs.join(rewards(sweep.runs, sweep.steps))
+    one, other = (runs[runs.arm == arm].set_index("seed").final for arm in ("fp8_tensor ppo", "fp32 ppo"))
+    assert table.loc["fp8_tensor ppo", "reward gained"] == pytest.approx((one - other).mean())
+
+
+def test_the_tail_of_the_log_ratios_holds_its_largest():
+    """Of 100000 values the largest are each a point: at rank k the share is k/n, and no line is drawn over a gap between them."""
+    values = np.arange(1, 100_001) / 1e5
+    x, share = exceedance(values)
+    assert list(x[:3]) == [1, 0.99999, 0.99998] and list(share[:3]) == [1e-5, 2e-5, 3e-5] and share[-1] == 1
+    assert np.diff(np.log(share)).max() < 0.7  # the first two ranks are ln 2 apart
 
 
 def test_no_collapse_anywhere(tmp_path):
@@ -177,7 +278,8 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
         for axis in figure.axes:
             lines = [line for line in axis.lines if not line.get_label().startswith("_")]
             assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
-    assert not isinstance(FIGURES["bounds"].draw(sweep), str)
+    cells = [text.get_text() for text in FIGURES["bounds"].draw(sweep).axes[0].texts]
+    assert sorted(cells) == ["0/1"] * 13 + ["1/1"] * 7  # threshold x level, with the number of seeds
 
 
 def test_a_label_loses_the_groups_of_its_keys_and_nothing_of_their_values():

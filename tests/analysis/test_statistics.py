@@ -32,6 +32,27 @@ def test_kaplan_meier_by_hand():
     assert ((km.lower <= km.survival) & (km.survival <= km.upper)).all()
 
 
+def test_the_band_of_the_curve_is_clopper_pearson_without_censoring():
+    """At 10 and 20 one and two of five have collapsed: the intervals of 4/5 and 3/5. Before, that of 5/5: down to 0.025^(1/5)."""
+    km = survival.kaplan_meier(np.array([10, 20, 30, 30, 40]), np.ones(5, bool)).set_index("time")
+    for time, left in ((0, 5), (10, 4), (20, 3), (30, 1), (40, 0)):
+        exact = stats.binomtest(left, 5).proportion_ci(method="exact")
+        assert (km.lower[time], km.upper[time]) == pytest.approx((exact.low, exact.high))
+    assert km.lower[0] == pytest.approx(0.025**0.2)
+
+
+def test_the_band_with_censoring_against_its_definition():
+    """Times 10, 20 (censored), 30, 40 (censored). From 30 on: products of Beta(4, 1) and Beta(2, 1), one run left at risk, so
+    times Beta(1, 1) below; drawn. Two moments give the quantiles of such products to within 0.01."""
+    km = survival.kaplan_meier(np.array([10, 20, 30, 40]), np.array([True, False, True, False])).set_index("time")
+    rng = RNG(7)
+    above = rng.beta(4, 1, 400_000) * rng.beta(2, 1, 400_000)
+    assert km.upper[30] == pytest.approx(np.quantile(above, 0.975), abs=0.01)
+    assert km.lower[30] == pytest.approx(np.quantile(above * rng.random(400_000), 0.025), abs=0.01)
+    assert km.lower[20] == pytest.approx(np.quantile(rng.beta(4, 1, 400_000) * rng.beta(2, 1, 400_000), 0.025), abs=0.01)
+    assert (km.lower[40], km.upper[40]) == pytest.approx((0, km.upper[30]))  # nobody is at risk after 40
+
+
 def test_rmst_uncensored_is_the_mean_of_what_was_lived_up_to_tau():
     """min(T, 50) of 10, 30, 70: (10 + 30 + 50)/3 = 30."""
     assert survival.rmst(np.array([10, 30, 70]), np.array([True] * 3), 50)[0] == pytest.approx(30)
@@ -58,6 +79,16 @@ def test_rmst_difference_of_paired_arms():
     unpaired = survival.rmst_difference(arm, reference.assign(seed=[7, 8, 9]), 200, RNG(0))
     assert paired.value == unpaired.value == pytest.approx(20)
     assert paired.lower >= 10 and paired.upper <= 30 and unpaired.lower < -20 and unpaired.upper > 60
+
+
+@pytest.mark.parametrize("event", [False, True])
+def test_seeds_that_do_not_differ_give_no_interval(event):
+    """No collapse at all, or all at one step: each draw is the same. A width of 0 would say that three seeds are certain."""
+    arm, reference = frame([100] * 3, [False] * 3), frame([100 - 60 * event] * 3, [event] * 3)
+    found = survival.rmst_difference(arm, reference, 100, RNG(0))
+    assert found == pytest.approx((60.0 * event, np.nan, np.nan), nan_ok=True)
+    one_run = performance.bootstrap(pd.Series([0.7]), pd.Series(["a"]), np.mean, RNG(0))
+    assert one_run == pytest.approx((0.7, np.nan, np.nan), nan_ok=True)
 
 
 def test_the_bootstrap_of_rmst_against_its_normal_approximation():
@@ -126,9 +157,29 @@ def test_clopper_pearson_in_closed_form():
     assert (none.lower, none.upper) == pytest.approx((0, 1 - 0.025**0.2)) and all_.lower == pytest.approx(0.025**0.2)
 
 
-def test_the_horizon_is_what_every_arm_was_watched_for():
-    runs = pd.DataFrame({"arm": ["a", "a", "b"], "step": [100, 60, 80], "updates": [1, 1, 2], "time": [30, 60, 160]})
-    assert survival.horizon(runs) == 100
+def test_no_runs_have_no_share():
+    assert np.isnan(survival.fraction(0, 0)).all()
+
+
+def lives(*rows):
+    """arm, RL steps, optimizer steps of each, time, whether it collapsed, and the outcome if it did not."""
+    columns = ["arm", "step", "updates", "time", "event", "outcome"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_the_horizon_is_where_every_curve_is_known():
+    """a: one collapse at 30, one watched to 60. b: all collapsed by 40, 20 before its records' end, and stays at 0 for good."""
+    a = [("a", 100, 1, 30, True, "collapsed"), ("a", 60, 1, 60, False, "survived")]
+    b = [("b", 30, 2, 40, True, "collapsed")]
+    assert survival.horizon(lives(*a, *b)) == 60
+    assert survival.horizon(lives(*b, ("c", 80, 1, 30, True, "collapsed"))) == 80  # the longest record, in optimizer steps
+    assert survival.horizon(lives(("d", 50, 1, 50, True, "collapsed"), ("d", 50, 1, 50, False, "survived"), *b)) == 50
+
+
+def test_an_arm_of_which_no_run_has_ended_does_not_set_the_horizon():
+    waiting = [("w", 0, 1, 0, False, "unfinished"), ("w", 7, 1, 7, False, "unfinished")]
+    assert survival.horizon(lives(("a", 60, 1, 60, False, "survived"), *waiting)) == 60
+    assert survival.horizon(lives(*waiting)) == 0
 
 
 # --- reward ------------------------------------------------------------------------------------------------------------
@@ -150,10 +201,10 @@ def test_the_bootstrap_against_scipy():
 
 
 def test_the_bootstrap_draws_within_strata():
-    """Two strata without spread inside: every draw is the same."""
-    values, strata = pd.Series([0.0, 0, 0, 1, 1, 1]), pd.Series(list("aaabbb"))
+    """Strata at 0 and 1 with little spread inside: a draw's mean is in 0.5..0.6; drawn over both it would go from 0 to 1."""
+    values, strata = pd.Series([0.0, 0, 0.1, 1, 1, 1.1]), pd.Series(list("aaabbb"))
     found = performance.bootstrap(values, strata, np.mean, RNG(0))
-    assert (found.value, found.lower, found.upper) == (0.5, 0.5, 0.5)
+    assert found.value == pytest.approx(3.2 / 6) and 0.5 <= found.lower < found.upper <= 0.6
 
 
 def test_the_bootstrap_covers_as_often_as_it_says():
@@ -170,7 +221,9 @@ def test_the_bootstrap_covers_as_often_as_it_says():
 
 def test_a_paired_difference_uses_the_seeds_that_both_have():
     one, other = pd.Series([1.0, 2, 9], index=[0, 1, 5]), pd.Series([0.5, 1.5, 7], index=[0, 1, 2])
-    assert performance.paired_difference(one, other, RNG(0)) == pytest.approx((0.5, 0.5, 0.5))
+    assert performance.paired_difference(one, other, RNG(0)) == pytest.approx((0.5, np.nan, np.nan), nan_ok=True)
+    one[1] = 2.1  # differences 0.5 and 0.6: of four equally likely draws the extremes are 0.5 and 0.6
+    assert performance.paired_difference(one, other, RNG(0)) == pytest.approx((0.55, 0.5, 0.6))
 
 
 # --- predictors --------------------------------------------------------------------------------------------------------
@@ -204,6 +257,48 @@ def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
     found = predictors.signals(steps, "rollout_corr/k3_kl")
     expected = np.mean([0.5] * 7 + [1.0] * 2)  # landmarks 10..40 and 45, 50
     assert predictors.time_dependent_auc(runs, found) == pytest.approx(expected)
+
+
+def test_the_auc_does_not_look_ahead():
+    """A diagnostic recorded from step 42 on only: no run has a score at the landmarks before, so only 45 and 50 count."""
+    runs, steps = toy()
+    found = predictors.signals(steps[steps.step >= 42], "rollout_corr/k3_kl")
+    assert predictors.time_dependent_auc(runs, found) == pytest.approx(1)
+
+
+def test_a_run_censored_within_the_horizon_is_neither_case_nor_control():
+    """Controls cut off at 70: watched to t + 50 only for t ≤ 20, where nothing is seen yet and all scores are equal."""
+    runs, steps = toy()
+    steps["rollout_corr/k3_kl"] = steps["rollout_corr/k3_kl"].round()
+    runs.loc[~runs.event, "step"] = 70
+    assert predictors.time_dependent_auc(runs, predictors.signals(steps, "rollout_corr/k3_kl")) == pytest.approx(0.5)
+
+
+def test_the_threshold_lies_halfway_and_stands_infinite_levels():
+    """Others reach 1, 2; collapsed runs 6, 8 before their onset: halfway between 2 and 6. With an infinite K3 in place of the 8
+    the same; with both infinite no number lies between."""
+    runs = pd.DataFrame({"event": [False, False, True, True], "onset": [np.nan, np.nan, 9, 9]}, index=list("abcd"))
+
+    def threshold(*tops):
+        return predictors.best_threshold(runs, {run: signal([top] * 9) for run, top in zip("abcd", tops, strict=True)})
+
+    assert threshold(1, 2, 6, 8) == threshold(1, 2, 6, np.inf) == 4 and threshold(1, 2, np.inf, np.inf) == np.inf
+
+
+def signal(level):
+    return predictors.Signal(np.arange(len(level)), np.maximum.accumulate(level), np.array(level, float))
+
+
+def test_a_rise_after_the_onset_is_no_detection():
+    """c rises at its onset only: just before, it stood at 1 like the others, so no threshold sees it and d alone is told."""
+    runs = pd.DataFrame({"event": [False, True, True], "onset": [np.nan, 5, 5]}, index=list("acd"))
+    found = {"a": signal([1.0] * 9), "c": signal([1.0] * 5 + [9.0] * 4), "d": signal([1.0] * 2 + [9.0] * 7)}
+    assert predictors.best_threshold(runs, found) == 5
+    assert (
+        predictors.alarm(found["c"], 5) == 5
+        and predictors.alarm(found["d"], 5) == 2
+        and np.isnan(predictors.alarm(found["a"], 5))
+    )
 
 
 def test_auc_against_mann_whitney():
