@@ -10,12 +10,12 @@ import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
 from harness.errors import UserError
-from harness.records import RunFolder, changes, run_folders
+from harness.records import RunFolder, arm_name, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 
-NEEDED = {"actor", "collapse", "correction", "loss", "rollout", "seed"}
-"""Parts of a config without which no arm can be told."""
+MADE = {"commit", "diff", "packages", "host", "device", "platform"}
+"""What provenance.json says of each process."""
 
 
 def sources(sweep: Path) -> dict[str, Source]:
@@ -39,18 +39,30 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
 
     onsets: dict[str, int] = {}
     for event in folder.events():  # a resumed run may record an event again; it is the same one
-        if "detector" in event:
+        if "detector" in event and "onset" not in event:
+            damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
+        elif "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
     config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
-    if lacking := sorted(NEEDED - config.keys()):
-        raise UserError(f"{folder.path}/config.json: no {', '.join(lacking)} in it; move the folder away or run it again")
+    try:
+        arm_name(config), config["actor"]["minibatches"], config["collapse"]["detectors"]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder.path}/config.json: no config of a run ({error}); move the folder away or run it again"
+        ) from None
     rows = _rows(folder, damage)
     if len(rows) and not status:
         damage.append("status.json: missing or unreadable, so whether the run ended is not known")
-    step = max(status.get("step", 0), rows["step"][-1].as_py() if len(rows) else 0)
+    last = rows["step"][-1].as_py() if len(rows) else -1
+    step = max(status.get("step", 0), last, 0)
+    if last + 1 < step:
+        damage.append(f"metrics.jsonl: ends before step {last + 1}, while the run went on to {step}")
     state, error = status.get("state", "queued"), status.get("error", "")
     metrics = rows.column_names[2:]
-    processes = [{**process, "diff": changes(process["diff"])} for process in provenance.get("processes", [])]
+    known = [process for process in provenance.get("processes", []) if process.keys() >= MADE]
+    if len(rows) and not known:
+        damage.append("provenance.json: does not say which code made the run")
+    processes = [{**process, "diff": changes(process["diff"])} for process in known]
     return Record(config, processes, state, step, error, onsets, metrics, "; ".join(damage)), rows
 
 
@@ -61,7 +73,7 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
     try:
         options = pj.ReadOptions(use_threads=False, block_size=path.stat().st_size + 1)
         rows = pj.read_json(path, read_options=options)
-        if rows["step"].null_count:
+        if rows["step"].null_count or not pa.types.is_integer(rows["step"].type):
             raise pa.ArrowInvalid("a line without a step")
     except (pa.ArrowInvalid, KeyError):  # a line that a kill cut short: read line by line, the sound ones
         sound = folder.metrics()

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from algos.registry import RegistryError
 from analysis import folders
 from analysis.problems import problems
 from analysis.store import Record, collect
@@ -63,11 +66,15 @@ def load(source: Path | str) -> Sweep:
         name, found = folder.resolve().name, folders.sources(folder)
         cache = folder / ".analysis" / "runs.parquet"
     records, table, unreadable = collect(found, cache)
+    for run, record in list(records.items()):
+        if said := _unknown_detector(record):
+            unreadable[run] = said
+            del records[run]
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
     configs = {run: record.config for run, record in records.items()}
     runs = _runs(source, records, _arms(configs))
-    steps = table.to_pandas(split_blocks=True)
+    steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
     provenance = {run: record.provenance for run, record in records.items() if record.provenance}
     damaged = unreadable | {run: record.damage for run, record in records.items() if record.damage}
     metrics = {run: set(record.metrics) for run, record in records.items()}
@@ -101,6 +108,15 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
     runs = pd.DataFrame(rows).set_index("run")
     # A collapse in the very first step has lived through it: the clock counts steps taken.
     return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.updates)
+
+
+def _unknown_detector(record: Record) -> str:
+    """Why the outcome of a run cannot be told here, or nothing."""
+    try:
+        outcome(record.onsets, record.config["collapse"]["detectors"])
+    except RegistryError as error:
+        return f"its outcome cannot be told: {error}; install the package of this detector"
+    return ""
 
 
 def _source(config: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     """Print the arm table of a sweep; write report.html, report.md, arms.csv and runs.csv to `out`, by default the sweep's own
     folder; put the results into the Markdown file `into`, between its two marks. Returns the page's path."""
     sweep = load(source)
+    sweep = sweep._replace(problems=sweep.problems + tables.disagreements(sweep))
     if out is None and sweep.folder is None:
         raise UserError(f"{source}: has no folder of its own; say where the report goes with --out FOLDER")
     out = out or sweep.folder

@@ -165,17 +165,33 @@ def pooled(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def disagreements(sweep: Sweep) -> list[str]:
+    """Runs whose rows, given to the detectors again, tell another outcome than their record of events does."""
+    told = []
+    for run, rows in _evaluations(sweep).items():
+        mine, configured = sweep.runs.loc[run], sweep.configs[run]["collapse"]["detectors"]
+        watched = {name: configured[name] for name in ("drawdown", "learning") if name in configured}
+        again = {name: event["onset"] for name, event in replay(rows, watched).items()}
+        for name in watched:
+            if again.get(name) != mine.onsets.get(name):
+                at = [f"at step {onset}" if onset is not None else "none" for onset in (again.get(name), mine.onsets.get(name))]
+                told.append(f"{mine.arm} seed {mine.seed}: the event of {name} is {at[0]} by its rows and {at[1]} by its events.")
+    return told
+
+
+def _evaluations(sweep: Sweep) -> dict[str, list[dict[str, float]]]:
+    """The rows of each run that hold an evaluation, as detectors read them."""
+    if not {"eval/reward", "eval/stderr"} <= set(sweep.steps.columns):
+        return {}
+    rows = sweep.steps[["run", "step", "eval/reward", "eval/stderr"]].dropna()
+    return {run: part.to_dict("records") for run, part in rows.groupby("run", observed=True)}
+
+
 def robustness(sweep: Sweep) -> pd.DataFrame:
     """Collapsed runs by D1 alone per arm (rows) for each δ and m (columns), all else as configured; missing where the
     evaluations needed for it were not recorded."""
     counts = pd.DataFrame(np.nan, index=arm_order(sweep.runs), columns=[f"δ={d:g} m={m}" for d, m in product(DELTAS, LENGTHS)])
-    if not {"eval/reward", "eval/stderr"} <= set(sweep.steps.columns):
-        return counts
-    rows = sweep.steps.dropna(subset=["eval/reward", "eval/stderr"])
-    curves = {
-        run: part.to_dict("records")
-        for run, part in rows[["run", "step", "eval/reward", "eval/stderr"]].groupby("run", observed=True)
-    }
+    curves = _evaluations(sweep)
     for run in sweep.runs.itertuples():
         configured = sweep.configs[run.Index]["collapse"]["detectors"].get("drawdown")
         if configured is None or run.Index not in curves:

@@ -234,7 +234,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
-        rows = {row["step"]: row for row in self._lines("metrics.jsonl")}
+        rows = {row["step"]: row for row in self._lines("metrics.jsonl") if isinstance(row["step"], int)}
         return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[dict[str, Any]]:

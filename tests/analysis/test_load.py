@@ -125,7 +125,30 @@ def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
     write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
     found = load(tmp_path)
     assert len(found.runs) == 1
-    assert any("config.json: no actor, collapse, correction, loss, rollout in it" in problem for problem in found.problems)
+    assert any("config.json: no config of a run ('correction')" in problem for problem in found.problems)
+
+
+def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
+    """An event without its onset, steps that are words, a process without its code, a detector that is not installed."""
+    write(tmp_path, "rollout/precision=fp32", steps=6)
+    (write(tmp_path, "rollout/precision=bf16", steps=6).path / "metrics.jsonl").unlink()
+    event, words, process, plugin = (write(tmp_path, FP8, seed=seed, steps=6) for seed in range(4))
+    event._append("events.jsonl", {"kind": "collapse", "step": 3, "detector": "drawdown"})
+    (words.path / "metrics.jsonl").write_text('{"step": "1", "actor/loss": 1.0}\n{"step": "2"}\n')
+    process.write("provenance.json", {"processes": [{"commit": None}]})
+    config = plugin.read("config.json")
+    plugin.write("config.json", config | {"collapse": {"detectors": {"mine": {}}}})
+    found = load(tmp_path)
+    assert len(found.runs) == 5 and set(found.steps.run) == set(found.runs.index) - {words.path.name, "bf16-0"}
+    text = "\n".join(found.problems)
+    for said in (
+        "Run bf16-0: metrics.jsonl: ends before step 0, while the run went on to 6",
+        "drawdown without its onset, left out",
+        "metrics.jsonl: 2 of its lines unreadable",
+        "provenance.json: does not say which code made the run",
+        "its outcome cannot be told: detectors=mine: unknown",
+    ):
+        assert said in text, text
 
 
 def test_rows_without_a_status_count_as_far_as_they_go(tmp_path):

@@ -157,6 +157,17 @@ def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     assert (table.runs, table.unfinished, table.collapsed) == (2, 1, 0)
 
 
+def test_lost_events_do_not_pass_for_another_outcome(tmp_path):
+    """The rows fall from step 60; without its events the run would have survived, or never learned."""
+    folder = write(tmp_path, FP8, seed=0, collapse=60)
+    write(tmp_path, FP8, seed=1, collapse=60)
+    assert tables.disagreements(load(tmp_path)) == []
+    (folder.path / "events.jsonl").unlink()
+    learned, fell = sorted(tables.disagreements(load(tmp_path)), reverse=True)
+    assert fell == "fp8_tensor ppo seed 0: the event of drawdown is at step 70 by its rows and none by its events."
+    assert learned.startswith("fp8_tensor ppo seed 0: the event of learning is at step")
+
+
 def test_runs_that_recorded_nothing_yet(tmp_path):
     write(tmp_path, FP32, until=0, state="running")
     assert "running at step 0" in report(tmp_path).read_text()
