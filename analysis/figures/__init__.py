@@ -34,7 +34,8 @@ FIGURES = {
     "forest": Output(
         "How many steps without collapse does an arm gain?",
         "Difference of the restricted mean survival time against the arm's reference: for a correction the uncorrected arm, for "
-        "an uncorrected one the fp32 control. p: exact permutation log-rank test, Holm's correction over all rows.",
+        "an uncorrected one the fp32 control. p: exact permutation log-rank test, Holm's correction over all rows. "
+        "With few seeds the bootstrap's interval is too narrow: the test decides.",
         outcome.forest,
     ),
     "heatmaps": Output(

@@ -92,8 +92,11 @@ def aligned_traces(sweep: Sweep) -> Figure | str:
             axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
         axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(word)
-        if name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
+        if name in LOG and not (steps[name] <= 0).any():
+            axis.set_yscale("log")
+        elif name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
             axis.set_yscale("symlog", linthresh=steps[name][steps[name] > 0].min())
+            axis.set_ylim(bottom=0)
     axes[0].legend(fontsize=7)
     for axis in axes[-3:]:
         axis.set_xlabel("steps after the onset")
