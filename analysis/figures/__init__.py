@@ -72,7 +72,8 @@ FIGURES = {
     ),
     "gap": Output(
         "Is what is trained what is deployed, and what is thrown away?",
-        "Left: reward of the sampling policy less that of the trainer's. Right: the end of a run over what its correction kept.",
+        "Left: reward of the sampling policy on the prompts of training less that of the trainer's on held-out ones; what the "
+        "fp32 control shows of it is the prompts' doing. Right: the end of a run over what its correction kept.",
         mismatch.deployment_gap,
     ),
     "frontier": Output(

@@ -173,7 +173,7 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
             axes[0].plot(x, y, **look(i % 8), label=source)
     axes[0].axhline(0, color="grey", linewidth=0.8)
     axes[0].set(xlabel="RL step", ylabel="rollout's reward − trainer's held-out reward")
-    axes[0].set_title("Reward under μ less reward under π")
+    axes[0].set_title("Reward when sampling less held-out reward")
     axes[0].legend()
     if rejecting:
         kept = sweep.steps[sweep.steps.run.isin(rejecting)].groupby("run", observed=True)["correction/kept_sequences"].mean()

@@ -108,6 +108,14 @@ def test_smallest_p_at_full_separation(n, p):
     assert found == pytest.approx(survival.smallest_p(n, n)) == pytest.approx(2 / comb(2 * n, n)) == pytest.approx(p, rel=0.02)
 
 
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (6, 4), (1, 7)])
+def test_smallest_p_of_unequal_arms(n, m):
+    """Only one subset of the size n is as far out: the other end belongs to subsets of the size m."""
+    time = np.arange(1, n + m + 1)
+    least = min(survival.logrank_exact(time, np.ones(n + m, bool), group, RNG(0)) for group in (time <= n, time > m))
+    assert least == pytest.approx(survival.smallest_p(n, m)) == pytest.approx(1 / comb(n + m, n))
+
+
 def test_the_exact_logrank_by_brute_force_with_lifelines():
     """|O − E| of lifelines' own table under every relabelling of 4 + 3 runs, with censoring and ties."""
     time, event = np.array([3, 5, 5, 8, 9, 9, 9]), np.array([1, 1, 1, 1, 0, 1, 0], bool)
@@ -125,6 +133,12 @@ def test_the_exact_logrank_by_brute_force_with_lifelines():
     labels = {tuple(order) for order in permutations(group)}
     reached = [distance(np.array(order)) >= distance(group) - 1e-9 for order in labels]
     assert survival.logrank_exact(time, event, group, RNG(0)) == pytest.approx(np.mean(reached))
+
+
+def test_a_drawn_p_value_counts_the_observed_labelling():
+    """Full separation of 30 and 30: none of the 20000 drawn reaches it, and p is 1/20001, not 0."""
+    time = np.arange(60)
+    assert survival.logrank_exact(time, np.ones(60, bool), time < 30, RNG(0)) == pytest.approx(1 / 20001)
 
 
 def test_many_runs_are_drawn_and_agree_with_chi_square():
@@ -287,6 +301,13 @@ def test_the_threshold_lies_halfway_and_stands_infinite_levels():
 
 def signal(level):
     return predictors.Signal(np.arange(len(level)), np.maximum.accumulate(level), np.array(level, float))
+
+
+def test_an_alarm_stands_at_the_first_rise_though_it_passes():
+    """A rise in steps 20..29 only, its median from 22 on: the alarm is there, and a level once reached stays reached."""
+    steps = pd.DataFrame({"run": "a", "step": np.arange(60), "rollout_corr/k3_kl": np.where(np.arange(60) // 10 == 2, 5.0, 1.0)})
+    found = predictors.signals(steps, "rollout_corr/k3_kl")["a"]
+    assert predictors.alarm(found, 3.0) == 22 and found.level[-1] == 5 and found.smooth[-1] == 1
 
 
 def test_a_rise_after_the_onset_is_no_detection():
