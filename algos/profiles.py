@@ -8,7 +8,7 @@ from torch import Tensor
 from algos.rows import Rows
 
 BINS = 16
-"""Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1, and the last one all beyond 2¹⁵ = 32768."""
+"""Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1, the last one also all beyond 2¹⁵ = 32768."""
 
 
 @torch.no_grad()

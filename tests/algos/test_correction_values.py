@@ -214,6 +214,7 @@ def test_m2po_by_hand():
     assert m2po(logs, mask, tau=0.0467).tolist() == [[True, True], [True, False]]
     assert m2po(logs, mask, tau=0.0466).tolist() == [[True, True], [False, False]]
     assert not m2po(logs, mask, tau=0.009).any()
+    assert m2po(f64([[1, -1, 2]]), mask[:1, :1].expand(1, 3), tau=1.0).tolist() == [[True, True, False]]  # the mean may be τ
     spec = Correction(reject={"m2": Plugin("m2po", {"tau": 0.05})})
     assert correct(logs, mask, spec).kept.tolist() == [[True, True], [True, False]]
 

@@ -11,6 +11,7 @@ from algos.corrections import correct
 from algos.details import details
 from algos.diagnostics import mismatch
 from algos.effects import applied, filter_rows, finish_filters, finish_weights, weight_rows
+from algos.profiles import bin_of
 from algos.ratios import log_ratio
 from algos.spec import Correction, Reject, Weight
 from algos.tails import pareto_k
@@ -231,3 +232,8 @@ def test_what_each_filter_rejects_on_its_own():
     for name, tokens in {"token": 3, "veto": 4, "neg": 2}.items():
         assert out[f"rollout_corr/rollout_rs_{name}_masked_fraction"].item() == pytest.approx(tokens / 5)
         assert out[f"rollout_corr/rollout_rs_{name}_seq_masked_fraction"].item() == pytest.approx(2 / 3)
+
+
+def test_bins_end_at_powers_of_two_and_the_last_one_does_not_end():
+    numbers = torch.tensor([1, 2, 3, 4, 5, 8, 9, 2**14, 2**14 + 1, 2**15, 2**15 + 1, 10**6])
+    assert bin_of(numbers).tolist() == [0, 1, 2, 2, 3, 3, 4, 14, 15, 15, 15, 15]
