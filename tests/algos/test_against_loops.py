@@ -15,11 +15,12 @@ from algos.details import details
 from algos.diagnostics import mismatch
 from algos.kl import k1, k2, k3
 from algos.m2po import m2po
-from algos.profiles import by_length, by_position, position_rows
+from algos.profiles import by_length, by_position, position_rows, profiles
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
 from algos.registry import ADVANTAGES, LOSSES
 from algos.spec import REDUCTIONS, Correction, Reject, Weight
+from algos.tails import pareto_k
 from tests.algos import oracles
 from tests.algos.algo_cases import LOSS_PARAMS
 
@@ -356,14 +357,43 @@ def test_profiles(batch):
     logp, prox, _, mask = batch
     l = log_ratio(logp, prox, mask)
     rows = position_rows(l, mask)
-    counts, kl, lengths = [0] * 16, [0.0] * 16, [0] * 16
+    counts, kl, k3, lengths, of_length, tokens = ([0.0] * 16 for _ in range(6))
     for i, row in enumerate(oracles.tokens(mask)):
         for number, t in enumerate(row, start=1):
-            counts[math.ceil(math.log2(number))] += 1
-            kl[math.ceil(math.log2(number))] -= l[i, t].item()
+            place, length = (math.ceil(math.log2(n)) for n in (number, len(row)))
+            counts[place] += 1
+            kl[place] -= l[i, t].item()
+            k3[place] += math.exp(l[i, t]) - 1 - l[i, t].item()
+            of_length[length] += math.exp(l[i, t]) - 1 - l[i, t].item()
+            tokens[length] += 1
         if row:
             lengths[math.ceil(math.log2(len(row)))] += 1
-    close(by_position(rows)["tokens"], [float(c) for c in counts])
+    close(by_position(rows)["tokens"], counts)
+    close(by_position(rows)["k3"], [x / max(1, c) for x, c in zip(k3, counts, strict=True)])
+    close(by_length(rows)["k3"], [x / max(1, c) for x, c in zip(of_length, tokens, strict=True)])
     close(by_position(rows)["kl"], [x / max(1, c) for x, c in zip(kl, counts, strict=True)])
-    close(by_length(rows)["responses"], [float(c) for c in lengths])
+    close(by_length(rows)["responses"], lengths)
     close((by_length(rows)["log_ratio_sum"] * by_length(rows)["responses"]).sum(), l.sum())
+    named = profiles(rows)
+    for b in range(16):
+        for name, tokens_of in ((f"kl_to_position_{2**b}", counts), (f"k3_to_length_{2**b}", tokens)):
+            assert named[f"profile/{name}"].isnan() == (tokens_of[b] == 0)
+
+
+@pytest.mark.parametrize("n", [25, 26, 300])
+def test_pareto_k(n):
+    """Zhang and Stephens 2009 one θ at a time, with PSIS's tail size and its prior of 10 observations at 1/2."""
+    log_weights = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64) * 1.5
+    w = sorted(log_weights.exp().tolist(), reverse=True)
+    size = math.ceil(min(n / 5, 3 * math.sqrt(n)))
+    x = sorted(value - w[size] for value in w[:size])
+    quartile, grid = x[math.floor(size / 4 + 0.5) - 1], 30 + math.floor(math.sqrt(size))
+
+    def shape(theta: float) -> float:
+        return sum(math.log(1 - theta * value) for value in x) / size
+
+    thetas = [1 / x[-1] + (1 - math.sqrt(grid / (i - 0.5))) / (3 * quartile) for i in range(1, grid + 1)]
+    profile = [size * (math.log(-theta / shape(theta)) - shape(theta) - 1) for theta in thetas]
+    weights = [math.exp(value - max(profile)) for value in profile]
+    k = shape(sum(theta * weight for theta, weight in zip(thetas, weights, strict=True)) / sum(weights))
+    close(pareto_k(log_weights), (size * k + 5) / (size + 10))

@@ -264,8 +264,11 @@ def test_limits_of_the_bounds():
 
 
 def test_extreme_log_ratios_stay_finite():
+    """log ρ is taken to be within ±20, whatever its level."""
     logs = f64([[1e4, -1e4, 0], [400, 400, 400]])
     mask = torch.ones_like(logs).bool()
+    unbounded = correct(logs, mask, Correction(weight=Weight("token", upper=math.inf))).weights
+    torch.testing.assert_close(unbounded, f64([[20, -20, 0], [20, 20, 20]]).exp())
     for level in ("token", "sequence", "geometric"):
         weights = correct(logs, mask, Correction(weight=Weight(level, upper=math.inf), normalize="batch")).weights
         assert weights.isfinite().all() and (weights >= 0).all()

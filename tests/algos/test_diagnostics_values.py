@@ -60,6 +60,10 @@ def test_weight_metrics_of_verl_beside_the_raw_ones():
     for name, value in expected.items():
         assert out[name].item() == pytest.approx(value, abs=1e-6), name
     assert "rollout_corr/rollout_is_oob_ratio" not in out
+    done = applied(correct(l, mask, spec), mask)
+    assert done["correction/weight_mean"].item() == pytest.approx(1.25437, abs=1e-6)
+    assert done["correction/weight_ess"].item() == pytest.approx(0.791489, abs=1e-6)
+    assert done["correction/weight_zero"] == 0 and done["correction/kept_tokens"] == 1
 
 
 def test_the_factor_of_a_batch_normalisation():
@@ -109,6 +113,10 @@ def test_filter_metrics_and_masked_fractions():
     assert done["rollout_corr/rollout_rs_masked_fraction"].item() == pytest.approx(0.4)
     assert done["rollout_corr/rollout_rs_seq_masked_fraction"] == 1.0
     assert done["correction/kept_sequences"] == 1.0
+    first = Correction(reject={"k2": Reject("sequence", "k2", upper=0.7)})  # .75 and .625: the first response goes
+    done = applied(correct(l, mask, first), mask)
+    assert done["correction/kept_sequences"] == done["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
+    assert done["correction/kept_tokens"].item() == pytest.approx(0.4)
 
 
 def test_padding_and_empty_rows_count_nowhere():

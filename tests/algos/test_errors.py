@@ -82,6 +82,7 @@ NAN = math.nan
         (lambda: Correction(ratio="new"), "ratio=new: accepted are old, current"),
         (lambda: Correction(normalize="token"), "normalize=token: accepted are none, batch"),
         (lambda: Correction(denominator="all"), "denominator=all: accepted are original, kept"),
+        (lambda: Correction(ratio="current"), "ratio=current has no effect without a weight or a filter"),
         (lambda: Correction(normalize="batch"), "normalize=batch has no effect while weight.level is null"),
         (lambda: Correction(denominator="kept"), "denominator=kept has no effect without a filter under reject"),
     ],

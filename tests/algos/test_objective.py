@@ -29,10 +29,13 @@ def value_and_gradient(objective, batch, ref=None, rows=slice(None)):
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean_token_mean", "token_sum"])
 def test_the_kl_term_is_its_coefficient_times_the_estimator(reduction):
-    """k2 of x = log π_ref − log π_θ has gradient −x; mean over the 5 tokens of the shared batch, or as the reduction says."""
+    """k2 of x = log π_ref − log π_θ has gradient −x; mean over the 5 tokens of the shared batch, or as the reduction says.
+
+    No weight multiplies it.
+    """
     batch = shared_batch()
     ref = batch[2] + f64([[0.5, -0.2, 0.0], [0.1, -0.4, 9.0]])
-    plain = Objective(PPO, Correction(), "old", reduction)
+    plain = Objective(PPO, Correction(weight=Weight("token", upper=2.0)), "old", reduction)
     with_kl = plain._replace(kl=kl.k2, kl_coef=0.3)
     value, gradient, metrics = value_and_gradient(with_kl, batch, ref)
     base, base_gradient, _ = value_and_gradient(plain, batch)
