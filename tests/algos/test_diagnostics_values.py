@@ -119,6 +119,16 @@ def test_filter_metrics_and_masked_fractions():
     assert done["correction/kept_tokens"].item() == pytest.approx(0.4)
 
 
+def test_the_correlation_of_the_probabilities():
+    """Over the five tokens as torch.corrcoef has it; π = 1 − μ over any batch is −1."""
+    l, mask, rollout = shared()
+    both = torch.stack([(rollout + l)[mask], rollout[mask]]).exp()
+    torch.testing.assert_close(details(l, mask, rollout)["mismatch/prob_pearson"], torch.corrcoef(both)[0, 1])
+    mu = f64([[0.2, 0.5, 0.9]])
+    opposite = details(((1 - mu) / mu).log(), torch.ones(1, 3).bool(), mu.log())["mismatch/prob_pearson"]
+    assert opposite.item() == pytest.approx(-1)
+
+
 def test_padding_and_empty_rows_count_nowhere():
     l, mask, rollout = shared()
     spec = Correction(weight=Weight("token", upper=2.0))
