@@ -27,7 +27,9 @@ class Display:
         self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
         self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
-        self.began, self.last, self.stepping = time.time(), 0.0, None
+        self.began, self.last = time.time(), 0.0
+        self.least: int | None = None  # steps done before the runs began to step, or when one fell back to a checkpoint
+        self.stepping: tuple[float, int] | None = None  # when they were first seen to step, and the steps done by then
         self.took = 0.0  # by the last look at the folders: thousands of them, on a network, take a while
 
     def __enter__(self) -> Display:
@@ -51,9 +53,11 @@ class Display:
         self.last = time.time()
         self.took = self.last - now
         done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
-        if self.stepping is None or done <= self.stepping[1]:
-            self.stepping = (now, done)  # the clock of the rate starts with the first step, not with the warm start
-        fresh = done - self.stepping[1]
+        if self.least is None or done < self.least:
+            self.least, self.stepping = done, None
+        elif self.stepping is None and done > self.least:
+            self.stepping = (now, done)  # the clock of the rate starts with a step, not with the warm start
+        fresh = done - self.stepping[1] if self.stepping else 0
         coming = sum(self.configs[d].steps - step for d, (state, step) in rows.items() if state != "failed")
         left = (now - self.stepping[0]) / fresh * coming if fresh else None
         ended = sum(state in FINISHED for state, _ in rows.values())

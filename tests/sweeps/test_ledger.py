@@ -9,12 +9,14 @@ import time
 import pytest
 
 from harness.errors import UserError
+from harness.records import RunFolder
 from sweeps.cluster import Task
 from sweeps.commands import cancel, logs, retry, status
 from sweeps.launch import _estimate, arm_names, cost, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local, Pool
 from sweeps.options import SlurmOptions
+from sweeps.progress import Display
 from sweeps.slurm import Job, merged
 from sweeps.snapshot import snapshot
 
@@ -195,6 +197,22 @@ def test_the_time_that_a_grid_takes_counts_the_steps_that_are_left(tiny):
     (second.path / "checkpoints" / "step-00000020").mkdir(parents=True)
     told = _estimate({"c": first, "d": second}, ["c", "d"])
     assert told == "; 100 steps, 0:50 (minutes:seconds) of runs, by the pace of 1 earlier ones"
+
+
+def test_the_time_left_is_by_the_pace_of_steps_of_runs_that_go_on(tiny, monkeypatch, capsys):
+    """A warm start ends within the first 100 s, then 20 steps take 100 s: 5 s a step, so 30 more take 150 s. The other failed."""
+    first, second = (tiny("steps=60", f"seed={seed}") for seed in (0, 1))
+    for config in (first, second):
+        config.path.mkdir(parents=True)
+    RunFolder(second.path).status("failed", step=20, steps=60)
+    with Display([first, second]) as shown:
+        for now, step in ((0, 0), (100, 10), (200, 30)):
+            RunFolder(first.path).status("running", step=step, steps=60)
+            monkeypatch.setattr("sweeps.progress.time.time", lambda now=now: now)
+            shown.update(force=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert ["starting" in line for line in lines[:3]] == [True, True, False] and "50/120 steps" in lines[2]
+    assert "about 2:30 left" in lines[2]
 
 
 def test_a_sweep_whose_launch_is_not_known_cannot_be_retried(sweep):
