@@ -190,6 +190,10 @@ def test_a_response_without_tokens_is_zero_at_every_level():
         assert (at_level(empty, torch.zeros(1, 3).bool(), level, ids) == 0).all(), level
 
 
+def test_the_worst_token_is_one_of_the_response():
+    assert at_level(f64([[-2, -1, 0]]), torch.tensor([[True, True, False]]), "worst_token").item() == -1
+
+
 def test_filters_commute_and_weights_ignore_them():
     """SkyRL takes the product over tokens that an earlier filter left; here every stage sees the original mask."""
     a, b = Reject("token", lower=0.5, upper=2.0), Reject("sequence", lower=0.5, upper=2.8)
