@@ -15,6 +15,7 @@ from harness.config import Config, parse
 from harness.errors import UserError
 from harness.plugins import check
 from harness.records import RunFolder, writing
+from harness.run import Run
 from harness.trainer import Trainer
 
 
@@ -59,6 +60,6 @@ def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder(scratch)
         transplant(found, folder)
-        trainer = Trainer(found.config, folder)
-        trainer.resume()
-        yield trainer
+        run = Run(found.config, folder)
+        run.resume()
+        yield run.trainer

@@ -20,7 +20,7 @@ def main(composed: DictConfig) -> str:
     """Check the composed config, then run it. Returns the state in which the run ended."""
     try:
         config = parse(OmegaConf.to_container(composed, resolve=True))
-        from harness.trainer import train
+        from harness.run import train
 
         return train(config)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""One run: the loop from prompts to an optimizer step, its record, and its resume.
+"""One step of a run: the way from prompts to an optimizer step. `run.py` repeats and records it.
 
 On several ranks (`ranks.py`) each samples and trains on its share of the rows; whatever is counted or averaged is so over the
 whole batch, which all of them hold.
@@ -6,14 +6,10 @@ whole batch, which all of them hold.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from functools import partial
-from pathlib import Path
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -26,34 +22,27 @@ from algos.effects import examine, finish, finish_applied
 from algos.profiles import position_rows, profiles
 from algos.ratios import log_ratio
 from algos.reductions import Counts
-from harness import checkpoint
 from harness.actor import DeepSpeedActor
 from harness.ahead import Ahead
-from harness.collapse import outcome
 from harness.config import Config
 from harness.dumps.record import dump
 from harness.errors import UserError
-from harness.lifecycle import Preempted, Progress, stop_signals
 from harness.models import device
 from harness.plugins import (
     build_advantage,
-    build_detectors,
     build_engine,
     build_objective,
-    check,
     needs_own_sampler,
     own_precision,
 )
 from harness.probes import Probes
-from harness.provenance import provenance
-from harness.ranks import Ranks, check_ranks, join
-from harness.records import FINISHED, Onlooker, RunFolder
+from harness.ranks import join
+from harness.records import RunFolder
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.sync import SyncCheck
 from harness.seeding import generator, seed_globals
 from harness.tasks import PAD
-from harness.tracking import Tracker
 from harness.warmstart import build_task, policy_config, start
 
 
@@ -81,12 +70,11 @@ class Batch(NamedTuple):
 
 
 class Trainer:
-    """The pieces of one run. `step` is the algorithm; `run` is its life."""
+    """The pieces of one run, and the algorithm that they make: `step`."""
 
     def __init__(self, config: Config, folder: RunFolder):
         self.config, self.folder, self.ranks = config, folder, join()
         self.objective, self.advantage = build_objective(config), build_advantage(config)
-        self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.task = build_task(config)
         net, *prompts = start(config, self.task)
         self.train_prompts, self.held_out = (pool.to(device()) for pool in prompts)
@@ -117,8 +105,6 @@ class Trainer:
         )
         self.updates = 0  # optimizer steps so far: the version of the weights
         self.seconds: dict[str, float] = {}
-
-    # --- the algorithm -------------------------------------------------------------------------------------------------
 
     def step(self, step: int) -> dict[str, float]:
         """Prompts → rollout → reward → π_old → advantages → correction → mini-batches of objective and optimizer step."""
@@ -357,84 +343,13 @@ class Trainer:
         chosen = self.train_prompts[torch.stack([orders[p // n][p % n] for p in places])]
         return chosen.repeat_interleave(self.config.rollout.samples, dim=0).to(device())
 
-    # --- its life ------------------------------------------------------------------------------------------------------
+    def state(self) -> tuple[int, dict[str, Tensor]]:
+        """(optimizer steps, what was sampled ahead of its use): all that is neither the actor's nor a function of the step."""
+        return self.updates, self.ahead.state()
 
-    def run(self, stopped: list[signal.Signals]) -> str:
-        """Train to the end, from the last checkpoint if there is one; returns the final state.
-
-        `stopped` fills when a signal asks to stop: the run then saves a checkpoint and raises Preempted.
-        """
-        c, folder = self.config, self.folder
-        step = self.resume()
-        folder.status("running", step=step, steps=c.steps)
-        track, progress = Tracker(c, folder.path), Progress(step, c.steps)
-        exit_code, ending = 1, {"state": "interrupted"}
-        try:
-            while step < c.steps and not (c.collapse.stop and self.collapsed):
-                metrics = self.step(step)
-                self.record(step, metrics, track)
-                step += 1
-                progress.show(step, metrics)
-                folder.status("running", step=step, steps=c.steps)
-                stop = self.ranks.any(max(stopped, default=0))  # a signal to one rank is a signal to all
-                if step % c.checkpoint.every == 0 or step == c.steps or stop:
-                    self.save(step)
-                if stop and step < c.steps:
-                    folder.log_event("preempted", step, signal=signal.Signals(stop).name)
-                    folder.status("preempted", step=step, steps=c.steps)
-                    ending = {"state": "preempted"}
-                    raise Preempted(128 + stop)
-            if not (c.collapse.stop and self.collapsed):
-                self.record(step, self.sync() | self.evaluate(), track)
-            state = "collapsed" if self.collapsed else "done"
-            folder.status(state, step=step, steps=c.steps)
-            ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
-            exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
-            return state
-        except Exception as error:
-            ending = {"state": "failed", "error": str(error) or type(error).__name__}
-            raise
-        finally:
-            track.finish(exit_code, **ending)
-
-    def record(self, step: int, metrics: dict[str, float], track) -> None:
-        """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
-        self.folder.log_metrics(step, metrics)
-        track.log(step, metrics)
-        if metrics.get("correction/kept_tokens") == 0:
-            self.folder.log_event("all_rejected", step)
-        for name, detector in self.detectors.items():
-            event = detector.observe(step, metrics)
-            if event:
-                self.events[name] = event
-                self.folder.log_event(detector.role, step, detector=name, **event)
-                track.event(step, detector.role, name, event)
-
-    @property
-    def collapsed(self) -> bool:
-        return any(self.detectors[name].role == "collapse" for name in self.events)
-
-    def resume(self) -> int:
-        """Restore the last sound checkpoint; the step to go on with."""
-        self.events: dict[str, dict] = {}
-        state = checkpoint.load(self.folder, self.ranks, self.actor)
-        if state is None:
-            return 0
-        self.updates, self.events = state["updates"], state["events"]
-        self.ahead.restore({name: tensor.to(device()) for name, tensor in state["rollouts"].items()})
-        for name, detector in self.detectors.items():
-            detector.state = state["detectors"][name]
-        self.folder.log_event("resumed", state["step"])
-        return state["step"]
-
-    def save(self, step: int) -> None:
-        state = {
-            "step": step,
-            "updates": self.updates,
-            "events": self.events,
-            "detectors": {name: detector.state for name, detector in self.detectors.items()},
-        }
-        checkpoint.save(self.folder, self.ranks, self.actor, state, self.ahead.state(), self.config.checkpoint.keep)
+    def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
+        self.updates = updates
+        self.ahead.restore({name: tensor.to(device()) for name, tensor in rollouts.items()})
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -446,55 +361,3 @@ class Trainer:
 def taken(corrected: Corrected, rows: Tensor) -> Corrected:
     """Some rows of a correction."""
     return Corrected(*(part[rows] for part in corrected))
-
-
-def train(config: Config) -> str:
-    """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state.
-
-    On several ranks rank 0 keeps the record and speaks; when one dies or fails, all stop and say which.
-    """
-    check(config)
-    ranks = join()
-    check_ranks(config, ranks.size)
-    if ranks.rank == 0:
-        state = _train(config, RunFolder(config.path), ranks)
-        print(f"{state}: {config.path}", flush=True)
-        return state
-    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        return _train(config, Onlooker(config.path), ranks)
-
-
-def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
-    with stop_signals() as stopped, ranks.together(partial(_last_words, config.path)), folder.claim():
-        if ranks.first(folder.state in FINISHED):
-            return folder.state
-        folder.write("config.json", config.model_dump(mode="json"))
-        _add_provenance(folder)
-        folder.status("running", step=0, steps=config.steps, phase="warm start")
-        try:
-            return Trainer(config, folder).run(stopped)
-        except Preempted as stop:
-            at, name = folder.progress(), signal.Signals(stop.code - 128).name
-            print(f"preempted: {config.path}: {name}, saved at step {at['step']}/{at['steps']}; goes on from there", flush=True)
-            raise
-        except Exception as error:
-            with suppress(UserError):  # a full disk refuses this too; the first error tells
-                folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
-            raise
-
-
-def _last_words(path: Path, rank: int, reason: str) -> None:
-    """Record that another rank has died: rank 0, which holds the folder, or whoever can claim it when it was rank 0."""
-    folder = RunFolder(path)
-    with suppress(UserError), folder.claim() if rank else nullcontext():
-        folder.status("failed", **folder.progress(), error=reason)
-
-
-def _add_provenance(folder: RunFolder) -> None:
-    """One entry per process that worked on the run, told of when the code has changed in between."""
-    now = provenance()
-    earlier = folder.read("provenance.json")["processes"] if (folder.path / "provenance.json").exists() else []
-    if earlier and (earlier[-1]["commit"], earlier[-1]["diff"]) != (now["commit"], now["diff"]):
-        print(f"{folder.path}: goes on with other code than it began with; provenance.json lists both", flush=True)
-    folder.write("provenance.json", {"processes": [*earlier, now]})

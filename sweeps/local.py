@@ -164,7 +164,7 @@ def _train(config_json: str, log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from harness.config import Config
-    from harness.trainer import train
+    from harness.run import train
 
     try:
         train(Config.model_validate_json(config_json))

@@ -12,7 +12,7 @@ from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
 from harness.errors import UserError
 from harness.records import RunFolder
-from harness.trainer import train
+from harness.run import train
 
 
 def columns(dtype=np.float32):

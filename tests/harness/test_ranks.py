@@ -18,7 +18,7 @@ from harness.errors import UserError
 from harness.models import build
 from harness.ranks import check_ranks
 from harness.records import RunFolder, run_folders
-from harness.trainer import train
+from harness.run import train
 from harness.warmstart import policy_config
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed

@@ -8,7 +8,7 @@ from experiments.noise import matching_noise
 from experiments.restore import find, transplant
 from harness.errors import UserError
 from harness.records import METRICS, RunFolder, run_folders
-from harness.trainer import Trainer, train
+from harness.run import Run, train
 from sweeps.branch import branch, overridden
 
 
@@ -23,10 +23,10 @@ def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
         assert found.step == 2
         folder = RunFolder(tmp_path / precision)
         transplant(found, folder)
-        trainer = Trainer(config, folder)
-        assert trainer.resume() == 2
+        run = Run(config, folder)
+        assert run.resume() == 2
         chosen = [m for m in methods(["ppo"], ["none", "sequence_truncate"], "token_mean") if m.family is None]
-        tables[precision] = Laboratory(trainer, 8, 0).compare(chosen, 16, 64).set_index("method")
+        tables[precision] = Laboratory(run.trainer, 8, 0).compare(chosen, 16, 64).set_index("method")
     control = tables["fp32"]
     assert control.loc[EXACT, "sd"] == control.loc["ppo none", "sd"] > 0
     assert control.loc["ppo none", "cosine"] > 0.5 and control.loc["ppo none", "bias low"] < 0.5

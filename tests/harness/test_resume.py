@@ -11,7 +11,7 @@ import pytest
 
 from harness import checkpoint
 from harness.records import RunFolder
-from harness.trainer import train
+from harness.run import train
 from sweeps.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 

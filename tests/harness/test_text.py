@@ -14,10 +14,11 @@ from harness.errors import UserError
 from harness.models import hub_model
 from harness.plugins import check
 from harness.rollouts.local import LocalEngine
+from harness.run import train
 from harness.tasks import PAD
 from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
-from harness.trainer import Trainer, train
+from harness.trainer import Trainer
 from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of

@@ -16,7 +16,7 @@ from tests.harness.test_trainer import folder_of
 def command(config) -> list[str]:
     """Of a run in a process of its own, as W&B keeps state in the process that called it."""
     code = (
-        "import sys; from harness.config import Config; from harness.trainer import train;"
+        "import sys; from harness.config import Config; from harness.run import train;"
         "train(Config.model_validate_json(sys.argv[1]))"
     )
     return [sys.executable, "-c", code, config.model_dump_json()]

@@ -13,7 +13,8 @@ from harness.collapse import replay
 from harness.errors import UserError
 from harness.plugins import check
 from harness.records import METRICS, RunFolder
-from harness.trainer import Trainer, train
+from harness.run import Run, train
+from harness.trainer import Trainer
 from harness.warmstart import warm_start
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
@@ -147,14 +148,14 @@ def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monk
 def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypatch):
     config = tiny("steps=2")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
-        generate = trainer.engine.generate
+        run = Run(config, folder)
+        generate = run.trainer.engine.generate
         monkeypatch.setattr(
-            trainer.engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
+            run.trainer.engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
         )
-        metrics = trainer.step(0)
+        metrics = run.trainer.step(0)
     assert metrics["mismatch/dropped"] == 16 * 4 and "rollout_corr/k3_kl" not in metrics
-    assert trainer.detectors["numerical"].observe(0, metrics)["cause"] == "no rollout log-probability is finite"
+    assert run.detectors["numerical"].observe(0, metrics)["cause"] == "no rollout log-probability is finite"
 
 
 def test_a_run_goes_on_after_its_weights_are_lost(tiny, monkeypatch):

@@ -20,8 +20,8 @@ from harness.plugins import check
 from harness.rollouts import vllm as vllm_engine
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import QUANTIZATIONS, VllmEngine, kv_cache_refusal, weight_formats
+from harness.run import train
 from harness.tasks import PAD
-from harness.trainer import train
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
 
