@@ -336,7 +336,7 @@ def test_a_kl_term_against_the_policy_that_sampled(tiny):
 
 def test_a_baseline_of_kept_responses_and_a_kl_term(tiny):
     """With everything rejected no advantage is left, but the KL term, whose tokens are rejected too, adds nothing either."""
-    reject = "+correction.reject.all={level: token, statistic: ratio, lower: 1.0, upper: 1.0, when: all}"
+    reject = "+correction.reject.all={level: token, statistic: ratio, lower: 1.0, upper: 1.000001, when: all}"
     metrics, _ = stepped(tiny(reject, "baseline=kept", "kl=k3", "diagnostics.every=1"))
     assert metrics["correction/kept_tokens"] < 1 and metrics["actor/kl"] >= 0
     assert {"mismatch/js_divergence", "rollout_corr/rollout_rs_all_mean"} <= metrics.keys()
