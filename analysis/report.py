@@ -68,7 +68,8 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
         "Outcomes": (
             "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
             "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
-            "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have.",
+            "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have, "
+            "with Holm's p of the exact sign-flip test.",
             words.readable(outcome),
         ),
         **last,

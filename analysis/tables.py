@@ -109,6 +109,8 @@ def outcomes(sweep: Sweep) -> pd.DataFrame:
         rows.append(row | _against(runs, mine, references.get(arm), tau, reward.final))
     table = pd.DataFrame(rows)
     table["Holm p"] = survival.holm(table["exact p"].to_numpy())
+    if "reward p" in table:
+        table["reward Holm p"] = survival.holm(table["reward p"].to_numpy())
     return table
 
 
@@ -145,6 +147,7 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     if len(one.index.intersection(another.index)):
         reward = paired_difference(one, another, rng)
         found |= {"reward gained": reward.value, "reward low": reward.lower, "reward high": reward.upper}
+        found["reward p"] = survival.sign_flip((one - another).dropna().to_numpy(), rng)
     return found
 
 

@@ -130,7 +130,8 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             "exact p, Holm": f"{row['exact p']:.2g}, {row['Holm p']:.2g}" if pd.notna(row["exact p"]) else "–",
             "final reward, IQM": cell(row, "final IQM", "IQM low", "IQM high", ".3f"),
             "mean": cell(row, "final mean", "mean low", "mean high", ".3f"),
-            "on reference, by seed": cell(row, "reward gained", "reward low", "reward high", "+.3f"),
+            "on reference, by seed; Holm's p": cell(row, "reward gained", "reward low", "reward high", "+.3f")
+            + (f"; {row['reward Holm p']:.2g}" if pd.notna(row.get("reward Holm p")) else ""),
             "note": row["said"],
         }
         rows.append(outcome)

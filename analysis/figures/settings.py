@@ -30,7 +30,7 @@ def lead_times(sweep: Sweep) -> Figure | str:
         auc: auc,
     }
     for axis, (column, word) in zip(axes, parts.items(), strict=True):
-        axis.plot(table[column], table.index, "o", color=COLOURS[1], label="detected")
+        axis.plot(table[column], table.index, "o", color=COLOURS[1], label="detected", clip_on=False)
         axis.set_xlabel(word, fontsize=8)
         axis.grid(alpha=0.25)
     axes[1].plot(table["false alarms"], table.index, "x", color=COLOURS[2], label="false alarms")

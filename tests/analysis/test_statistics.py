@@ -274,10 +274,29 @@ def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
 
 
 def test_the_auc_does_not_look_ahead():
-    """A diagnostic recorded from step 42 on only: no run has a score at the landmarks before, so only 45 and 50 count."""
+    """A diagnostic recorded from step 42 on only: no run has a score at the landmarks before, so only 45 and 50 count. That it
+    is low at the end of the collapsed runs must not be seen there."""
     runs, steps = toy()
+    steps.loc[steps.step > 70, "rollout_corr/k3_kl"] *= -1
     found = predictors.signals(steps[steps.step >= 42], "rollout_corr/k3_kl")
     assert predictors.time_dependent_auc(runs, found) == pytest.approx(1)
+
+
+def test_landmarks_count_by_their_cases():
+    """a collapses at 60, b at 12, c is watched to 100. At 5 b is the case, at 10 both, at 15..50 a. Scores differ at 10 only:
+    (1·1/2 + 2·1 + 8·1/2)/11."""
+    columns = {"event": [True, True, False], "onset": [60, 12, np.nan], "step": [100, 100, 100]}
+    at_ten = [1.0] * 10 + [2.0] + [1.0] * 89
+    found = {"a": signal(at_ten), "b": signal(at_ten), "c": signal([1.0] * 100)}
+    assert predictors.time_dependent_auc(pd.DataFrame(columns, index=list("abc")), found) == pytest.approx(6.5 / 11)
+
+
+def test_an_alarm_at_the_onset_is_no_warning():
+    """Of seed 3 the K3 rises at 58, so its median at 60, the onset: seen, but not ahead."""
+    runs, steps = toy()
+    steps.loc[(steps.run == "3True") & (steps.step < 58), "rollout_corr/k3_kl"] = 1.0
+    row = predictors.evaluate(runs, steps).iloc[0]
+    assert (row["detected"], row["median lead (steps)"]) == (0.75, 18)
 
 
 def test_a_run_censored_within_the_horizon_is_neither_case_nor_control():
@@ -311,12 +330,12 @@ def test_an_alarm_stands_at_the_first_rise_though_it_passes():
 
 
 def test_a_rise_after_the_onset_is_no_detection():
-    """c rises at its onset only: just before, it stood at 1 like the others, so no threshold sees it and d alone is told."""
+    """c rises to 3 at its onset only: just before, it stood at 1 like the others, so d alone is told: halfway from 1 to 9."""
     runs = pd.DataFrame({"event": [False, True, True], "onset": [np.nan, 5, 5]}, index=list("acd"))
-    found = {"a": signal([1.0] * 9), "c": signal([1.0] * 5 + [9.0] * 4), "d": signal([1.0] * 2 + [9.0] * 7)}
+    found = {"a": signal([1.0] * 9), "c": signal([1.0] * 5 + [3.0] * 4), "d": signal([1.0] * 2 + [9.0] * 7)}
     assert predictors.best_threshold(runs, found) == 5
     assert (
-        predictors.alarm(found["c"], 5) == 5
+        predictors.alarm(found["c"], 3) == 5
         and predictors.alarm(found["d"], 5) == 2
         and np.isnan(predictors.alarm(found["a"], 5))
     )
@@ -351,6 +370,7 @@ def test_too_few_runs_are_said_to_be_too_few():
 
 def test_a_low_value_warns_where_low_is_bad():
     runs, steps = toy()
-    steps["mismatch/ess_sequence"] = 1 / steps["rollout_corr/k3_kl"]
+    for low in ("mismatch/ess_sequence", "actor/entropy"):
+        steps[low] = 1 / steps["rollout_corr/k3_kl"]
     table = predictors.evaluate(runs, steps).set_index("diagnostic")
-    assert table.loc["sequence ESS", "median lead (steps)"] == 18
+    assert table.loc["sequence ESS", "median lead (steps)"] == table.loc["entropy", "median lead (steps)"] == 18
