@@ -35,17 +35,30 @@ class Progress:
 
 
 class Preempted(SystemExit):
-    """The run stopped on a signal after a checkpoint; its code is 128 + the signal, as a shell reports it."""
+    """A signal stopped the run, which goes on when it is started again; its code is 128 + the signal, as a shell reports it."""
+
+
+class StopRequest:
+    """number: the signal that asked the run to stop, 0 while none did. at_once: the run is ended by the signal where it is,
+    having nothing to save yet; else it looks at `number` where it can save."""
+
+    def __init__(self, *, at_once: bool):
+        self.number, self.at_once = 0, at_once
+
+    def __call__(self, number: int, frame) -> None:
+        first, self.number = not self.number, number
+        if self.at_once and first:
+            raise Preempted(128 + number)
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[signal.Signals]]:
-    """Ctrl-C, SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) end up in the list, and do not end the process."""
-    stopped: list[signal.Signals] = []
+def stop_signals(*, at_once: bool) -> Iterator[StopRequest]:
+    """Ctrl-C, SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) ask the run to stop, and do not end the process."""
+    request = StopRequest(at_once=at_once)
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-    before = [signal.signal(number, lambda n, _: stopped.append(signal.Signals(n))) for number in caught]
+    before = [signal.signal(number, request) for number in caught]
     try:
-        yield stopped
+        yield request
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)

@@ -12,7 +12,7 @@ from harness import checkpoint
 from harness.collapse import outcome
 from harness.config import Config
 from harness.errors import UserError
-from harness.lifecycle import Preempted, Progress, stop_signals
+from harness.lifecycle import Preempted, Progress, StopRequest, stop_signals
 from harness.plugins import build_detectors, check
 from harness.provenance import provenance
 from harness.ranks import Ranks, check_ranks, join
@@ -30,13 +30,14 @@ class Run:
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
         self.events: dict[str, dict] = {}  # the first of each detector
 
-    def train(self, stopped: list[signal.Signals]) -> str:
+    def train(self, request: StopRequest) -> str:
         """Train to the end, from the last checkpoint if there is one; returns the final state.
 
-        `stopped` fills when a signal asks to stop: the run then saves a checkpoint and raises Preempted.
+        When a signal asks to stop, the run saves a checkpoint after its step and raises Preempted.
         """
         c, folder = self.config, self.folder
         step = self.resume()
+        request.at_once = False
         folder.status("running", step=step, steps=c.steps)
         track, progress = Tracker(c, folder.path), Progress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
@@ -47,12 +48,10 @@ class Run:
                 step += 1
                 progress.show(step, metrics)
                 folder.status("running", step=step, steps=c.steps)
-                stop = self.ranks.any(max(stopped, default=0))  # a signal to one rank is a signal to all
+                stop = self.ranks.any(request.number)  # a signal to one rank is a signal to all
                 if step % c.checkpoint.every == 0 or step == c.steps or stop:
                     self.save(step)
                 if stop and step < c.steps:
-                    folder.log_event("preempted", step, signal=signal.Signals(stop).name)
-                    folder.status("preempted", step=step, steps=c.steps)
                     ending = {"state": "preempted"}
                     raise Preempted(128 + stop)
             if not (c.collapse.stop and self.collapsed):
@@ -126,17 +125,21 @@ def train(config: Config) -> str:
 
 
 def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
-    with stop_signals() as stopped, ranks.together(partial(_last_words, config.path)), folder.claim():
+    # Of several ranks one that ends at once would count as dead.
+    with stop_signals(at_once=ranks.size == 1) as request, ranks.together(partial(_last_words, config.path)), folder.claim():
         if ranks.first(folder.state in FINISHED):
             return folder.state
         folder.write("config.json", config.model_dump(mode="json"))
         _add_provenance(folder)
         folder.status("running", step=0, steps=config.steps, phase="warm start")
         try:
-            return Run(config, folder).train(stopped)
+            return Run(config, folder).train(request)
         except Preempted as stop:
             at, name = folder.progress(), signal.Signals(stop.code - 128).name
-            print(f"preempted: {config.path}: {name}, saved at step {at['step']}/{at['steps']}; goes on from there", flush=True)
+            where = "before a step" if request.at_once else f"saved at step {at['step']}/{at['steps']}"
+            folder.log_event("preempted", at["step"], signal=name)
+            folder.status("preempted", **at)
+            print(f"preempted: {config.path}: {name}, {where}; goes on from there", flush=True)
             raise
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too; the first error tells

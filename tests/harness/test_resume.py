@@ -122,6 +122,24 @@ def test_a_signal_saves_a_checkpoint_and_the_run_resumes(tiny, start, undisturbe
     assert lines(folder) == rows_before + 61 - stopped[0]["step"]  # no step was done twice
 
 
+def test_a_signal_ends_a_warm_start_at_once(tiny, start):
+    """It has nothing to save, and may take longer than a cluster waits: an hour's worth of steps here."""
+    config = tiny(*OVERRIDES, "run.sweep=cold", "warmstart.steps=100000")
+    folder = folder_of(config)
+    process = start(config)
+    wait_for(lambda: "warm start 50/" in log(folder), process)
+    process.terminate()
+    finished(process, 128 + signal.SIGTERM)
+    assert folder.state == "preempted" and not folder.metrics()
+    assert [(e["step"], e["signal"]) for e in folder.events() if e["kind"] == "preempted"] == [(0, "SIGTERM")]
+    assert log(folder).splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, before a step; goes on from there"
+
+
+def log(folder: RunFolder) -> str:
+    path = folder.path / "log.txt"
+    return path.read_text() if path.exists() else ""
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undisturbed, damage):
     config = tiny(*OVERRIDES, f"run.sweep=damaged-{damage}")
