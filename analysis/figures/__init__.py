@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.figures import mismatch, outcome, settings
+from analysis.figures import dumped, mismatch, outcome, settings
 from analysis.load import Sweep
 
 
@@ -68,7 +68,13 @@ FIGURES = {
     "density": Output(
         "Where do rollout and trainer disagree?",
         "Density of the log ratio over the rollout's own log-probability, and the tail of its absolute value.",
-        mismatch.density,
+        dumped.density,
+    ),
+    "positions": Output(
+        "Does the mismatch grow along a response, and how heavy is the tail of the sequence weights?",
+        "Left: K3 of the tokens at a place. Right: Hill's estimate from the m largest weights; above the dotted 0.7 no average "
+        "of them can be relied on (Vehtari et al., arXiv 1507.02646).",
+        dumped.positions,
     ),
     "gap": Output(
         "Is what is trained what is deployed, and what is thrown away?",

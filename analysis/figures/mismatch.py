@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -30,9 +27,6 @@ TRACES = {
     "rollout/response_tokens": "response length (tokens)",
 }
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
-MOST_TOKENS = 200_000
-"""Tokens of the density, drawn evenly from the dumps."""
-
 
 def dose_response(sweep: Sweep) -> Figure | str:
     """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
@@ -101,57 +95,6 @@ def aligned_traces(sweep: Sweep) -> Figure | str:
     for axis in axes[-3:]:
         axis.set_xlabel("steps after the onset")
     return figure
-
-
-def density(sweep: Sweep) -> Figure | str:
-    """Log ratio of a token against log μ, and the tail of |log ratio|, per precision, from the dumps of the runs."""
-    found = _dumped(sweep)
-    if not found:
-        return "No run has dumps: set dump.every to have the log-probabilities of whole batches (docs/dumps.md)."
-    figure, axes = grid(len(found) + 1, 3, 2.9)
-    for i, (precision, tokens) in enumerate(found.items()):
-        axis = axes[i]
-        x, y = tokens["logp_rollout"], tokens["logp_old"] - tokens["logp_rollout"]
-        image = axis.hexbin(x, y, gridsize=50, bins="log", cmap="viridis", mincnt=1, rasterized=True)
-        figure.colorbar(image, ax=axis, shrink=0.8)
-        axis.set_title(f"{precision}: {len(x):,} tokens")
-        axis.set_xlabel("log μ (nats)")
-        axis.set_ylabel("log π_old − log μ (nats)")
-        if (y != 0).any():
-            axes[-1].plot(*exceedance(np.abs(y)), **look(i % 8), label=precision)
-    axes[-1].set(xscale="log", yscale="log", xlabel="x: |log π_old − log μ| ≥ x (nats)", ylabel="share of tokens")
-    axes[-1].set_title("tail")
-    if axes[-1].lines:
-        axes[-1].legend()
-    return figure
-
-
-def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """(x, share of values ≥ x), for ranks spaced evenly by their logarithm: the largest values, which are few, are all there."""
-    tail = np.sort(values)[::-1]
-    rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
-    return tail[rank - 1], rank / len(tail)
-
-
-def _dumped(sweep: Sweep) -> dict[str, dict[str, np.ndarray]]:
-    """Flat log-probabilities of dumped tokens by precision."""
-    if sweep.folder is None:
-        return {}
-    from harness.dumps.files import read
-
-    parts: dict[str, list[dict[str, np.ndarray]]] = {}
-    for run in sweep.runs.itertuples():
-        for path in sorted(Path(sweep.folder, run.Index, "dumps").glob("step-*.parquet")):
-            for table in read(path):
-                columns = {n: table[n].combine_chunks().flatten().to_numpy() for n in ("logp_rollout", "logp_old")}
-                finite = np.isfinite(columns["logp_rollout"]) & np.isfinite(columns["logp_old"])
-                parts.setdefault(run.precision, []).append({n: v[finite] for n, v in columns.items()})
-    found = {}
-    for precision in [p for p in PRECISIONS if p in parts] + sorted(set(parts) - set(PRECISIONS)):
-        joined = {n: np.concatenate([part[n] for part in parts[precision]]) for n in ("logp_rollout", "logp_old")}
-        every = -(-len(joined["logp_old"]) // MOST_TOKENS) or 1
-        found[precision] = {n: v[::every] for n, v in joined.items()}
-    return found
 
 
 def deployment_gap(sweep: Sweep) -> Figure | str:

@@ -1,5 +1,6 @@
 """The report: what it says, that its page opens in a real browser, what it does with sweeps that are uneven, large or empty."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from PIL import Image
 
 from analysis import tables, words
 from analysis.figures import FIGURES
-from analysis.figures.mismatch import exceedance
+from analysis.figures.dumped import Dumped, by_position, exceedance, hill
 from analysis.figures.style import chunks, short, svg
 from analysis.load import load
 from analysis.performance import rewards
@@ -95,7 +96,7 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) and "<script" not in page
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
-    assert page.count("<svg") == len(FIGURES) - 3  # no bounds, dumps or learning rates to compare in this sweep
+    assert page.count("<svg") == len(FIGURES) - 4  # no bounds, dumps or learning rates to compare in this sweep
     assert "Not drawn: One learning rate only" in page
 
 
@@ -140,7 +141,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     import json
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
-    assert len(found["svg"]) == len(FIGURES) - 3 and all(w > 800 and h > 100 for w, h in found["svg"])
+    assert len(found["svg"]) == len(FIGURES) - 4 and all(w > 800 and h > 100 for w, h in found["svg"])
     assert found["wide"] <= 1280 and found["tables"] == 7
 
 
@@ -270,6 +271,28 @@ def test_the_tail_of_the_log_ratios_holds_its_largest():
     x, share = exceedance(values)
     assert list(x[:3]) == [1, 0.99999, 0.99998] and list(share[:3]) == [1e-5, 2e-5, 3e-5] and share[-1] == 1
     assert np.diff(np.log(share)).max() < 0.7  # the first two ranks are ln 2 apart
+
+
+def test_the_tail_index_of_exact_quantiles():
+    """log w_(i) = k log(n/i), the quantiles of a Pareto of index k: k̂_m = k (log(m + 1) − log(m!)/m), which tends to k."""
+    n, k = 5000, 0.6
+    m, estimate = hill(k * np.log(n / np.arange(1, n + 1))[::-1])
+    assert m[0] == 1 and m[-1] == 499
+    expected = [k * (math.log(i + 1) - math.lgamma(i + 1) / i) for i in m]
+    assert estimate == pytest.approx(expected, abs=1e-12) and estimate[-1] == pytest.approx(k, abs=0.01)
+
+
+def test_k3_by_position():
+    """A token's own place while there are few; then bins: the last is the mean of the places above the edge before."""
+    ratio = np.log([2.0, 1.0, 0.5])
+    tokens = Dumped(np.zeros(3), ratio, np.array([1, 1, 3]), np.zeros(1))
+    place, k3 = by_position(tokens)
+    assert list(place) == [1, 2, 3] and np.isnan(k3[1])
+    assert k3[[0, 2]] == pytest.approx([(1 - math.log(2)) / 2, math.log(2) - 0.5])
+    place, k3 = by_position(Dumped(np.zeros(1000), np.linspace(0, 1, 1000), np.arange(1, 1001), np.zeros(1)))
+    assert place[0] == 1 and place[-1] == 1000 and len(place) < 64
+    last = np.linspace(0, 1, 1000)[place[-2] :]
+    assert k3[-1] == pytest.approx((np.exp(last) - 1 - last).mean())
 
 
 def test_no_collapse_anywhere(tmp_path):

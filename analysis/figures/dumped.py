@@ -1,0 +1,123 @@
+"""Figures of single tokens and responses, from the dumps of a sweep's runs (docs/dumps.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.figures.style import grid, look, subplots
+from analysis.load import Sweep
+from analysis.tables import PRECISIONS
+from harness.dumps.files import read
+
+NONE = "No run has dumps: set dump.every to have the log-probabilities of whole batches (docs/dumps.md)."
+MOST_TOKENS = 200_000
+"""Tokens of the density, drawn evenly from the dumps."""
+TOP = 0.1
+"""Share of the largest sequence weights up to which their tail is fitted."""
+TRUSTED = 0.7
+"""Tail index above which the mean of so many weights cannot be relied on: Vehtari et al., arXiv 1507.02646."""
+
+
+class Dumped(NamedTuple):
+    """All dumped tokens of a precision with finite log-probabilities, flat: log μ, the log ratio log π_old − log μ (nats), the
+    place in the response from 1; and the log of each response's sequence weight, the sum of its log ratios."""
+
+    logp_rollout: np.ndarray
+    log_ratio: np.ndarray
+    position: np.ndarray
+    log_weight: np.ndarray
+
+
+def density(sweep: Sweep) -> Figure | str:
+    """Log ratio of a token against log μ, and the tail of |log ratio|, per precision."""
+    found = _dumped(sweep)
+    if not found:
+        return NONE
+    figure, axes = grid(len(found) + 1, 3, 2.9)
+    for i, (precision, tokens) in enumerate(found.items()):
+        axis, every = axes[i], -(-len(tokens.log_ratio) // MOST_TOKENS) or 1
+        x, y = tokens.logp_rollout[::every], tokens.log_ratio[::every]
+        image = axis.hexbin(x, y, gridsize=50, bins="log", cmap="viridis", mincnt=1, rasterized=True)
+        figure.colorbar(image, ax=axis, shrink=0.8)
+        axis.set_title(f"{precision}: {len(x):,} tokens")
+        axis.set_xlabel("log μ (nats)")
+        axis.set_ylabel("log π_old − log μ (nats)")
+        if (y != 0).any():
+            axes[-1].plot(*exceedance(np.abs(y)), **look(i % 8), label=precision)
+    axes[-1].set(xscale="log", yscale="log", xlabel="x: |log π_old − log μ| ≥ x (nats)", ylabel="share of tokens")
+    axes[-1].set_title("tail")
+    if axes[-1].lines:
+        axes[-1].legend()
+    return figure
+
+
+def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """(x, share of values ≥ x), for ranks spaced evenly by their logarithm: the largest values, which are few, are all there."""
+    tail = np.sort(values)[::-1]
+    rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
+    return tail[rank - 1], rank / len(tail)
+
+
+def positions(sweep: Sweep) -> Figure | str:
+    """K3 of a token by its place in the response, and the tail index of the sequence weights, per precision."""
+    found = {name: tokens for name, tokens in _dumped(sweep).items() if (tokens.log_ratio != 0).any()}
+    if not found:
+        return NONE if not _dumped(sweep) else "Rollout and trainer agree to the bit in all that was dumped."
+    figure, ((left, right),) = subplots(1, 2, 3.4)
+    for i, (precision, tokens) in enumerate(found.items()):
+        left.plot(*by_position(tokens), **look(i % 8), label=precision)
+        right.plot(*hill(tokens.log_weight), **look(i % 8), label=f"{precision} ({len(tokens.log_weight):,} responses)")
+    left.set(yscale="log", xlabel="place of the token in the response", ylabel="K3 (nats per token)")
+    left.set_title("By position")
+    right.axhline(TRUSTED, color="grey", linewidth=0.8, linestyle=":")
+    right.set(xscale="log", ylim=(0, None), xlabel="largest sequence weights counted", ylabel="Hill's estimate of the tail index")
+    right.set_title("Tail of the sequence weights")
+    for axis in (left, right):
+        axis.legend(fontsize=7)
+    return figure
+
+
+def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """(place, mean of ρ − 1 − log ρ there): each place by itself up to `points`, else bins of equal ratio, at their upper end."""
+    edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
+    edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
+    bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio
+    number = np.bincount(bins, minlength=len(edges))
+    with np.errstate(invalid="ignore"):
+        return edges, np.bincount(bins, k3, minlength=len(edges)) / number
+
+
+def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(m, k̂_m = (1/m) Σ_{i≤m} log w_(i) − log w_(m+1)) with w_(i) the i-th largest weight, up to `TOP` of them.
+
+    The tail index k of P(w > x) ~ x^(−1/k): Hill, Annals of Statistics 3 (1975). The mean of the weights exists for k < 1, their
+    variance for k < 1/2.
+    """
+    ordered = np.sort(log_weight)[::-1]
+    m = np.arange(1, max(2, int(TOP * len(ordered))))
+    return m, np.cumsum(ordered)[m - 1] / m - ordered[np.minimum(m, len(ordered) - 1)]
+
+
+def _dumped(sweep: Sweep) -> dict[str, Dumped]:
+    """By precision, in the order of precisions."""
+    parts: dict[str, list[Dumped]] = {}
+    for run in sweep.runs.itertuples() if sweep.folder is not None else ():
+        for path in sorted(Path(sweep.folder, run.Index, "dumps").glob("step-*.parquet")):
+            parts.setdefault(run.precision, []).extend(_tokens(table) for table in read(path))
+    order = [p for p in PRECISIONS if p in parts] + sorted(set(parts) - set(PRECISIONS))
+    return {precision: Dumped(*map(np.concatenate, zip(*parts[precision], strict=True))) for precision in order}
+
+
+def _tokens(table) -> Dumped:
+    rollout, old = (table[name].combine_chunks() for name in ("logp_rollout", "logp_old"))
+    lengths = rollout.value_lengths().to_numpy()
+    first = np.cumsum(lengths) - lengths
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    flat, ratio = rollout.flatten().to_numpy(), old.flatten().to_numpy() - rollout.flatten().to_numpy()
+    finite = np.isfinite(ratio)
+    weight = np.bincount(row[finite], ratio[finite], minlength=len(lengths))
+    return Dumped(flat[finite], ratio[finite], (np.arange(len(flat)) - first[row] + 1)[finite], weight)
