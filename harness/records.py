@@ -232,6 +232,11 @@ class RunFolder:
         """One of STATES; `queued` when the run has not started."""
         return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
 
+    @property
+    def checkpointed(self) -> int:
+        """The step of the newest checkpoint, from which the run would go on; 0 without one."""
+        return max((int(path.name.removeprefix("step-")) for path in (self.path / "checkpoints").glob("step-*")), default=0)
+
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
         rows = {row["step"]: row for row in self._lines("metrics.jsonl") if isinstance(row["step"], int)}

@@ -129,14 +129,14 @@ def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
     with stop_signals(at_once=ranks.size == 1) as request, ranks.together(partial(_last_words, config.path)), folder.claim():
         if ranks.first(folder.state in FINISHED):
             return folder.state
-        folder.write("config.json", config.model_dump(mode="json"))
-        _add_provenance(folder)
-        folder.status("running", step=0, steps=config.steps, phase="warm start")
+        folder.status("running", step=folder.checkpointed, steps=config.steps, phase="warm start")
         try:
+            folder.write("config.json", config.model_dump(mode="json"))
+            _add_provenance(folder)
             return Run(config, folder).train(request)
         except Preempted as stop:
             at, name = folder.progress(), signal.Signals(stop.code - 128).name
-            where = "before a step" if request.at_once else f"saved at step {at['step']}/{at['steps']}"
+            where = f"{'at' if request.at_once else 'saved at'} step {at['step']}/{at['steps']}"
             folder.log_event("preempted", at["step"], signal=name)
             folder.status("preempted", **at)
             print(f"preempted: {config.path}: {name}, {where}; goes on from there", flush=True)

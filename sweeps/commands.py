@@ -14,7 +14,7 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.records import FINISHED
-from sweeps.ledger import RunState, Sweep, checkpointed
+from sweeps.ledger import Launcher, RunState, Sweep
 from sweeps.local import last_lines
 from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged
 
@@ -71,12 +71,10 @@ def cancel(path: Path) -> None:
     The controller of a search is stopped first: it submits again what was cancelled.
     """
     sweep = sweep_at(path)
-    launcher = sweep.launcher()
     search = (sweep.home / "search-spec.json").exists()
-    if launcher and not launcher.here and (search or not _on_slurm(sweep)):
-        raise UserError(f"{path}: {launcher} works on it; cancel it there")
+    _launcher_here(sweep, search)
     sweep.mark_cancelled()
-    launcher = sweep.launcher()  # one that comes later sees that it was cancelled
+    launcher = _launcher_here(sweep, search)  # one that comes later sees that it was cancelled
     if launcher and search:
         os.kill(launcher.pid, signal.SIGTERM)
         while sweep.launcher() == launcher:
@@ -139,6 +137,14 @@ def chosen(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> 
     return found
 
 
+def _launcher_here(sweep: Sweep, search: bool) -> Launcher | None:
+    """The launcher that is at work. Raises UserError if a signal must reach it, and it is on another machine."""
+    launcher = sweep.launcher()
+    if launcher and not launcher.here and (search or not _on_slurm(sweep)):
+        raise UserError(f"{sweep.path}: {launcher} works on it; cancel it there")
+    return launcher
+
+
 def _on_slurm(sweep: Sweep) -> bool:
     return (sweep.home / "batches").exists()
 
@@ -148,4 +154,4 @@ def _step(sweep: Sweep, run: str) -> int:
     try:
         return folder.progress().get("step", 0)
     except UserError:
-        return checkpointed(folder)
+        return folder.checkpointed

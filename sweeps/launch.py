@@ -13,7 +13,7 @@ from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
 from harness.records import FINISHED, RunFolder, arm_name, writing
-from sweeps.ledger import ENDS, RunState, Sweep, checkpointed, claimed
+from sweeps.ledger import ENDS, RunState, Sweep, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
@@ -197,7 +197,7 @@ def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
     shapes = {run: cost(grid[run]) for run in todo}
     if not set(shapes.values()) <= paces.keys():
         return "; time unknown: no finished run of this shape yet"
-    left = {run: max(0, grid[run].steps - checkpointed(RunFolder(grid[run].path))) for run in todo}
+    left = {run: max(0, grid[run].steps - RunFolder(grid[run].path).checkpointed) for run in todo}
     seconds = sum(statistics.median(paces[shape]) * left[run] for run, shape in shapes.items())
     seen = sum(len(paces[shape]) for shape in set(shapes.values()))
     return f"; {sum(left.values())} steps, {clock(seconds)} (minutes:seconds) of runs, by the pace of {seen} earlier ones"

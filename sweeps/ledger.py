@@ -50,7 +50,7 @@ ENDS = {
     "collapsed": "finished, a detector saw a collapse",
     "failed": "failed by itself: it would fail again",
     "interrupted": "failed by its surroundings: killed, a lost node, a full disk; the same command again retries it",
-    "preempted": "stopped at a checkpoint; resumes when its job or the same command starts again",
+    "preempted": "stopped by a signal, at a checkpoint if a step was done; resumes when its job or the same command starts again",
 }
 STUCK = 3
 """Starts from one and the same step after which a run is given up: its time limit is too short for a checkpoint."""
@@ -86,7 +86,7 @@ class Launcher(NamedTuple):
     @property
     def here(self) -> bool:
         """Whether it runs on this machine."""
-        return self.pid > 0 and self.host == platform.node()
+        return self.host == platform.node()
 
     def __str__(self) -> str:
         return f"another launcher (process {self.pid} on {self.host})"
@@ -143,14 +143,15 @@ class Sweep:
             file.truncate(0)
 
     def launcher(self) -> Launcher | None:
-        """The launcher that is at work on the sweep."""
+        """The launcher that is at work on the sweep. One that has not written its name yet is still starting."""
         try:
             with open(self.home / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return None
         except BlockingIOError:
-            return self._holder()
+            holder = self._holder()
+            return holder if holder.pid else None
         return None
 
     def mark_cancelled(self) -> None:
@@ -231,11 +232,6 @@ class Sweep:
         if status["state"] in (*FINISHED, "failed", "preempted"):
             return state._replace(state=status["state"], error=status.get("error", ""))
         return state._replace(state="interrupted", error=why)
-
-
-def checkpointed(folder: RunFolder) -> int:
-    """The step from which a run would go on."""
-    return max((int(path.name.removeprefix("step-")) for path in (folder.path / "checkpoints").glob("step-*")), default=0)
 
 
 def claimed(folder: RunFolder) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError
 from harness.records import RunFolder
-from sweeps.ledger import STUCK, RunState, Sweep, checkpointed, claimed
+from sweeps.ledger import STUCK, RunState, Sweep, claimed
 from sweeps.orphans import end_with_parent
 
 PRELOADED = ["sweeps.preloaded"]
@@ -109,7 +109,7 @@ class Pool:
 
     def _start(self, run: str) -> None:
         folder = self.sweep.folder(run)
-        step, state = checkpointed(folder), self.sweep.states().get(run)
+        step, state = folder.checkpointed, self.sweep.states().get(run)
         if state and state.state == "cancelled":  # while this task was about to start
             return
         if state and state.starts >= STUCK and state.step == step:
@@ -133,7 +133,7 @@ class Pool:
         state, error = _outcome(self.sweep.folder(run), started.process.exitcode)
         if state == "preempted":
             self.stopping = True  # whoever stops a run of ours wants the machine
-        steps = checkpointed(self.sweep.folder(run)) - started.step
+        steps = self.sweep.folder(run).checkpointed - started.step
         self._tell(run, state, error=error, steps=steps, seconds=round(time.time() - started.time, 2))
 
     def _tell(self, run: str, state: str, **more) -> None:

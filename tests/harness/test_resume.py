@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import harness.run
 from harness import checkpoint
 from harness.records import RunFolder
-from harness.run import train
+from harness.run import Run, train
 from sweeps.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 
@@ -132,7 +133,21 @@ def test_a_signal_ends_a_warm_start_at_once(tiny, start):
     finished(process, 128 + signal.SIGTERM)
     assert folder.state == "preempted" and not folder.metrics()
     assert [(e["step"], e["signal"]) for e in folder.events() if e["kind"] == "preempted"] == [(0, "SIGTERM")]
-    assert log(folder).splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, before a step; goes on from there"
+    assert log(folder).splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, at step 0/60; goes on from there"
+
+
+def test_a_resumed_run_that_is_stopped_before_its_next_step_keeps_the_step_that_it_had(tiny, monkeypatch):
+    """Once while it records what it is, once while it makes its engines."""
+    config = tiny("steps=2", "checkpoint.every=1", "seed=12")
+    folder = folder_of(config)
+    for place, name in ((RunFolder, "log_metrics"), (harness.run, "_add_provenance"), (Run, "resume")):
+        before = getattr(place, name)
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+            patch.setattr(place, name, lambda *given, before=before: (before(*given), signal.raise_signal(signal.SIGTERM)))
+            train(config)
+        status = folder.read("status.json")
+        assert (status["state"], status["step"]) == ("preempted", 1), name
+    assert [event["step"] for event in folder.events() if event["kind"] == "preempted"] == [1, 1, 1]
 
 
 def log(folder: RunFolder) -> str:

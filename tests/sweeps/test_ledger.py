@@ -1,5 +1,6 @@
 """The ledger without any scheduler: states from events, damage, locks, another code, two thousand runs."""
 
+import contextlib
 import json
 import resource
 import subprocess
@@ -230,6 +231,26 @@ def test_a_search_on_another_machine_is_not_cancelled_from_here(sweep):
         (sweep.home / "lock").write_text("elsewhere 7\n")
         with pytest.raises(UserError, match=r"another launcher \(process 7 on elsewhere\) works on it; cancel it there"):
             cancel(sweep.path)
+
+
+def test_a_launcher_that_begins_while_the_sweep_is_cancelled_is_not_killed_by_a_number_of_another_machine(sweep, monkeypatch):
+    """It takes the lock just before the mark: on another machine, then here without having written its name yet."""
+    planned(sweep, "a")
+    (sweep.home / "search-spec.json").write_text("{}")
+    mark = Sweep.mark_cancelled
+    for name, told in (("elsewhere 7\n", "cancel it there"), ("", "a launcher that is just starting stops by itself")):
+        with contextlib.ExitStack() as held, monkeypatch.context() as patch:
+
+            def begin(place, held=held, name=name):
+                held.enter_context(place.lock())
+                (place.home / "lock").write_text(name)
+                mark(place)
+
+            patch.setattr(Sweep, "mark_cancelled", begin)
+            patch.setattr("sweeps.ledger.STARTED", time.time())
+            patch.setattr("os.kill", lambda *given: pytest.fail(f"kill{given}"))
+            with pytest.raises(UserError, match=told):
+                cancel(sweep.path)
 
 
 def test_one_command_launches_one_sweep(tiny):
