@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from harness.config import Config
-from harness.errors import UserError
+from harness.errors import Unavailable, UserError
 
 
 class Ranks(NamedTuple):
@@ -76,7 +76,8 @@ class Ranks(NamedTuple):
         except Exception as error:
             if lost_a_rank(error):
                 self.watch.find_dead()
-            self.watch.announce(f"rank {self.rank} stopped: {str(error) or type(error).__name__}")
+            key = "unavailable" if isinstance(error, Unavailable) else "stopped"
+            self.watch.announce(key, f"rank {self.rank} stopped: {str(error) or type(error).__name__}")
             raise
 
     def barrier(self) -> None:
@@ -101,6 +102,10 @@ class Watch(threading.Thread):
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
     """Seconds between looks; looks without a sign of life until a rank counts as dead; the same once a collective has failed."""
 
+    CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
+    """Key of the store under which a rank tells why all must end -> exit code: 75 where a rank died or its surroundings refused
+    it, which may go well the next time; 1 where it failed by itself."""
+
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
         self.store, self.rank, self.size = store, rank, size
@@ -120,8 +125,8 @@ class Watch(threading.Thread):
                     still[other] = still[other] + 1 if count == counts[other] else 0
                     counts[other] = count
                     if still[other] > self.patience:
-                        self.store.set("dead", f"rank {other} died: no sign of life for {self.EVERY * still[other]:.0f} s")
-                for key, code in {"dead": os.EX_TEMPFAIL, "stopped": 1}.items():
+                        self.store.set("unavailable", f"rank {other} died: no sign of life for {self.EVERY * still[other]:.0f} s")
+                for key, code in self.CODES.items():
                     if self.store.check([key]):
                         self._end(self.store.get(key).decode(), code)
             except dist.DistError:
@@ -133,14 +138,13 @@ class Watch(threading.Thread):
         self.patience = self.HURRY
         time.sleep(self.EVERY * self.PATIENCE)
 
-    def announce(self, reason: str) -> None:
-        """Tell the others why this rank ends; it does so in its own time."""
+    def announce(self, key: str, reason: str) -> None:
+        """Tell the others why this rank ends, under one of CODES; it does so in its own time."""
         self.leaving = True
         with suppress(dist.DistError):
-            self.store.set("stopped", reason)
+            self.store.set(key, reason)
 
     def _end(self, reason: str, code: int) -> None:
-        """code: 75 where a rank died, which may go well the next time; 1 where it stopped by itself."""
         if self.leaving:
             return
         print(f"{reason}; rank {self.rank} stops too. Start again: the run resumes from its last checkpoint", file=sys.stderr)

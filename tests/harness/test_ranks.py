@@ -119,6 +119,27 @@ def test_a_dead_rank_is_named_and_the_others_stop(tiny, root, victim):
     assert_same(rows, expected)
 
 
+@pytest.mark.parametrize(("error", "code"), [("Unavailable", os.EX_TEMPFAIL), ("UserError", 1)])
+def test_the_other_ranks_end_with_the_code_of_the_reason(error, code):
+    """A full disk of rank 1 may have space the next time, so 75; what it cannot do at all it cannot do then either, so 1."""
+    program = f"""if True:
+        from harness.errors import Unavailable, UserError
+        from harness.ranks import join
+        ranks = join()
+        with ranks.together(lambda rank, reason: None):
+            if ranks.rank == 1:
+                raise {error}("refused")
+            ranks.barrier()"""
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port()}
+    pair = [
+        subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **meeting, "RANK": rank}, stderr=subprocess.PIPE)
+        for rank in ("0", "1")
+    ]
+    told = pair[0].communicate(timeout=120)[1].decode()
+    pair[1].communicate(timeout=120)
+    assert pair[0].returncode == code and "rank 1 stopped: refused; rank 0 stops too" in told, told
+
+
 def train_until(config, step: int) -> None:
     """Train in this process and stop as SIGTERM does once the row of `step` is recorded."""
     log = RunFolder.log_metrics
