@@ -23,7 +23,7 @@ from harness.records import writing
 from sweeps.ledger import STUCK, RunState, Sweep
 from sweeps.local import Pool, follow
 from sweeps.options import SlurmOptions
-from sweeps.slurm import ask, holders, job_name, jobs, jobs_go_on, wait
+from sweeps.slurm import ask, cancel_jobs, holders, job_name, jobs, jobs_go_on, wait
 from sweeps.snapshot import snapshot
 
 STRAGGLERS = 60
@@ -114,6 +114,11 @@ class Slurm:
             refused = f"Slurm refused the jobs: {'; '.join(told)}"
             sweep.log("ended", [run for runs in tasks for run in runs], state="interrupted", error=refused)
             raise UserError(f"{refused}; what was submitted before goes on") from None
+        try:
+            sweep.check_cancelled()
+        except UserError:  # while sbatch was at work: `cancel` could not see these jobs
+            cancel_jobs(sweep)
+            raise
         return submitted[0].job_id.partition("_")[0]
 
 

@@ -8,10 +8,14 @@ import time
 
 import psutil
 import pytest
+import submitit
 
 from harness.errors import UserError
 from harness.records import RunFolder
+from sweeps.cluster import Slurm
+from sweeps.commands import cancel
 from sweeps.ledger import Sweep
+from sweeps.options import SlurmOptions
 from sweeps.slurm import NoAnswer, ask, jobs
 from tests.harness.conftest import TINY
 from tests.harness.test_ranks import assert_same
@@ -154,6 +158,18 @@ def test_arrays_are_split_at_the_clusters_limit(slurm, multirun, shared_root):
     assert process.wait(300) == 1
     ends = [state.state for state in sweep.states().values()]
     assert set(ends) <= {"cancelled", "done", "collapsed"} and ends.count("cancelled") > 35
+
+
+def test_what_is_submitted_while_the_sweep_is_cancelled_is_cancelled_too(slurm, tmp_path, monkeypatch):
+    """cancel cannot see the jobs of an sbatch that has not answered yet: whoever submitted them cancels them."""
+    sweep, submit = Sweep(tmp_path / "raced"), submitit.SlurmExecutor.submit_array
+    sweep.log("planned", ["a"], arm="bf16 ppo", seed=0, steps=10)
+    launcher = Slurm(SlurmOptions(mem_gb=1, sbatch={"hold": True}))
+    launcher.prepare(sweep)
+    monkeypatch.setattr(submitit.SlurmExecutor, "submit_array", lambda *given: (cancel(sweep.path), submit(*given))[1])
+    with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
+        launcher.submit(sweep, ["a"])
+    assert [job.state for job in jobs(sweep)] == ["CANCELLED"] and sweep.states()["a"].state == "cancelled"
 
 
 def test_detached_then_attached_and_the_code_of_the_sweep(slurm, multirun, shared_root):
