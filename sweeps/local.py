@@ -113,8 +113,11 @@ class Pool:
         if state and state.state == "cancelled":  # while this task was about to start
             return
         if state and state.starts >= STUCK and state.step == step:
-            error = f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
-            self._tell(run, "failed", error=error + "(hydra.launcher.timeout_min) or save more often (checkpoint.every)")
+            error = (
+                f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
+                "(hydra.launcher.timeout_min) or save more often (checkpoint.every); if others took its place, `faultline sweep retry`"
+            )
+            self._tell(run, "failed", error=error)
             return
         try:
             config = self.sweep.config(run)
