@@ -115,7 +115,8 @@ class Pool:
         if state and state.starts >= STUCK and state.step == step:
             error = (
                 f"started {STUCK} times from step {step} and stopped each time before the next checkpoint: give it more time "
-                "(hydra.launcher.timeout_min) or save more often (checkpoint.every); if others took its place, `faultline sweep retry`"
+                "(hydra.launcher.timeout_min), save more often (checkpoint.every), or `faultline sweep retry` if others "
+                "took its place"
             )
             self._tell(run, "failed", error=error)
             return
