@@ -167,6 +167,7 @@ class VllmEngine(RolloutEngine):
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._complete(weights)})
         finally:
             torch.set_default_dtype(before)
+        self.llm.apply_model(_pack_tied_heads)
         if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer for the new
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still under way")
         self.version = version
@@ -387,6 +388,14 @@ def _explained(what: str) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _pack_tied_heads(model: torch.nn.Module) -> None:
+    """vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only what it loads: the weights of a tied
+    head are loaded for the embedding, and the copy would stay that of the weights before."""
+    for layer in model.modules():
+        if hasattr(layer, "cpu_linear") and layer.weight.numel():  # of other layers it holds the only copy
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 @functools.cache

@@ -38,9 +38,11 @@ def precision(option: str) -> Precision:
 
 
 @functools.cache
-def net(seed=1):
+def net(seed=1, tied=False):
     """Sharp logits and gains off 1, so that no term can be missing unnoticed."""
-    made, generator = build(qwen3_config(SIZES, VOCABULARY, CONTEXT), seed), torch.Generator().manual_seed(seed)
+    shape = qwen3_config(SIZES, VOCABULARY, CONTEXT)
+    shape.tie_word_embeddings = tied
+    made, generator = build(shape, seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.ndim == 1:
@@ -67,10 +69,10 @@ def asked(rows=64, prompt=5, length=12, seed=0):
     return torch.randint(0, VOCABULARY, (rows, prompt), generator=generator), torch.rand(rows, length, generator=generator)
 
 
-def off(rollout, prompts, seed=1, temperature=1.0):
+def off(rollout, prompts, seed=1, temperature=1.0, tied=False):
     """log μ − log π of transformers in fp32, on the sampled tokens."""
     with torch.no_grad():
-        logits = net(seed)(torch.cat([prompts, rollout.tokens], 1)).logits[:, prompts.shape[1] - 1 : -1] / temperature
+        logits = net(seed, tied)(torch.cat([prompts, rollout.tokens], 1)).logits[:, prompts.shape[1] - 1 : -1] / temperature
     return rollout.logp - logits.log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
 
 
@@ -194,6 +196,14 @@ def test_new_weights_count_at_once_after_long_prompts_too():
     made.generate(prompts, uniforms)
     rollout = loaded("fp32", seed=2).generate(prompts, uniforms)
     assert off(rollout, prompts, seed=2).abs().max() < 1e-4
+
+
+def test_a_head_that_is_the_embedding_follows_each_load():
+    """As in most small models of the hub. vLLM packs a head for the CPU; a copy of the weights before would sample from those."""
+    made = VllmEngine(net(tied=True).config, precision("fp32"), kv_cache_gib=0.25)
+    for seed in (1, 2):
+        made.load_weights(net(seed, tied=True).named_parameters(), version=seed)
+        assert off(made.generate(*asked(rows=8)), asked(rows=8)[0], seed, tied=True).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("option", ["int8", "bf16"])
