@@ -1,4 +1,4 @@
-# make demo   the comparison of FP32, BF16 and FP8 rollouts, about ten minutes on two cores; ENGINE=vllm samples with vLLM
+# make demo   the comparison of FP32, BF16 and FP8 rollouts, six minutes on two cores; ENGINE=vllm samples with vLLM and takes longer
 # make test   style, import contract and every test
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead

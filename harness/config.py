@@ -100,7 +100,7 @@ class Text(Strict):
         if self.path is None and (self.held_out_path or self.held_out):
             raise ValueError("held_out has no effect on gsm8k from the hub, which is evaluated on its test split; set it to null")
         if self.path is not None and (self.held_out_path is None) == (self.held_out is None):
-            raise ValueError("held_out_path and held_out: give one of them, a file or a number of prompts")
+            raise ValueError("held_out_path and task.held_out: give one of them, a file or a number of prompts")
         return self
 
 

@@ -10,13 +10,23 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from algos.registry import Registry
+from algos.registry import Registry, RegistryError
 from harness.config import Text
 from harness.errors import UserError
 from harness.tasks import PAD
 
 VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify"})
 """Functions `(response: str, record: dict) -> float` in 0..1; `record` is the prompt's whole line."""
+
+
+def _verifier(name: str) -> Callable[[str, dict[str, Any]], float]:
+    try:
+        return VERIFIERS[name]
+    except RegistryError as error:
+        if isinstance(error.__cause__, (ImportError, AttributeError)):
+            remedy = "name it package.module:function, with the package's folder on PYTHONPATH"
+            raise UserError(f"task.verifier={name}: {error.__cause__}; {remedy}") from None
+        raise
 
 
 class Jsonl:
@@ -28,7 +38,7 @@ class Jsonl:
 
     def __init__(self, config: Text, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
-        self.verifier: Callable[[str, dict[str, Any]], float] = VERIFIERS[config.verifier]
+        self.verifier = _verifier(config.verifier)
         self.answer_length = config.answer_length
         self.stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.counts = {"kept": 0, "dropped": 0, "cut": 0, "repeated": 0}

@@ -195,6 +195,8 @@ def test_gsm8k_answers(response, reward):
         (["task.prompt=question"], "task.prompt=question: this record has no text"),
         (["task.max_prompt=3"], "no prompts are left to train on"),
         (["task.verifier=nosuch"], "verifiers=nosuch: unknown; known are gsm8k"),
+        (["task.verifier=nosuch:even"], "task.verifier=nosuch:even: No module named 'nosuch'; name it package.module:function"),
+        (["task.verifier=math:even"], "task.verifier=math:even: .*'even'; name it package.module:function"),
         (["task.answer_length=60"], "72 tokens exceed the model's context of 64"),
         (["warmstart=default"], "warmstart has no effect with model=hub"),
         (["task.long_prompts=wrap"], "task.long_prompts='wrap'"),
@@ -202,7 +204,7 @@ def test_gsm8k_answers(response, reward):
             ["correction=token_truncate", "correction.weight.level=segment"],
             "correction.weight.level=segment: task=jsonl has no turns; use level=sequence or geometric",
         ),
-        (["task.held_out=null"], "held_out_path and held_out: give one of them"),
+        (["task.held_out=null"], "task.held_out_path and task.held_out: give one of them"),
     ],
 )
 def test_bad_input_is_refused_by_name(text, overrides, message):
