@@ -43,7 +43,10 @@ def _report(commands) -> None:
 
 
 def _import_config(commands) -> None:
-    parser = commands.add_parser("import-config", help="a verl, SkyRL or TRL config as an experiment file of this project")
+    what = "a verl, SkyRL or TRL config as an experiment file of this project"
+    rule = ("Keys without a counterpart here, misspelt ones among them, are named in the file's comments, # not translated: read "
+            "them. A value of a correction that cannot be used is an error (exit code 2), so that no file lacks it unseen.")
+    parser = commands.add_parser("import-config", help=what, description=f"Print {what}. {rule}")
     parser.add_argument("file", type=Path, help="YAML or JSON, nested or dotted keys")
 
     def run(file: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.importer.translation import Source, Translation
+from experiments.importer.translation import Source, Translation, unusable
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
@@ -15,6 +15,7 @@ RENAMED = {
     "trainer.policy.optimizer_config.lr": "actor.lr",
     "trainer.policy.optimizer_config.weight_decay": "actor.weight_decay",
     "trainer.policy.optimizer_config.max_grad_norm": "actor.clip_norm",
+    "trainer.update_epochs_per_batch": "actor.epochs",
 }
 
 
@@ -46,6 +47,7 @@ def translate(source: Source, out: Translation) -> None:
     _kl(source, out)
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
+    out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
     if mini and prompts:
         out.set("actor.minibatches", -(-int(prompts) // int(mini)))
@@ -95,13 +97,13 @@ def _weight(source: Source, out: Translation) -> None:
             "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0)}
     if kind is None and old:
         if cap is None or cap <= 0:
-            out.lost.append(f"use_tis=True: tis_imp_ratio_cap={cap} is no positive cap, at which SkyRL stopped")
+            unusable("use_tis=True", f"tis_imp_ratio_cap={cap} is no positive cap, at which SkyRL stopped; give one of 1 or more")
         else:
             out.weigh(f"tis_imp_ratio_cap={cap}", "token", "truncate", None, cap)
     elif kind in caps:
         out.weigh(f"tis_ratio_type={kind}", kind, "truncate", None, caps[kind])
     elif kind is not None:
-        out.lost.append(f"{source.key('tis_ratio_type')}={kind}: accepted are token, sequence")
+        unusable(f"{source.key('tis_ratio_type')}={kind}", "accepted are token, sequence")
     if out.weight.level and out.values["proximal"] == "rollout":
         both = f"the {out.weight.level} weight with loss {out.options['loss']}"
         out.lost.append(f"{both}: the mismatch would count twice; SkyRL refuses it for cispo only")
@@ -127,7 +129,7 @@ def _masks(source: Source, out: Translation) -> None:
         level = "geometric" if metric == "geometric" else "sequence"
         out.filter(f"sequence_mask_metric={metric}", metric, level, "ratio", *bounds[metric])
     elif metric is not None:
-        out.lost.append(f"{source.key('sequence_mask_metric')}={metric}: accepted are geometric, product")
+        unusable(f"{source.key('sequence_mask_metric')}={metric}", "accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):
         out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")
 

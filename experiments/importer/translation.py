@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -32,11 +32,16 @@ class Source:
         return any(self._values.get(name, ("", None))[1] is not None for name in names)
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """The value under the first of `names` that is set; all of them count as taken. Raises UserError on a list."""
+        """The value under the first of `names` that is set; all of them count as taken.
+
+        Raises UserError on a list, and on an interpolation that is not resolved.
+        """
         self._taken.update(names)
         value = next((self._values[name][1] for name in names if self.has(name)), default)
         if isinstance(value, list | dict):
             raise UserError(f"{self.key(*names)}={value}: must be a single value")
+        if isinstance(value, str) and "${" in value:
+            raise UserError(f"{self.key(*names)}={value}: resolve the config first; with Hydra, --cfg job --resolve prints it so")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float | None:
@@ -91,6 +96,12 @@ class Translation:
             place = place.setdefault(group, {})
         place[last] = value
 
+    def sampling(self, source: Source, top_p: str, top_k: str) -> None:
+        """Set the nucleus and the top k; −1 tokens are all there as 0 are here."""
+        k = source.number(top_k)
+        self.set("rollout.top_p", source.number(top_p))
+        self.set("rollout.top_k", None if k is None else max(k, 0))
+
     def choose(self, group: str, source: Source, key: str, options: dict[str, str]) -> None:
         """Choose the option of `group` that the value of `key` means, or name it as lost; nothing if it is not set."""
         value = source.take(key)
@@ -119,10 +130,7 @@ class Translation:
         self.lost.append(f"{key}=True: no run takes a KL penalty in its reward; kl=… is a term of the loss")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
-        """Set the weight, or name `source` as lost with the reason why no weight of this algebra is the same.
-
-        Bounds of 0 and ∞ are none here.
-        """
+        """Set the weight. Bounds of 0 and ∞ are none here. Raises UserError where no weight of this algebra is the same."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -131,17 +139,17 @@ class Translation:
         try:
             self.weight = Weight(level, action, lower, upper)
         except ValueError as error:
-            self.lost.append(f"{source}: {error}")
+            unusable(source, str(error))
 
     def filter(self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None,
                when: str = "all") -> None:
-        """Add a filter, or name `source` as lost with the reason. Bounds of 0 and ∞ on a ratio are none here."""
+        """Add a filter. Bounds of 0 and ∞ on a ratio are none here. Raises UserError where no filter here is the same."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         try:
             self.reject[name] = Reject(level, statistic, lower, upper, when)
         except ValueError as error:
-            self.lost.append(f"{source}: {error}")
+            unusable(source, str(error))
 
     def render(self, title: str, left: list[str]) -> str:
         """The experiment file."""
@@ -159,10 +167,15 @@ class Translation:
         return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)
 
 
+def unusable(setting: str, reason: str) -> NoReturn:
+    """Raise UserError: without this part of the correction the file would look translated and train without it."""
+    raise UserError(f"{setting}: {reason}; or remove it to translate the rest without it")
+
+
 def as_number(key: str, value: Any) -> float:
     """`value` as a number, a text such as 1e-4 included. Raises UserError naming `key`."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
             raise ValueError
         number = float(value)
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from experiments.importer.translation import Source, Translation
+from experiments.importer.translation import Source, Translation, unusable
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -19,7 +19,8 @@ RENAMED = {
     "learning_rate": "actor.lr",
     "weight_decay": "actor.weight_decay",
     "max_grad_norm": "actor.clip_norm",
-    "max_steps": "steps",
+    "num_iterations": "actor.epochs",
+    "seed": "seed",
 }
 
 
@@ -48,8 +49,38 @@ def translate(source: Source, out: Translation) -> None:
     out.options["advantage"] = "grpo"
     out.choose("advantage", source, "scale_rewards", SCALES)
     for theirs, ours in RENAMED.items():
-        value = source.number(theirs)
-        out.set(ours, None if theirs == "max_steps" and value is not None and value < 1 else value)
+        out.set(ours, source.number(theirs))
+    out.sampling(source, "top_p", "top_k")
+    _steps(source, out)
+
+
+def _steps(source: Source, out: Translation) -> None:
+    """Mini-batches of a rollout, and rollouts of a run.
+
+    TRL generates every steps_per_generation · num_iterations forward passes and steps the optimizer every
+    gradient_accumulation_steps of them; the batch sizes of a device cancel.
+    """
+    passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
+    size, steps = source.number("generation_batch_size"), source.number("max_steps")
+    minibatches = None
+    if size is not None:
+        out.lost.append(f"generation_batch_size={size}: actor.minibatches is it over the responses of one optimizer step, which "
+                        "depend on the number of processes; rollout.prompts is it over num_generations")
+    elif passes is not None and passes % each:
+        out.lost.append(f"steps_per_generation={passes}: no multiple of gradient_accumulation_steps={each}, so that an optimizer "
+                        "step spans two rollouts in TRL")
+    else:
+        minibatches = 1 if passes is None else passes // each
+    if passes is not None or source.has("gradient_accumulation_steps"):
+        out.set("actor.minibatches", minibatches)
+    if steps is None or steps < 1:
+        return
+    updates = (minibatches or 1) * source.number("num_iterations", default=1)
+    out.set("steps", math.ceil(steps / updates))
+    if minibatches is None:
+        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, steps are rollouts; divide it by actor.minibatches")
+    elif updates > 1:
+        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, of which a rollout has {updates}; steps are rollouts")
 
 
 def _loss(source: Source, out: Translation, kind: str) -> None:
@@ -101,7 +132,7 @@ def _correction(source: Source, out: Translation) -> None:
         if not source.has("vllm_importance_sampling_mode"):
             out.notes.append("vllm_importance_sampling_mode is not set: sequence_mask is TRL's default")
     elif on:
-        out.lost.append(f"vllm_importance_sampling_mode={mode}: accepted are {', '.join(MODES)}")
+        unusable(f"vllm_importance_sampling_mode={mode}", f"accepted are {', '.join(MODES)}")
     if delta is not None:
         key = f"off_policy_mask_threshold={delta}"
         out.filter(key, "off_policy", "geometric", "ratio", math.exp(-delta), None, "negative_advantage")

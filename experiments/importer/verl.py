@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from algos import spec
-from experiments.importer.translation import Source, Translation, as_number
+from experiments.importer.translation import Source, Translation, as_number, unusable
 from harness.errors import UserError
 
 CAPS = ("actor.behav_imp_weight_cap", "actor.imp_ratio_cap", "actor.tis_imp_ratio_cap")
@@ -30,6 +30,7 @@ RENAMED = {
     "actor.optim.lr": "actor.lr",
     "actor.optim.weight_decay": "actor.weight_decay",
     "actor.grad_clip": "actor.clip_norm",
+    "actor.ppo_epochs": "actor.epochs",
     "trainer.total_training_steps": "steps",
 }
 
@@ -129,7 +130,7 @@ def _correction(source: Source, out: Translation) -> None:
         if kind in ("token", "sequence", "geometric"):
             out.weigh(f"rollout_is={kind}", kind, "truncate" if lower is None else "mask", lower, upper)
         else:
-            out.lost.append(f"{source.key('rollout_is')}={kind}: accepted are token, sequence, geometric")
+            unusable(f"{source.key('rollout_is')}={kind}", "accepted are token, sequence, geometric")
     if source.flag("rollout_is_batch_normalize"):
         out.normalize = "batch"
         if source.has(*BYPASS) and source.take(*BYPASS):
@@ -156,7 +157,7 @@ def _rejection(source: Source, out: Translation) -> None:
             continue
         level, _, statistic = option.rpartition("_")
         if level not in LEVELS or statistic not in ("k1", "k2", "k3"):
-            out.lost.append(f"rollout_rs={option} at {bound}: unknown option of verl")
+            unusable(f"{source.key('rollout_rs')}={option}", f"accepted are {', '.join(LEVELS)} with _k1, _k2 or _k3")
         elif statistic == "k1":
             lower, upper = _pair(key, bound)
             out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], "ratio", 1 / upper, 1 / lower)
@@ -164,7 +165,8 @@ def _rejection(source: Source, out: Translation) -> None:
                 span = f"[{1 / upper:.6g}, {1 / lower:.6g}]"
                 out.notes.append(f"rollout_rs={option} at {bound}: verl bounds k1 = -log ρ: it keeps ρ in {span}, as here")
         else:
-            out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], statistic, None, as_number(key, bound))
+            out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], statistic, None,
+                       as_number(f"{key} of rollout_rs={option}", bound))
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
@@ -178,8 +180,8 @@ def _october_2025(source: Source, out: Translation, applied: bool) -> None:
         return
     lower = 1 / upper if lower is None else lower
     if mode not in ("truncate", "clip", "mask") or level not in ("token", "sequence", "geometric"):
-        out.lost.append(f"rollout_is_level={level}, rollout_is_mode={mode}: unknown in verl")
-        return
+        accepted = "accepted are token, sequence, geometric and truncate, clip, mask"
+        unusable(f"rollout_is_level={level}, rollout_is_mode={mode}", accepted)
     if mode == "mask":  # the later form: the tokens outside leave the mask, whether weights are applied or not
         out.denominator = "kept"
         out.filter(f"rollout_is_mode={mode}", "rollout_is", level, "ratio", lower, upper)
@@ -228,6 +230,7 @@ def _reduction(source: Source, out: Translation) -> None:
 def _rest(source: Source, out: Translation) -> None:
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
+    out.sampling(source, "rollout.top_p", "rollout.top_k")
     mini = source.number("actor.ppo_mini_batch_size")
     prompts = out.values.get("rollout", {}).get("prompts")
     if mini and prompts:

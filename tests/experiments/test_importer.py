@@ -19,9 +19,6 @@ from tests.experiments.expected import NONE, correction, keep, weight
 SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)
     "use_tis": ({"use_tis": True, "tis_imp_ratio_cap": 2.0}, "ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
                 correction(weight("token", upper=2.0)), [], []),
-    "use_tis without a cap": ({"use_tis": True, "tis_imp_ratio_cap": -1.0}, "ppo",
-                              {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old", correction(NONE), [],
-                              ["use_tis=True: tis_imp_ratio_cap=-1.0 is no positive cap, at which SkyRL stopped"]),
     "its recommendation": (
         {"policy_loss_type": "dual_clip", "eps_clip_high": 0.28, "off_policy_correction": {
             "tis_ratio_type": "token", "sequence_mask_metric": "geometric", "token_mask_is_threshold_low": 0.5,
@@ -61,10 +58,6 @@ SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, 
     "clip_cov": ({"policy_loss_type": "clip_cov"}, None, None, "old", correction(NONE), [],
                  ["trainer.algorithm.policy_loss_type=clip_cov: SkyRL pre-divides advantages by the token count, so its "
                   "covariance bounds never match what they say"]),
-    "unknown names": ({"off_policy_correction": {"tis_ratio_type": "turn", "sequence_mask_metric": "median"}}, "ppo",
-                      {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old", correction(NONE), [],
-                      ["trainer.algorithm.off_policy_correction.tis_ratio_type=turn: accepted are token, sequence",
-                       "trainer.algorithm.off_policy_correction.sequence_mask_metric=median: accepted are geometric, product"]),
 }  # fmt: skip
 
 
@@ -81,10 +74,12 @@ def test_the_rest_of_a_skyrl_config(imported):
     body, _, lost = imported(
         {"trainer.algorithm": {"advantage_estimator": "reinforce++", "loss_reduction": "seq_mean_token_sum_norm",
                                "max_seq_len": 512},
-         "trainer": {"train_batch_size": 64, "policy_mini_batch_size": 16, "epochs": 2}, "generator.n_samples_per_prompt": 4}
+         "trainer": {"train_batch_size": 64, "policy_mini_batch_size": 16, "epochs": 2, "update_epochs_per_batch": 3},
+         "generator": {"n_samples_per_prompt": 4, "sampling_params": {"top_p": 0.9, "top_k": 20}}}
     )  # fmt: skip
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
-    assert body["rollout"] == {"prompts": 64, "samples": 4} and body["actor"] == {"minibatches": 4}
+    assert body["rollout"] == {"prompts": 64, "samples": 4, "top_p": 0.9, "top_k": 20}
+    assert body["actor"] == {"epochs": 3, "minibatches": 4}
     assert lost == ["trainer.epochs=2"]
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
     assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
@@ -160,9 +155,6 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
     "no bound at all": (
         {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": math.inf}, "ppo", PPO, "token_mean",
         correction(weight("token", "truncate", None, 4.85e8)), [], []),
-    "unknown mode": ({"vllm_importance_sampling_mode": "turn_mask"}, "ppo", PPO, "token_mean", correction(NONE), [],
-                     ["vllm_importance_sampling_mode=turn_mask: accepted are token_truncate, token_mask, sequence_truncate, "
-                      "sequence_mask"]),
     "off-policy mask alone": (
         {"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.5}, "ppo", PPO, "token_mean",
         correction(NONE, {"off_policy": keep("geometric", "ratio", math.exp(-0.5), None, "negative_advantage")}, ratio="current"),
@@ -219,9 +211,43 @@ def test_the_rest_of_a_trl_config_in_json(imported):
     ]
 
 
+OTHER_STEPS = "TRL counts optimizer steps"
+
+
+@pytest.mark.parametrize(
+    ("settings", "actor", "steps", "said"),
+    [
+        ({"gradient_accumulation_steps": 4}, {"minibatches": 1}, 100, ""),  # steps_per_generation is 4 as well
+        ({"steps_per_generation": 8, "gradient_accumulation_steps": 4}, {"minibatches": 2}, 50, OTHER_STEPS),
+        ({"steps_per_generation": 3, "num_iterations": 2}, {"epochs": 2, "minibatches": 3}, 17, OTHER_STEPS),  # ⌈100/6⌉
+        ({"steps_per_generation": 6, "gradient_accumulation_steps": 4}, None, 100, "steps_per_generation=6: no multiple of"),
+        ({"generation_batch_size": 64}, None, 100, "generation_batch_size=64: actor.minibatches is it over"),
+    ],
+)
+def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
+    """A rollout lasts steps_per_generation · num_iterations passes, an optimizer step gradient_accumulation_steps of them."""
+    body, notes, lost = imported({"use_vllm": False, "max_steps": 100, "seed": 7, "top_p": 0.9, "top_k": 0} | settings)
+    assert (body.get("actor"), body["steps"], body["seed"]) == (actor, steps, 7)
+    assert body["rollout"] == {"top_p": 0.9, "top_k": 0}
+    assert said in "\n".join(notes + lost) and (said or notes + lost == [OFF])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("rollout_is: tokenn\n", r"rollout_is=tokenn: accepted are token, sequence, geometric; or remove it"),
+        ("rollout_is: token\nrollout_is_threshold: 0.5\n", r"rollout_is=token: upper=0.5 is below 1"),
+        ("tis_imp_ratio_cap: 0.5\n", r"tis_imp_ratio_cap=0.5: upper=0.5 is below 1"),
+        ("rollout_is: true\nrollout_is_threshold: 2\nrollout_is_level: turn\n", r"rollout_is_level=turn, .* accepted are token"),
+        ("rollout_rs: turn_k9\nrollout_rs_threshold: 1\n", r"rollout_rs=turn_k9: accepted are token, seq_sum"),
+        ("rollout_rs: token_k1\nrollout_rs_threshold: '2_4'\n", r"rollout_rs=token_k1 at 2_4: upper=0.5 is below 1"),
+        ("rollout_rs: 'seq_mean_k1,token_k2'\nrollout_rs_threshold: 0.99_1.01\n",
+         r"rollout_rs_threshold of rollout_rs=token_k2='0.99_1.01': must be a number"),
+        ("rollout_rs: token_k2\nrollout_rs_threshold: '1_2'\n", r"rollout_rs=token_k2='1_2': must be a number"),
+        ("use_tis: true\ntis_imp_ratio_cap: -1\ntrainer.algorithm.x: 1\n", r"tis_imp_ratio_cap=-1 is no positive cap"),
+        ("trainer.algorithm.off_policy_correction.tis_ratio_type: turn\n", r"tis_ratio_type=turn: accepted are token, sequence"),
+        ("off_policy_correction.sequence_mask_metric: median\n", r"sequence_mask_metric=median: accepted are geometric, product"),
+        ("use_vllm: true\nvllm_importance_sampling_mode: turn_mask\n", r"sampling_mode=turn_mask: accepted are token_truncate"),
         ("seed: 1\n", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("- a\n- b\n", r"theirs.yaml: must hold keys and values, not a list"),
@@ -234,10 +260,10 @@ def test_the_rest_of_a_trl_config_in_json(imported):
         ("rollout_rs: a,b\nrollout_rs_threshold: 1,2,3\n", r"rollout_rs_threshold=1,2,3: 3 thresholds for the 2 options"),
         ("bypass_mode: maybe\n", r"bypass_mode='maybe': must be true or false"),
         ("rollout_is: [token]\n", r"rollout_is=\['token'\]: must be a single value"),
-        ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low='\${eps}': must be a number"),
+        ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low=\${eps}: resolve the config first"),
         ("algorithm.rollout_is: token\nrollout_is: null\n", r"rollout_is=None contradicts algorithm.rollout_is=token"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line(imported, text, message):
     with pytest.raises(UserError, match=message) as caught:
         imported(text)
@@ -251,11 +277,12 @@ def test_bad_input_is_one_line(imported, text, message):
         {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce"}},
         {"trainer.algorithm": {"policy_loss_type": "dppo", "off_policy_correction": {"sequence_mask_metric": "product"}}},
         {"trainer.algorithm": {"loss_reduction": "prompt_mean", "kl_estimator_type": "k2"}},
-        {"loss_type": "dr_grpo", "use_vllm": True, "num_generations": 4, "max_steps": 10, "beta": 0.04},
+        {"loss_type": "dr_grpo", "use_vllm": True, "num_generations": 4, "max_steps": 10, "beta": 0.04, "seed": 3, "top_p": 0.9,
+         "top_k": -1, "num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
         {"algorithm.adv_estimator": "grpo_passk", "actor.use_kl_loss": True, "actor.kl_loss_type": "k3+"},
         {"algorithm.adv_estimator": "remax"},
     ],
-)
+)  # fmt: skip
 def test_what_is_printed_runs(theirs, tmp_path):
     """As the comment in the output says: saved as DIR/experiment/NAME.yaml, it composes and passes every check."""
     (tmp_path / "experiment").mkdir()
