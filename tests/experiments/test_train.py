@@ -1,5 +1,6 @@
 """What the command line refuses: one line that names the key and the remedy, exit code 2, nothing started."""
 
+import os
 import subprocess
 import sys
 
@@ -26,3 +27,26 @@ def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
     line = done.stderr.removesuffix("Nothing was started.\n").strip()
     assert done.returncode in (1, 2) and said in line and "\n" not in line, done.stderr
     assert not list(tmp_path.glob("**/config.json"))
+
+
+@pytest.mark.parametrize(
+    ("option", "form"),
+    [
+        ("loss=mine", "use loss=pg loss.name=mine and +loss.KEY=VALUE"),
+        ("advantage=mine", "use advantage=reinforce advantage.name=mine and +advantage.KEY=VALUE"),
+        ("kl=mine", "use kl=k2 kl.name=mine, or write it as DIR/kl/mine.yaml and put --config-dir DIR before the overrides"),
+        ("correction=mine", "use '+correction.reject.mine={function: mine, params: {KEY: VALUE}}'"),
+        ("reduce=mine", "take one of prompt_mean"),
+    ],
+)
+def test_a_plug_in_without_a_config_file_is_told_how_it_is_chosen(option, form, tmp_path):
+    """The plug-in is not loaded for that: its module does not exist."""
+    about = tmp_path / "mine-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    kinds = ("losses", "advantages", "kl", "corrections")
+    (about / "entry_points.txt").write_text("".join(f"[faultline.{kind}]\nmine = nosuch:mine\n" for kind in kinds))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    command = [sys.executable, "-m", "experiments.train", option, f"run.root={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and form in done.stderr and done.stderr.count("\n") == 1, done.stderr
