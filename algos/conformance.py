@@ -111,6 +111,8 @@ def _loss_shapes(loss: Callable, params: dict[str, Any]) -> None:
 def _loss_masking(loss: Callable, params: dict[str, Any]) -> None:
     *tensors, mask = example(torch.float64)
     clean, clean_gradient = run(loss, (*tensors, mask), params)
+    assert clean.loss[mask].isfinite().all(), "the loss is NaN or infinite on response tokens"
+    assert clean_gradient[mask].isfinite().all(), "the gradient is NaN or infinite on response tokens"
     assert (clean.loss[~mask] == 0).all(), "the loss is 0 off the mask"
     assert (clean_gradient[~mask] == 0).all(), "the gradient is 0 off the mask"
     if clean.clipped is not None:

@@ -154,11 +154,20 @@ def _sum(weights: Tensor, ratio: Ratio, weight: Weight) -> WeightSum:
 
 
 def _plugged(log_ratio: Tensor, mask: Tensor, spec: Correction) -> Tensor:
-    """The mask that the plug-ins leave: they see the batch at once, as their bounds may depend on it."""
-    for filter_ in spec.reject.values():
+    """The mask that the plug-ins leave: they see the batch at once, as their bounds may depend on it.
+
+    Raises ValueError naming a plug-in that does not return [B, T] bool: [B] would spread over the tokens where B = T.
+    """
+    left = mask
+    for name, filter_ in spec.reject.items():
         if isinstance(filter_, Plugin):
-            mask = mask & CORRECTIONS[filter_.function](log_ratio, mask, **filter_.params)
-    return mask
+            keep = CORRECTIONS[filter_.function](log_ratio, left, **filter_.params)
+            if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
+                found = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
+                raise ValueError(f"correction.reject.{name}: filter {filter_.function} returned {found}; it must return bool of "
+                                 f"log_ratio's shape {list(mask.shape)}, for whole responses keep[:, None].expand_as(mask)")
+            left = left & keep
+    return left
 
 
 def _kept(ratio: Ratio, kept: Tensor, advantages: Tensor | None, spec: Correction) -> Tensor:

@@ -108,15 +108,22 @@ def _try_out(objective: Objective) -> None:
 
 
 def build_objective(config: Config) -> Objective:
-    """loss x correction x proximal x reduction of a config."""
+    """loss x correction x proximal x reduction of a config. Raises UserError on a loss that is not decorated."""
     loss = bound(LOSSES, "loss", config.loss)
+    if not hasattr(loss.func, "anchored"):
+        raise UserError(f"loss.name={config.loss.name}: does not say whether it is anchored; decorate it with @loss(anchored=…)")
     kl = None if config.kl.name is None else KL[config.kl.name]
     return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """The advantage estimator of a config. Raises UserError if it needs an input that a run does not have."""
-    needs = ADVANTAGES[config.advantage.name].needs
+    """The advantage estimator of a config.
+
+    Raises UserError if it needs an input that a run does not have, or does not say what it needs.
+    """
+    needs = getattr(ADVANTAGES[config.advantage.name], "needs", None)
+    if needs is None:
+        raise UserError(f"advantage.name={config.advantage.name}: does not say what it needs; decorate it with @advantage()")
     if missing := set(needs) - PROVIDED:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
     return bound(ADVANTAGES, "advantage", config.advantage, provided=(*needs, "kept"))
@@ -155,7 +162,8 @@ def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> func
     accepted = {p.name: p for p in keywords if p.name not in provided}
     for name in params:
         if name not in accepted:
-            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}")
+            start = "; for a plug-in start from loss=pg, which sets none" if key == "loss" else ""
+            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}{start}")
     for name, parameter in accepted.items():
         if name not in params and parameter.default is parameter.empty:
             raise UserError(f"{key}.{name}: missing")

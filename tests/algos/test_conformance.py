@@ -110,6 +110,15 @@ def test_the_suite_notices_a_loss_that_reads_an_anchor_it_does_not_declare():
         check_loss(denies_its_anchor, {})
 
 
+def test_a_loss_that_is_nan_is_not_blamed_on_the_padding():
+    @loss(anchored=False)
+    def broken(logp, logp_prox, advantages, mask):
+        return TokenLoss(logp * torch.nan)
+
+    with pytest.raises(AssertionError, match="the loss is NaN or infinite on response tokens"):
+        check_loss(broken, {})
+
+
 def test_the_suite_notices_bad_filters_and_estimators():
     with pytest.raises(AssertionError, match="nothing is rejected"):
         check_filter(lambda l, mask: mask & (l > 0), {})

@@ -251,6 +251,10 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
         (["collapse.detectors.drawdown.m=0"], "drawdown: delta=0.5, m=0"),
         (["collapse.detectors.numerical.hits=20"], "numerical: .*hits=20"),
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
+        (["loss=pg", f"loss.name={__name__}:bare"], "loss.name=.*:bare: does not say whether .* @loss"),
+        ([f"advantage.name={__name__}:bare"], "advantage.name=.*:bare: does not say what it needs; .* @advantage"),
+        ([f"+correction.reject.m={{function: '{__name__}:by_response'}}"],
+         r"correction.reject.m: filter .*:by_response returned \[1\] torch.bool; it must return bool of .* \[1, 1\]"),
         (["loss.name=nosuch"], "losses=nosuch: unknown; known are .*ppo"),
         (["loss.eps_low=-0.1"], "loss.eps_low=-0.1"),
         *([(["actor.dtype=fp16"], "actor.dtype=fp16: DeepSpeed trains in it on a GPU only")] * (not torch.cuda.is_available())),
@@ -265,6 +269,15 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
 def test_plug_ins_are_checked_before_anything_starts(tiny, overrides, message):
     with pytest.raises(UserError, match=message):
         check(tiny(*overrides))
+
+
+def bare(logp, logp_prox, advantages, mask):
+    """A loss, or an estimator, whose author forgot the decorator."""
+
+
+def by_response(log_ratio, mask):
+    """A filter that returns [B], not [B, T]."""
+    return (log_ratio > -1).all(-1)
 
 
 def test_a_plug_in_that_fails_to_load_shows_its_own_traceback(tiny, tmp_path, monkeypatch):
