@@ -33,7 +33,8 @@ class Sweep(NamedTuple):
     a sentence each.
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
-    source of mismatch: the precision, and the staleness if there is any; seed, state, error, step (the last one recorded), onsets
+    source of mismatch: the precision, an 8-bit cache and the staleness if there are any; seed, state, error, step (the last
+    recorded), onsets
     by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause; updates: optimizer steps
     of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether there was one (else the time
     is censored).
@@ -120,8 +121,10 @@ def _unknown_detector(record: Record) -> str:
 
 
 def _source(config: dict[str, Any]) -> str:
-    precision, stale = config["rollout"]["precision"]["name"], config["rollout"].get("staleness", 0)
-    return f"{precision}, {stale} steps stale" if stale else precision
+    rollout = config["rollout"]
+    cache, stale = rollout.get("kv_cache", "compute"), rollout.get("staleness", 0)
+    cached = [f"{cache} cache"] if cache != "compute" else []
+    return ", ".join([rollout["precision"]["name"], *cached, *([f"{stale} steps stale"] if stale else [])])
 
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -18,13 +18,11 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     more = f"; {left} more have not ended and are counted in no share" if left else ""
     said = [f"{runs.event.sum()} of {len(runs)} runs in {runs.arm.nunique()} arms collapsed{more}."]
     said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
-    for precision, plain in runs[(runs.correction == "none") & (runs.precision != tables.CONTROL)].groupby(
-        "precision", sort=False
-    ):
-        said.append(f"Uncorrected {precision} rollouts: {_share(plain)} collapsed.")
-        corrected = runs[(runs.precision == precision) & (runs.correction != "none")]
+    for source, plain in runs[(runs.correction == "none") & (runs.precision != tables.CONTROL)].groupby("source", sort=False):
+        said.append(f"Uncorrected {source} rollouts: {_share(plain)} collapsed.")
+        corrected = runs[(runs.source == source) & (runs.correction != "none")]
         parts = [f"{name} {_share(part, interval=False)}" for name, part in corrected.groupby("correction", sort=False)]
-        said += [f"With a correction under {precision}: {'; '.join(parts)}."] if parts else []
+        said += [f"With a correction under {source}: {'; '.join(parts)}."] if parts else []
     said.append(_order(table))
     never = int((runs.outcome == "never learned").sum())
     said += [f"Never learned, which is another outcome than a collapse: {never} of {len(runs)} runs."] if never else []

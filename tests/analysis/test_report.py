@@ -237,6 +237,15 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
 
 
+def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
+    """Of two seeds each: the words pool no run with a cache of 8 bits with one without."""
+    for cache in ("compute", "fp8_e4m3"):
+        for seed in (0, 1):
+            write(tmp_path, "rollout/precision=bf16", f"rollout.kv_cache={cache}", seed=seed)
+    told = report(tmp_path).with_suffix(".md").read_text()
+    assert "Uncorrected bf16 rollouts: 0 of 2" in told and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in told
+
+
 def test_staleness_is_a_source_of_mismatch_of_its_own(tmp_path):
     for stale in (0, 4):
         write(tmp_path, FP32, f"rollout.staleness={stale}", collapse=50 if stale else None)
