@@ -34,10 +34,9 @@ class Sweep(NamedTuple):
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
     source of mismatch: the precision, an 8-bit cache and the staleness if there are any; seed, state, error, step (the last
-    recorded), onsets
-    by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause; updates: optimizer steps
-    of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether there was one (else the time
-    is censored).
+    recorded), onsets by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause;
+    updates: optimizer steps of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether
+    there was one (else the time is censored).
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
     """
 
