@@ -9,6 +9,8 @@ from pathlib import Path
 
 from harness.errors import UserError
 
+CORRECTIONS = "presets by name, or YAML files as those in experiments/conf/correction"
+
 
 def main(*more: Callable[[argparse._SubParsersAction], None]) -> None:
     """A UserError is one line and exit code 2. more: what adds further commands, as those here do."""
@@ -60,11 +62,11 @@ def _import_config(commands) -> None:
 def _replay(commands) -> None:
     parser = commands.add_parser("replay", help="what each correction at each threshold would have done to a dump")
     parser.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
-    parser.add_argument("--corrections", type=_names, help="presets, as icepop,skyrl/token_tis; all")
+    parser.add_argument("--corrections", type=_names, help=f"as icepop,skyrl/token_tis,own.yaml: {CORRECTIONS}; all presets")
     parser.add_argument("--null", type=Path, help="a dump of the control: adds the false rejections")
     parser.add_argument("--recommend", action="store_true", help="propose bounds from the data")
-    parser.add_argument("--keep", type=_share, default=0.99, help="share of tokens that a proposed filter keeps (0.99)")
-    parser.add_argument("--ess", type=_share, default=0.9, help="effective sample size that a proposed truncation has (0.9)")
+    parser.add_argument("--keep", type=_share, help="share of tokens that a proposed filter keeps (0.99)")
+    parser.add_argument("--ess", type=_share, help="effective sample size that a proposed truncation has (0.9)")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
     parser.add_argument("--out", type=Path, help="folder of the page and the CSV files")
 
@@ -94,7 +96,7 @@ def _gradient(commands) -> None:
     parser.add_argument("--enumerable", action="store_true", help="exact, on a policy whose responses are all listed")
     parser.add_argument("--noise", type=_scale, default=0.3, help="of the logits of the enumerable policy's rollout (0.3)")
     parser.add_argument("--losses", type=_names, help="as ppo,gspo; the run's own, or pg")
-    parser.add_argument("--corrections", type=_names, help="presets, as icepop,skyrl/token_tis; a selection")
+    parser.add_argument("--corrections", type=_names, help=f"as icepop,skyrl/token_tis,own.yaml: {CORRECTIONS}; a selection")
     parser.add_argument("--prompts", type=_count, default=64, help="of a batch, each with the run's number of samples (64)")
     parser.add_argument("--batches", type=_count, default=32, help="frozen batches from the rollout engine (32)")
     parser.add_argument("--reference", type=_count, default=64, help="fresh batches of the trainer's own policy (64)")

@@ -375,8 +375,12 @@ def parse(composed: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(composed)
     except ValidationError as error:
-        problems = [explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
-        raise UserError("\n".join(problems)) from None
+        raise UserError("\n".join(explained(error, composed))) from None
+
+
+def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
+    """A line per error that `composed` has, without those of a filter read as what it was not meant to be."""
+    return [explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
 
 
 def _meant(place: tuple, composed: dict[str, Any]) -> bool:

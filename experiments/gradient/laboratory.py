@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from algos.objective import Objective
 from algos.spec import Correction
 from experiments.gradient.estimate import Grams, drowned
 from experiments.gradient.methods import Method, Samples, coefficients, load_loss
+from experiments.gradient.progress import Progress
 from harness.config import Model
 from harness.errors import UserError
 from harness.models import build
@@ -50,36 +50,44 @@ class Laboratory:
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
 
-        batches: frozen ones from the rollout engine; reference: of the policy gradient on the trainer's own samples.
+        batches: frozen ones from the rollout engine; reference: of the policy gradient on the trainer's own samples. Prints where
+        it is every few seconds.
         """
+        progress = Progress(reference + batches * len(methods))
         c = self.trainer.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
+        print(f"drawing {reference} batches from the trainer's own policy", flush=True)
         own = [self._draw(self.trainer.policy, "laboratory reference", i) for i in range(reference)]
         own = [drawn._replace(samples=drawn.samples._replace(logp_rollout=drawn.samples.logp)) for drawn in own]
-        truth = self._gradients(own, [coefficients(pg, drawn.samples) for drawn in own], "reference")
+        truth = self._gradients(own, [coefficients(pg, drawn.samples) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
+        print(f"drawing {batches} batches from the rollout engine", flush=True)
         frozen = [self._draw(self.trainer.engine, "laboratory batch", i) for i in range(batches)]
         known: dict[bytes, dict[str, float]] = {}
         rows = []
-        for method in methods:
+        for number, method in enumerate(methods, 1):
             parts = [coefficients(method.objective, drawn.samples) for drawn in frozen]
             key = b"".join(part.numpy().tobytes() for part in parts)
             if key not in known:
-                known[key] = Grams(self._gradients(frozen, parts, method.name), truth).summary()
+                what = f"method {number}/{len(methods)}, {method.name}"
+                known[key] = Grams(self._gradients(frozen, parts, progress, what), truth).summary()
+            else:
+                progress.skip(batches)
             rows.append({"method": method.name, **known[key], "family": method.family, "bound": method.bound})
         return pd.DataFrame(rows)
 
-    def _gradients(self, batches: list[Drawn], parts: list[Tensor], what: str) -> Tensor:
+    def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
         """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
         parameters, temperature = list(self.net.parameters()), self.trainer.config.rollout.temperature
         rows = []
-        for drawn, c in track(list(zip(batches, parts, strict=True)), description=what, transient=True):
+        for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
             logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits
             logp = (logits / temperature).log_softmax(-1).gather(-1, drawn.tokens[..., None])[..., 0]
             gradient = torch.autograd.grad((c.float() * logp).sum(), parameters)
             rows.append(torch.cat([part.flatten() for part in gradient]))
+            progress.show(f"{what}, batch {number}/{len(batches)}")
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:

@@ -61,7 +61,8 @@ def methods(losses: list[str], corrections: list[str], reduction: str, norm: int
     pg = load_loss("pg")
     found = [Method(EXACT, Objective(pg, exact, "old", reduction, norm))]
     for loss in losses:
-        for name, (correction, proximal) in presets(corrections).items():
+        for name, preset in presets(corrections).items():
+            correction, proximal = preset.correction, preset.proximal
             function = load_loss("ppo" if proximal == "rollout" and not LOSSES[loss].anchored else loss)
             try:
                 check_combination(correction, proximal, LOSSES[loss].anchored)

@@ -23,7 +23,7 @@ ADVISED = (
 )
 RESAMPLES = 200
 HEAVY = 0.7
-"""Pareto k beyond which importance weights are unreliable, arXiv 1507.02646 section 3.2.1."""
+"""Pareto k beyond which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
 FEWEST = 10
 """Responses that must lie beyond a bound: a quantile with fewer beyond it moves with each of them."""
 NULL_RATE = 1e-3
@@ -52,7 +52,7 @@ class Advisor:
     def __init__(self, target: Target):
         self.target = target
         self.entries: dict[Family, list[_Entries]] = {family: [] for family in ADVISED}
-        self.logs: dict[str, list[np.ndarray]] = {"token": [], "sequence": [], "geometric": []}
+        self.logs: dict[str, list[np.ndarray]] = {"token": [], "sequence": []}
         self.responses = 0
 
     def add(self, responses: Responses) -> None:
@@ -84,7 +84,6 @@ class Advisor:
         place = self._place(family, _binned(entries, None), floor)
         resampled = [self._place(family, _binned(entries, draw), floor) for draw in draws]
         curve = _curve(family, _binned(entries, None))
-        level = "token" if family.level == "worst_token" else family.level
         beyond = len(np.unique(entries.row[entries.bin > place])) if place is not None else 0
         row: dict[str, object] = {
             "family": family.name,
@@ -105,7 +104,9 @@ class Advisor:
         row |= {"tokens kept": curve.kept[at], "ESS": curve.ess[at]}
         if null is not None:
             row["false rejections"] = 1 - null.metrics(null.sums[family])["kept_tokens"][at]
-        return row | {"verdict": _verdict(unneeded, place, beyond, tails[level], len(found) / len(resampled))}
+        # A truncation is chosen by the ESS of weights at its own level; a share kept is a quantile, whatever the tail beyond it.
+        tail = tails[family.level] if family.action == "truncate" else np.nan
+        return row | {"verdict": _verdict(unneeded, place, beyond, tail, len(found) / len(resampled))}
 
     def _joined(self, family: Family) -> _Entries:
         parts = self.entries[family]
@@ -164,12 +165,21 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
 
 
 def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, found: float) -> str:
-    if tail > HEAVY:
-        return f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, the mismatch is too heavy-tailed for any bound"
+    """The first that holds. tail: Pareto k of the weights whose ESS the bound is chosen by, NaN if it is chosen by a share kept.
+
+    Without need of a bound the tail does not matter: the ESS of batches no larger than the dump is what the dump shows, and
+    k is the shape of the largest deviations at any scale, 1e-4 too. With a bound, E[min(ρ, C)] and its ESS are of bounded
+    weights; what C cuts off, E[ρ] − E[min(ρ, C)], is its bias, and beyond HEAVY no feasible sample tells it.
+    """
     if unneeded:
         return f"no bound needed: {unneeded}"
     if place is None:
         return "no bound reaches the target"
+    if tail > HEAVY:
+        return (
+            f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, no sample tells mean and ESS of the untruncated weights, "
+            "and so neither the weight that C cuts off"
+        )
     if beyond < FEWEST:
         return f"dump too small: {beyond} responses lie beyond it, {FEWEST} are needed"
     if found < 0.95:

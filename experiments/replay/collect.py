@@ -64,12 +64,14 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
             corrected = replay(batch, spec)
             sums.rows.setdefault(name, []).append(effect_rows(batch, corrected))
             sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
+    whole = merge(ratios)
+    if not whole["n"].sum():
+        raise UserError(f"{dump.path}: mask is false for every token; set it true for those that the loss counts")
     usable = [name for name in specs if name not in sums.skipped]
     if not usable:
         reasons = "; ".join(f"{name} {reason}" for name, reason in sums.skipped.items())
         raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other --corrections")
     effects = [{"correction": name, **finish_effect(merge(sums.rows[name]))} for name in usable]
-    whole = merge(ratios)
     return Replayed(
         batches=batches,
         responses=len(whole["n"]),

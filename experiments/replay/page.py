@@ -35,11 +35,18 @@ def summary(replayed: Replayed) -> list[str]:
     ]
 
 
+def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
+    """The corrections; with a null also false_rejections, the share of its tokens that each rejects (NaN: not replayed there)."""
+    if null is None:
+        return replayed.corrections
+    kept = null.corrections.set_index("correction")["effect/kept_tokens"]
+    return replayed.corrections.assign(false_rejections=1 - replayed.corrections.correction.map(kept))
+
+
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """A row per correction, formatted; with a null also the share of tokens that it would lose there."""
+    """`with_null`, formatted."""
     rows = []
-    lost = {} if null is None else dict(zip(null.corrections.correction, 1 - null.corrections["effect/kept_tokens"], strict=True))
-    for row in replayed.corrections.to_dict("records"):
+    for row in with_null(replayed, null).to_dict("records"):
         shown = {
             "correction": row["correction"],
             "tokens kept": f"{row['effect/kept_tokens']:.4f}",
@@ -49,7 +56,7 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
             "largest weight": f"{row['effect/weight_max']:.3g}",
             "agreement": f"{row['effect/agreement']:.4f}",
         }
-        rows.append(shown | ({"false rejections": f"{lost[row['correction']]:.2e}"} if row["correction"] in lost else {}))
+        rows.append(shown | ({"false rejections": f"{row['false_rejections']:.2e}"} if null is not None else {}))
     return pd.DataFrame(rows)
 
 
@@ -87,7 +94,7 @@ def show(title: str, table: pd.DataFrame) -> None:
 def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> Path:
     """Write replay.html and the CSV files into `folder`; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    replayed.corrections.to_csv(folder / "corrections.csv", index=False)
+    with_null(replayed, null).to_csv(folder / "corrections.csv", index=False)
     replayed.profiles.to_csv(folder / "profiles.csv", index=False)
     replayed.thresholds.table().to_csv(folder / "thresholds.csv", index=False)
     if null is not None:
@@ -109,11 +116,12 @@ def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataF
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
 table {{ border-collapse: collapse; font-size: 13px; }}
 th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: left; white-space: nowrap; }}
-td {{ font-variant-numeric: tabular-nums; }} svg {{ width: 100%; height: auto; }} .note {{ color: #555; }}
+td {{ font-variant-numeric: tabular-nums; }} .advice td:last-child {{ white-space: normal; }}
+svg {{ width: 100%; height: auto; }} .note {{ color: #555; }}
 </style>
 <h1>{html.escape(name)}: what each correction would have done</h1>
 {lines}
-{f"<h2>Proposed bounds</h2>{advice_table(advice).to_html(index=False, border=0)}" if advice is not None else ""}
+{f"<h2>Proposed bounds</h2>{advice_table(advice).to_html(index=False, border=0, classes='advice')}" if advice is not None else ""}
 <h2>Every threshold</h2>
 {_curves(replayed, null)}
 <p class="note">C is the bound: ratios are held to [1/C, C], truncated at C. Kept: tokens with an effective weight above 0. ESS:

@@ -288,10 +288,9 @@ def units_of(responses: Responses, family: Family) -> Units:
 
 
 def log_ratios(responses: Responses) -> dict[str, np.ndarray]:
-    """log ρ at levels token, sequence and geometric, nats, not clamped; of responses with tokens."""
+    """log ρ at levels token and sequence, nats, not clamped; of responses with tokens."""
     tokens = _Tokens(responses)
-    total, size = tokens.sum(tokens.l)[tokens.count > 0], tokens.count[tokens.count > 0]
-    return {"token": tokens.l, "sequence": total, "geometric": total / size}
+    return {"token": tokens.l, "sequence": tokens.sum(tokens.l)[tokens.count > 0]}
 
 
 def closest(family: Family, values: np.ndarray) -> np.ndarray:

@@ -79,9 +79,27 @@ def test_a_small_dump_and_a_heavy_tail_are_told_of():
     assert (
         proposed(dump(60, 20, gaussian(0.1))).loc["mask-sequence", "verdict"].startswith("dump too small: 0 responses lie beyond")
     )
-    heavy = proposed(dump(4000, 20, lambda rng, shape: rng.exponential(1.5, shape)))  # ρ is Pareto with k = 1.5
-    assert heavy.loc["mask-token", "verdict"].startswith("not to be trusted: Pareto k = 1.")
-    assert heavy.loc["truncate-sequence", "verdict"].startswith("not to be trusted")
+
+
+def test_a_heavy_tail_is_told_of_where_a_bound_is_chosen_by_the_ess():
+    """l ~ Exp(1.5), one token per response: ρ is Pareto with k = 1.5, whose mean is infinite. 99 % of l still lie below
+    1.5·log 100, which 8,000 draws tell with a standard error of √(.01·.99/8000)/.01/log 100 = 2.4 %."""
+    table = proposed(dump(8000, 1, lambda rng, shape: rng.exponential(1.5, shape)))
+    for family in ("truncate-token", "truncate-sequence"):
+        assert table.loc[family, "verdict"].startswith("not to be trusted: Pareto k = 1."), family
+    assert table.loc["mask-token", "verdict"] == "ok"
+    assert np.log(table.loc["mask-token", "C"]) == pytest.approx(1.5 * np.log(100), rel=0.07)
+
+
+def test_a_heavy_tail_of_tiny_deviations_needs_no_bound():
+    """ρ = 1 + 1e-7·U^−1.09: the excess of ρ over any level is Pareto with k = 1.09 at every scale. Of 80,000 tokens the largest
+    is about 1 + 1e-7·80,000^1.09 = 1.02, so the ESS is 1 to within .02²/80,000."""
+    tiny = dump(4000, 20, lambda rng, shape: np.log1p(1e-7 * rng.uniform(size=shape) ** -1.09))
+    table = proposed(tiny)
+    assert table.loc["truncate-token", "verdict"] == "no bound needed: ESS 1.000 without"
+    assert table.loc["truncate-sequence", "verdict"] == "no bound needed: ESS 1.000 without"
+    for family in ("mask-token", "reject-worst_token"):
+        assert "Pareto" not in table.loc[family, "verdict"]
 
 
 def test_a_filter_stays_outside_the_band_of_the_null():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_module
@@ -16,7 +17,7 @@ from algos.objective import applied
 from algos.ratios import log_ratio
 from experiments.replay.collect import collect
 from experiments.replay.effect import padded, replay
-from experiments.replay.presets import presets
+from experiments.replay.presets import FOLDER, presets
 from experiments.replay.sources import Dump
 from harness.config import parse
 from harness.dumps import files
@@ -138,6 +139,34 @@ def test_what_a_dump_lacks_is_told_and_the_rest_replayed(tmp_path):
         collect(Dump(path), {"off_policy_sequence_mask": chosen["off_policy_sequence_mask"]})
 
 
+def test_a_dump_with_no_token_on_the_mask_is_refused(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", [SOUND | {"mask": [0, 0]}])
+    with pytest.raises(UserError, match=r"d.jsonl: mask is false for every token"):
+        collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weight: {level: tokn}", r"own.yaml: correction.weight.level='tokn'"),
+        ("correction: {weight: {level: token, uper: 2}}", r"correction.weight.uper: unknown key; remove it"),
+        ("reject: {far: {level: token, upper: 0.5}}", r"correction.reject.far.upper=0.5 is below 1"),
+        ("weight: [", r"own.yaml: cannot be read"),
+        ("- 1", r"own.yaml: holds no keys"),
+    ],
+)
+def test_a_correction_of_ones_own_is_a_file_like_those_of_the_presets(tmp_path, text, message):
+    own = tmp_path / "own.yaml"
+    own.write_text((FOLDER / "icepop.yaml").read_text())
+    found = presets([str(own), "icepop"])
+    assert found[str(own)] == found["icepop"]
+    own.write_text(text)
+    with pytest.raises(UserError, match=message):
+        presets([str(own)])
+    with pytest.raises(UserError, match=r"absent.yaml: cannot be read"):
+        presets([str(tmp_path / "absent.yaml")])
+
+
 def test_nothing_sound_is_an_error_even_when_skipping(tmp_path):
     path = jsonl(tmp_path / "d.jsonl", ["no", "nothing"])
     with pytest.raises(UserError, match="no sound row among 2"):
@@ -184,5 +213,9 @@ def test_the_command_prints_and_writes(tmp_path):
     assert page.count("<svg") == 2 and "verl/decoupled_token_is" in page and "http-equiv" not in page
     lines = (tmp_path / "d" / "replay" / "thresholds.csv").read_text().splitlines()
     assert len(lines) == 1 + 1000 * len({line.split(",")[0] for line in lines[1:]})
+    table = pd.read_csv(tmp_path / "d" / "replay" / "corrections.csv").set_index("correction")
+    assert (table.false_rejections == 0).all()  # equal policies
+    unused = subprocess.run([*command, "--keep", "0.5"], capture_output=True, text=True)
+    assert unused.returncode == 2 and unused.stderr.startswith("--keep 0.5 has no effect without --recommend")
     bad = subprocess.run([*command, "--corrections", "nonesuch"], capture_output=True, text=True)
     assert bad.returncode == 2 and bad.stderr.startswith("correction nonesuch: unknown") and bad.stderr.count("\n") == 1
