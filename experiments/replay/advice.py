@@ -178,7 +178,7 @@ def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, found: 
     if tail > HEAVY:
         return (
             f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, no sample tells mean and ESS of the untruncated weights, "
-            "and so neither the weight that C cuts off"
+            "nor the weight that C cuts off"
         )
     if beyond < FEWEST:
         return f"dump too small: {beyond} responses lie beyond it, {FEWEST} are needed"
