@@ -183,10 +183,12 @@ def disagreements(sweep: Sweep) -> list[str]:
 
 
 def _evaluations(sweep: Sweep) -> dict[str, list[dict[str, float]]]:
-    """The rows of each run that hold an evaluation, as detectors read them."""
+    """The rows of each run that hold an evaluation, as detectors read them. Without branches: their detectors have also seen what
+    came before the checkpoint, which is in the record of another run."""
     if not {"eval/reward", "eval/stderr"} <= set(sweep.steps.columns):
         return {}
-    rows = sweep.steps[["run", "step", "eval/reward", "eval/stderr"]].dropna()
+    whole = sweep.steps.groupby("run", observed=True).step.transform("min") == 0
+    rows = sweep.steps.loc[whole, ["run", "step", "eval/reward", "eval/stderr"]].dropna()
     return {run: part.to_dict("records") for run, part in rows.groupby("run", observed=True)}
 
 

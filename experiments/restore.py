@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from harness import checkpoint
 from harness.config import Config, parse
 from harness.errors import UserError
-from harness.plugins import check
+from harness.manifest import damage_of
 from harness.records import RunFolder, writing
-from harness.run import Run
-from harness.trainer import Trainer
+
+if TYPE_CHECKING:
+    from harness.trainer import Trainer
 
 
 class Checkpoint(NamedTuple):
@@ -40,7 +40,7 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
     if step not in kept:
         steps = ", ".join(map(str, sorted(kept)))
         raise UserError(f"{run}: no checkpoint of step {step}; it has {steps} (checkpoint.every and checkpoint.keep decide)")
-    if damage := checkpoint.damage_of(kept[step]):
+    if damage := damage_of(kept[step]):
         raise UserError(f"{kept[step]}: damaged ({damage}); use another")
     return Checkpoint(parse(RunFolder(run).read("config.json")), kept[step], step)
 
@@ -56,6 +56,9 @@ def transplant(found: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
     """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
+    from harness.plugins import check
+    from harness.run import Run
+
     check(found.config)
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder(scratch)

@@ -14,10 +14,8 @@ pickles.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.actor import Actor
+from harness.manifest import damage_of, digests
 from harness.ranks import Ranks, lost_a_rank
 from harness.records import RunFolder, to_disk, writing
 
@@ -68,7 +67,7 @@ def _save(actor: Actor, folder: Path) -> None:
 
 def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     (temporary / "state.json").write_text(json.dumps(state))
-    (temporary / "manifest.json").write_text(json.dumps(_digests(temporary)))
+    (temporary / "manifest.json").write_text(json.dumps(digests(temporary)))
     for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
         to_disk(path)
     shutil.rmtree(final, ignore_errors=True)
@@ -103,28 +102,3 @@ def _newest_sound(run: RunFolder) -> int:
 
 def _newest_first(run: RunFolder) -> list[Path]:
     return sorted((run.path / "checkpoints").glob("step-*"), reverse=True)
-
-
-def damage_of(folder: Path) -> str | None:
-    try:
-        expected = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
-        return f"manifest.json unreadable: {error}"
-    if not isinstance(expected, dict) or "state.json" not in expected:
-        return "manifest.json does not list state.json"
-    found = _digests(folder)
-    for name, digest in expected.items():
-        if found.get(name) != digest:
-            return f"{name} {'is missing' if name not in found else 'differs from its checksum'}"
-    return None
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return dict(sorted(_walk(folder)))
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in folder.rglob("*"):
-        if path.is_file() and path.name != "manifest.json":
-            with open(path, "rb") as file:
-                yield str(path.relative_to(folder)), hashlib.file_digest(file, "sha256").hexdigest()

@@ -42,6 +42,7 @@ class Run:
         track, progress = Tracker(c, folder.path), Progress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
         try:
+            self._inherit(step, track)
             while step < c.steps and not (c.collapse.stop and self.collapsed):
                 metrics = self.trainer.step(step)
                 self.record(step, metrics, track)
@@ -79,6 +80,14 @@ class Run:
                 self.events[name] = event
                 self.folder.log_event(detector.role, step, detector=name, **event)
                 track.event(step, detector.role, name, event)
+
+    def _inherit(self, step: int, track) -> None:
+        """Record what the detectors reported before the checkpoint and this folder lacks: a branch's lacks all of it."""
+        told = {event.get("detector") for event in self.folder.events()}
+        for name in self.events.keys() - told:
+            role, event = self.detectors[name].role, self.events[name]
+            self.folder.log_event(role, step, detector=name, **event)
+            track.event(step, role, name, event)
 
     @property
     def collapsed(self) -> bool:

@@ -1,4 +1,7 @@
-"""`faultline branch`: runs that go on from a checkpoint of another run under other settings, compared by survival."""
+"""`faultline branch`: runs that go on from a checkpoint of another run under other settings, compared by survival.
+
+What is wrong with the command is told before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from analysis.load import flatten
-from analysis.report import report
 from experiments.restore import Checkpoint, find, transplant
+from experiments.train import refusal
 from harness.collapse import DETECTORS
 from harness.config import Config, parse
 from harness.errors import UserError
-from harness.plugins import check
 from harness.records import RunFolder
 from sweeps.launch import launch
 from sweeps.local import Local
@@ -39,17 +41,16 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if any(DETECTORS[name].role == "collapse" for name in events):
         raise UserError(f"{found.folder}: the run had collapsed by then; branch from an earlier checkpoint")
     sweep = f"{found.config.run.sweep}-branch-{found.config.digest[:6]}-{found.step}"
-    if noise:
-        arms = [*arms, _noise_arm(found)]
-    configs = []
-    for overrides in ["", *arms]:
-        _check_overrides(overrides)
-        for seed in range(seeds):
-            changed = overridden(found.config, overrides.split())
-            changed["seed"], changed["run"]["sweep"] = seed, sweep
-            configs.append(_accepted(found, parse(changed), overrides))
+    configs = [config for arm in ["", *arms] for config in _seeded(found, arm, seeds, sweep)]
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
+    from analysis.report import report
+    from harness.plugins import check
+
+    if noise:
+        configs += _seeded(found, _noise_arm(found), seeds, sweep)
+    for config in configs:
+        check(config)
     for config in configs:
         folder = RunFolder(config.path)
         with folder.claim():
@@ -58,6 +59,16 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
                 folder.log_event("branched", found.step, origin=str(found.folder))
     launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
     return report(configs[0].path.parent)
+
+
+def _seeded(found: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
+    """The config of each seed of an arm."""
+    _check_overrides(arm)
+    changed, configs = overridden(found.config, arm.split()), []
+    for seed in range(seeds):
+        changed["seed"], changed["run"]["sweep"] = seed, sweep
+        configs.append(_accepted(found, parse(changed), arm))
+    return configs
 
 
 def _noise_arm(found: Checkpoint) -> str:
@@ -88,7 +99,7 @@ def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
             try:
                 composed = OmegaConf.to_container(compose("config", [override]), resolve=True)
             except HydraException as error:
-                raise UserError(f"{override}: {str(error).splitlines()[0]}") from None
+                raise UserError(f"--set {override}: {refusal(error)}") from None
             if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole place is replaced
                 place = key.replace("/", ".")
                 OmegaConf.update(result, place, OmegaConf.select(OmegaConf.create(composed), place), merge=False)
@@ -106,6 +117,8 @@ def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
     if config.steps <= found.step:
-        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}; branch from an earlier one")
-    check(config)
+        steps = sorted(int(path.name.removeprefix("step-")) for path in found.folder.parent.glob("step-*"))
+        earlier = ", ".join(f"--at {step}" for step in steps if step < config.steps)
+        remedy = f"branch from an earlier one: {earlier}" if earlier else "the run keeps more with a larger checkpoint.keep"
+        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}, with nothing left to train; {remedy}")
     return config

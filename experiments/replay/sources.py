@@ -90,12 +90,18 @@ def _files(path: Path) -> list[Path]:
             raise UserError(f"{path}: cannot tell what it is by {path.suffix or 'no suffix'}; accepted are {', '.join(SUFFIXES)}")
         return [path]
     folder = path / "dumps" if (path / "dumps").is_dir() else path
+    if runs := sorted(path.glob("*/config.json")):
+        raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
     found = sorted((f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith(".")), key=_natural)
     if (path / "config.json").exists() and folder == path:
         raise UserError(f"{path}: this run wrote no dumps; set dump.every=<steps> and run it again in another sweep")
     if not found:
         raise UserError(f"{path}: no dump there; give a file ({', '.join(SUFFIXES)}), a folder of them, or a run folder")
     return found
+
+
+def _with_dumps(runs: list[Path]) -> Path:
+    return next((run for run in runs if (run / "dumps").is_dir()), runs[0])
 
 
 def _natural(path: Path) -> list:

@@ -192,6 +192,11 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"this run wrote no dumps; set dump.every"):
         Dump(tmp_path / "run")
+    (tmp_path / "second" / "dumps").mkdir(parents=True)
+    (tmp_path / "second" / "config.json").write_text("{}")
+    (tmp_path / "run" / "checkpoint.pt").write_text("of the actor, no dump")
+    with pytest.raises(UserError, match=r": a sweep; give one of its runs, as .*/second$"):
+        Dump(tmp_path)
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(UserError, match=r"cannot tell what it is by .csv"):
         Dump(tmp_path / "a.csv")

@@ -1,7 +1,12 @@
 """What starts from a checkpoint of another run: the gradient laboratory and branches."""
 
+import subprocess
+import sys
+
 import pytest
 
+from analysis.load import load
+from analysis.tables import disagreements
 from experiments.gradient.laboratory import Laboratory
 from experiments.gradient.methods import EXACT, methods
 from experiments.noise import matching_noise
@@ -46,9 +51,13 @@ def untimed(rows):
 
 def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny):
     """The unchanged arm with the run's own seed is the run, bit for bit from the checkpoint on."""
-    config = tiny("rollout/precision=fp8_tensor", "steps=4", "checkpoint.every=2", "checkpoint.keep=2")
+    solved = "collapse.detectors.learning.solved=0"  # every run has learned in step 0, which its branches do not see again
+    config = tiny("rollout/precision=fp8_tensor", "steps=4", "checkpoint.every=2", "checkpoint.keep=2", solved)
     train(config)
     page = branch(config.path, 2, ["correction=icepop loss=pg"], 2)
+    sweep = load(page.parent)
+    assert list(sweep.runs.outcome) == ["survived"] * 4 and disagreements(sweep) == []
+    assert all(onsets == {"learning": 0} for onsets in sweep.runs.onsets)
     assert page.exists()
     runs = {(c["loss"]["name"], c["seed"]): folder for folder in run_folders(page.parent) for c in [folder.read("config.json")]}
     assert set(runs) == {("ppo", 0), ("ppo", 1), ("pg", 0), ("pg", 1)}
@@ -70,7 +79,7 @@ def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny)
             branch(config.path, 2, [arm], 1)
     with pytest.raises(UserError, match=r"model.hidden cannot change on the way, the checkpoint was made with 32"):
         branch(config.path, 2, ["model.hidden=64"], 1)
-    with pytest.raises(UserError, match=r"steps=4: the checkpoint is of step 4; branch from an earlier one"):
+    with pytest.raises(UserError, match=r"steps=4: the checkpoint is of step 4, .*; branch from an earlier one: --at 2$"):
         branch(config.path, 4, [], 1)
 
 
@@ -106,5 +115,24 @@ def test_overrides_of_a_branch_mean_what_they_mean_to_a_run(tiny):
     swapped = overridden(config, ["rollout/precision=fp32", "correction.weight.upper=7"])
     assert swapped["rollout"]["precision"]["name"] == "fp32" and swapped["rollout"]["prompts"] == plain["rollout"]["prompts"]
     assert swapped["correction"]["weight"] == plain["correction"]["weight"] | {"upper": 7}
-    with pytest.raises(UserError, match="nonesuch"):
+    with pytest.raises(UserError, match=r"^--set loss=nonesuch: loss/nonesuch: there is no such option; take one of .*gspo.*ppo"):
         overridden(config, ["loss=nonesuch"])
+
+
+def test_a_wrong_command_is_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-00000002").mkdir(parents=True)
+    code = f"""
+import sys
+from pathlib import Path
+from harness.errors import UserError
+from sweeps.branch import branch
+for run, at in (("run", 5), ("run", 2), ("none", None)):
+    try:
+        branch(Path({str(tmp_path)!r}) / run, at, [], 1)
+    except UserError as error:
+        print(error)
+print(*{{"torch", "deepspeed", "transformers", "scipy"}} & sys.modules.keys())
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
+    assert "no checkpoint of step 5; it has 2" in said[0] and "damaged (manifest.json unreadable" in said[1]
+    assert "no checkpoint there" in said[2] and said[3] == ""
