@@ -106,6 +106,7 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[_option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
+        self.tied = shape.tie_word_embeddings
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
@@ -167,7 +168,8 @@ class VllmEngine(RolloutEngine):
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._complete(weights)})
         finally:
             torch.set_default_dtype(before)
-        self.llm.apply_model(_pack_tied_heads)
+        if self.tied:
+            self.llm.apply_model(_pack_tied_heads)
         if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer for the new
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still under way")
         self.version = version
