@@ -11,6 +11,7 @@ from rich.table import Table
 
 from analysis import tables, words
 from analysis.figures import FIGURES
+from analysis.figures.style import COLOURS
 from analysis.load import OPERATION, Sweep, differs, flatten, load
 from analysis.page import page
 from analysis.performance import HEALTHY
@@ -39,6 +40,8 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     rates = len({config["actor"]["lr"] for config in sweep.configs.values()})
     question = "does the rollout's precision matter, and does a correction help?"
     first = "survival" if sweep.runs.event.any() else "reward"  # without a collapse every survival curve is a flat line
+    if sweep.runs.arm.nunique() > len(COLOURS):  # more than curves can tell apart at a glance
+        question, first = "which loss and correction survive, against the fp32 control?", "heatmaps"
     if words.control_only(sweep):
         question, first = "where is the control stable?", "frontier" if rates > 1 else first
     names = [first, *(name for name in FIGURES if name != first)]
@@ -52,7 +55,7 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     outcome.to_csv(out / "arms.csv", index=False)
     sweep.runs.drop(columns="onsets").assign(**_onsets(sweep)).to_csv(out / "runs.csv")
     if into is not None:
-        insert(into, section(sweep, source, answer, outcome))
+        insert(into, section(sweep, source, answer))
     return target
 
 
@@ -65,6 +68,7 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
     reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each of them."
     last = {"Reward over losses and settings": (reading, pooled)} if len(pooled) else {}
     return more | {
+        "Losses and corrections": (words.MATRIX, words.matrix(sweep)),
         "Outcomes": (
             "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
             "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
@@ -109,11 +113,13 @@ def _table(table: pd.DataFrame) -> str:
     return table.to_markdown(index=False, floatfmt=".3g", missingval="–") if len(table) else "Nothing to list."
 
 
-def section(sweep: Sweep, source: Path | str, answer: list[str], outcome: pd.DataFrame) -> str:
-    """The results as a part of a README: answer, outcomes, where they come from."""
+def section(sweep: Sweep, source: Path | str, answer: list[str]) -> str:
+    """The results as a part of a README, a screen long: answer, the table of loss x correction, where they come from."""
     told = [f"Uneven or failed: {len(sweep.problems)}, named in the report."] if sweep.problems else []
     origin = f"Made by `faultline report {source} --into README.md`. {words.provenance(sweep)}"
-    return "\n\n".join(["\n".join(f"- {sentence}" for sentence in [*answer, *told]), _table(words.readable(outcome)), origin])
+    return "\n\n".join(
+        ["\n".join(f"- {sentence}" for sentence in [*answer, *told]), _table(words.matrix(sweep)), f"{words.MATRIX} {origin}"]
+    )
 
 
 def insert(path: Path, text: str) -> None:

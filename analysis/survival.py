@@ -151,6 +151,11 @@ def smallest_p(n: int, m: int) -> float:
     return (2 if n == m else 1) / comb(n + m, n)
 
 
+def smallest_flip_p(n: int) -> float:
+    """The least two-sided p of the sign-flip test of n pairs, all of one sign: 2/2^n; 1 of a single pair."""
+    return 2 / 2**n
+
+
 def holm(p: np.ndarray) -> np.ndarray:
     """Holm's step-down adjustment: max over j ≤ i of min(1, (m − j + 1)·p_(j)) for the p-values in order; NaN stays NaN."""
     p = np.asarray(p, float)

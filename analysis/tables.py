@@ -146,9 +146,38 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
     if len(one.index.intersection(another.index)):
         reward = paired_difference(one, another, rng)
+        pairs = (one - another).dropna().to_numpy()
         found |= {"reward gained": reward.value, "reward low": reward.lower, "reward high": reward.upper}
-        found["reward p"] = survival.sign_flip((one - another).dropna().to_numpy(), rng)
+        found |= {"shared seeds": len(pairs), "reward p": survival.sign_flip(pairs, rng)}
+        if (least := survival.smallest_flip_p(len(pairs))) > SIGNIFICANT:
+            notes.append(f"reward by {len(pairs)} shared seed{'s' if len(pairs) > 1 else ''}: p ≥ {least:.2g}, too few")
+            found["said"] = "; ".join(notes)
     return found
+
+
+def combinations(sweep: Sweep) -> pd.DataFrame:
+    """A row per arm with a run that has ended, placed by precision and correction, and by loss and setting, the longer list
+    `down` and the other `across`: collapsed of known, never learned, and the last reward: IQM, mean, least, most, and `from
+    control`, its mean difference from the fp32 control of the same loss and setting over the seeds that both have."""
+    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
+    runs = runs.assign(final=rewards(runs, sweep.steps).final, column=(runs.loss + " " + runs.setting).str.strip())
+    plain = (runs.precision == CONTROL) & (runs.correction == "none")
+    controls = {column: part.set_index("seed").final for column, part in runs[plain].groupby("column")}
+    rows = []
+    for arm in arm_order(runs):
+        mine = runs[runs.arm == arm]
+        first, final = mine.iloc[0], mine.final.dropna()
+        control = None if plain[mine.index[0]] else controls.get(first.column)
+        apart = np.nan if control is None else (mine.set_index("seed").final - control).mean()
+        place = first.precision if first.correction == "none" else f"{first.precision} {first.correction}"
+        row = {"down": place, "across": first.column, "collapsed": int(mine.event.sum()), "known": len(mine)}
+        row["never learned"] = int((mine.outcome == "never learned").sum())
+        last = {"IQM": iqm(final), "mean": final.mean(), "least": final.min(), "most": final.max()} if len(final) else {}
+        rows.append(row | last | {"from control": apart})
+    columns = ["down", "across", "collapsed", "known", "never learned", "IQM", "mean", "least", "most", "from control"]
+    table = pd.DataFrame(rows, columns=columns)
+    wide = table.across.nunique() > table.down.nunique()
+    return table.rename(columns={"down": "across", "across": "down"}) if wide else table
 
 
 def pooled(sweep: Sweep) -> pd.DataFrame:

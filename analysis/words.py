@@ -9,6 +9,10 @@ from analysis.load import Sweep
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
 
+MATRIX = "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most)."
+LISTED = 5
+"""Of what a sentence lists, the most; the tables have the rest."""
+
 
 def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?"; `table` from tables.outcomes, `warned`
@@ -16,16 +20,19 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     runs = sweep.runs[sweep.runs.outcome != "unfinished"]
     left = len(sweep.runs) - len(runs)
     more = f"; {left} more have not ended and are counted in no share" if left else ""
-    said = [f"{runs.event.sum()} of {len(runs)} runs in {runs.arm.nunique()} arms collapsed{more}."]
+    hit = runs.arm[runs.event].nunique()
+    said = [f"{runs.event.sum()} of {len(runs)} runs collapsed, in {hit} of {runs.arm.nunique()} arms{more}."]
     said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
-    for source, plain in runs[(runs.correction == "none") & (runs.precision != tables.CONTROL)].groupby("source", sort=False):
-        said.append(f"Uncorrected {source} rollouts: {_share(plain)} collapsed.")
-        corrected = runs[(runs.source == source) & (runs.correction != "none")]
-        parts = [f"{name} {_share(part, interval=False)}" for name, part in corrected.groupby("correction", sort=False)]
-        said += [f"With a correction under {source}: {'; '.join(parts)}."] if parts else []
-    said.append(_order(table))
-    never = int((runs.outcome == "never learned").sum())
-    said += [f"Never learned, which is another outcome than a collapse: {never} of {len(runs)} runs."] if never else []
+    for source, part in runs[(runs.correction != "none") | (runs.precision != tables.CONTROL)].groupby("source", sort=False):
+        plain, corrected = part[part.correction == "none"], part[part.correction != "none"]
+        said += [f"Uncorrected {source} rollouts: {_share(plain)} collapsed{_where(plain)}."] if len(plain) else []
+        parts = [f"{name} {len(p[p.event])} of {len(p)}{_where(p)}" for name, p in corrected.groupby("correction", sort=False)]
+        said += [f"Collapsed with a correction under {source}: {'; '.join(parts)}."] if parts else []
+    said += [_possible(runs), _order(table), _rewards(table)]
+    if len(never := runs.arm[runs.outcome == "never learned"]):
+        arms = [f"{arm} {number}" for arm, number in never.value_counts(sort=False).items()]
+        told = f"{len(never)} of {len(runs)} runs ({_listed(arms)})"
+        said.append(f"Never learned, which is another outcome than a collapse: {told}.")
     said += [_warned(warned)] if len(warned) and warned.detected.notna().any() else []
     return [sentence for sentence in said if sentence]
 
@@ -48,10 +55,35 @@ def _edge(sweep: Sweep) -> str:
     )
 
 
-def _share(runs: pd.DataFrame, interval: bool = True) -> str:
+def _share(runs: pd.DataFrame) -> str:
+    """With its interval, of one arm alone: runs of several losses or settings are not draws of one share."""
     share = survival.fraction(runs.event.sum(), len(runs))
-    band = f" (95 % interval {share.lower:.0%} to {share.upper:.0%})" if interval else ""
+    band = f" (95 % interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
+
+
+def _where(runs: pd.DataFrame) -> str:
+    """In which losses and settings, where there are several."""
+    place = (runs.loss + " " + runs.setting).str.strip()
+    if place.nunique() < 2 or not runs.event.any():
+        return ""
+    found = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
+    return f" ({_listed(found)})"
+
+
+def _listed(parts: list[str], between: str = ", ") -> str:
+    return between.join([*parts[:LISTED], *([f"and {len(parts) - LISTED} more"] if len(parts) > LISTED else [])])
+
+
+def _possible(runs: pd.DataFrame) -> str:
+    """What an arm without a collapse leaves open."""
+    arms = runs.groupby("arm").event.agg(["sum", "size"])
+    fewest = arms["size"][arms["sum"] == 0].min()
+    if pd.isna(fewest) or len(arms) < 2:
+        return ""
+    upper = survival.fraction(0, int(fewest)).upper
+    seen = f"{fewest:.0f} run{'s' if fewest > 1 else ''}"
+    return f"No collapse in {seen} of an arm, the fewest here, leaves open that up to {upper:.0%} would (95 % interval)."
 
 
 def _control(sweep: Sweep) -> str:
@@ -60,10 +92,13 @@ def _control(sweep: Sweep) -> str:
     if control.empty:
         return "There is no finished fp32 control in the sweep, so nothing here can be put down to the mismatch."
     if control.event.any():
-        return f"The fp32 control collapsed too, in {_share(control)} runs: here a collapse is not the mismatch's doing alone."
+        share = f"{_share(control)} runs{_where(control)}"
+        which = "there" if _where(control) else "here"
+        return f"The fp32 control collapsed too, in {share}: {which} a collapse is not the mismatch's doing alone."
     best = rewards(control, sweep.steps).best
     reached = int((best >= HEALTHY).sum())
-    return f"The fp32 control never collapsed in {len(control)} runs; {reached} of them reached a held-out reward of {HEALTHY}."
+    seen = f"{reached} of them reached a held-out reward of {HEALTHY} in at least one evaluation"
+    return f"The fp32 control never collapsed in {len(control)} runs; {seen}."
 
 
 def _order(table: pd.DataFrame) -> str:
@@ -74,21 +109,39 @@ def _order(table: pd.DataFrame) -> str:
     held = known[known["Holm p"] <= tables.SIGNIFICANT].sort_values("Holm p")
     if len(held):
         parts = []
-        for row in held.head(4).to_dict("records"):
+        for row in held.to_dict("records"):
             spread = f" ({row['gained low']:+.0f} to {row['gained high']:+.0f})" if pd.notna(row["gained low"]) else ""
             never = f" ({row['never learned']} of its runs never learned)" if row["never learned"] else ""
             gained = f"{row['steps gained']:+.0f} steps without collapse{spread}{never}"
             parts.append(f"{row['arm']} against {row['reference']} {gained}, Holm p = {row['Holm p']:.2g}")
-        more = f", and {len(held) - 4} more" if len(held) > 4 else ""
-        return f"Told from chance: {'; '.join(parts)}{more}."
+        return f"Told from chance: {_listed(parts, '; ')}."
     most = known.loc[known["least p"].idxmin()]
     least = most["least p"]
-    why = f"with {most.known} seeds an arm full separation gives p = {least:.2g}, times {len(known)} comparisons"
+    why = f"{most.known} seeds fully apart from those of the reference give p = {least:.2g}, times {len(known)} comparisons"
     return f"No difference between an arm and its reference is told from chance (Holm p > {tables.SIGNIFICANT}; {why}): " + (
         "too few seeds to carry an order, so read this as a description of these runs."
         if least * len(known) > tables.SIGNIFICANT
         else "what is seen may be chance."
     )
+
+
+def _rewards(table: pd.DataFrame) -> str:
+    """Which differences of the last reward hold after Holm's correction, or why none can."""
+    known = table[table["reward p"].notna()] if "reward p" in table else table[:0]
+    if known.empty:
+        return ""
+    held = known[known["reward Holm p"] <= tables.SIGNIFICANT].sort_values("reward Holm p")
+    if held.empty:
+        n = int(known["shared seeds"].max())
+        least = survival.smallest_flip_p(n)
+        can = f"{n} shared seed{'s' if n > 1 else ''} can give p = {least:.2g} at the least, times {len(known)} comparisons"
+        few = ": too few" if least * len(known) > tables.SIGNIFICANT else ""
+        return f"No difference of the last reward is told from chance: {can}{few}."
+    parts = [
+        f"{row['arm']} {row['reward gained']:+.3f} on {row['reference']}, Holm p = {row['reward Holm p']:.2g}"
+        for row in held.to_dict("records")
+    ]
+    return f"Last reward, told from chance: {_listed(parts, '; ')}."
 
 
 def _warned(table: pd.DataFrame) -> str:
@@ -134,6 +187,18 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         }
         rows.append(outcome)
     return pd.DataFrame(rows)
+
+
+def matrix(sweep: Sweep) -> pd.DataFrame:
+    """tables.combinations with a cell per arm, as MATRIX says."""
+    table = tables.combinations(sweep)
+    cells: dict[str, dict[str, str]] = {place: {} for place in table.down}
+    for found in table.to_dict("records"):
+        never = f" ({found['never learned']} never learned)" if found["never learned"] else ""
+        spread = f" ({found['least']:.2f} to {found['most']:.2f})" if found["known"] > 1 else ""
+        last = f"; {found['mean']:.2f}{spread}" if pd.notna(found["mean"]) else ""
+        cells[found["down"]][found["across"]] = f"{found['collapsed']}/{found['known']}{never}{last}"
+    return pd.DataFrame.from_dict(cells, orient="index").rename_axis("").reset_index().fillna("–")
 
 
 def provenance(sweep: Sweep) -> str:

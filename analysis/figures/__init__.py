@@ -22,13 +22,15 @@ class Output(NamedTuple):
 FIGURES = {
     "survival": Output(
         "Which arm survives how long?",
-        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did, with 95 % bands "
-        "(beta product); a tick is a run whose record ended without one, learned or not; below, the runs still at risk.",
+        "Kaplan-Meier share of runs not yet collapsed, a panel per precision and loss in which one did; at the right the 95 % "
+        "interval at the end (beta product). A tick is a run whose record ended without one, learned or not; below, the runs "
+        "still at risk.",
         outcome.survival_curves,
     ),
     "reward": Output(
         "How does the held-out reward go?",
-        "Median over seeds of the trainer's own policy on held-out prompts, up to ten seeds faint behind it.",
+        "The trainer's own policy on held-out prompts: every seed of an arm of up to five; of more the median while all go on, "
+        "with ten seeds faint behind it.",
         outcome.reward_curves,
     ),
     "forest": Output(
@@ -40,7 +42,9 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Which combination of loss and correction collapses?",
-        "Left: collapsed of ended runs, as many as there are seeds. Right: interquartile mean of their last reward. Dark is bad.",
+        "Left: collapsed of ended runs, as many as there are seeds; † where a run never learned. Right: interquartile mean of "
+        "their last reward; below it the mean difference from the fp32 control of the same loss and setting, over the seeds that "
+        "both have. Dark is bad.",
         outcome.heat_maps,
     ),
     "dose": Output(
@@ -50,7 +54,8 @@ FIGURES = {
     ),
     "aligned": Output(
         "What happens around a collapse?",
-        "Traces of collapsed runs, shifted so that the onset is at 0: median and middle half.",
+        "Traces of collapsed runs by the source of the mismatch, whatever their loss and correction, shifted so that the onset "
+        "is at 0: each of up to five runs; of more the median and the middle half.",
         mismatch.aligned_traces,
     ),
     "lead": Output(
@@ -78,8 +83,9 @@ FIGURES = {
     ),
     "gap": Output(
         "Is what is trained what is deployed, and what is thrown away?",
-        "Left: reward of the sampling policy on the prompts of training less that of the trainer's on held-out ones; what the "
-        "fp32 control shows of it is the prompts' doing. Right: the end of a run over what its correction kept.",
+        "Left: reward of the sampling policy on the prompts of training less that of the trainer's on held-out ones, median of "
+        "all runs of a source; what the fp32 control shows of it is the prompts' doing. Right: the end of a run over what its "
+        "correction kept.",
         mismatch.deployment_gap,
     ),
     "frontier": Output(
@@ -89,6 +95,8 @@ FIGURES = {
         settings.frontier,
     ),
     "costs": Output(
-        "What does an arm cost?", "Median seconds of a step; share of sampled tokens rejected or weighted 0.", settings.costs
+        "What does an arm cost?",
+        "Median seconds of a step, on whatever else the machine did meanwhile; share of sampled tokens rejected or weighted 0.",
+        settings.costs,
     ),
 }

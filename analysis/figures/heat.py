@@ -22,14 +22,15 @@ def heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], 
         dark = value > 0.5 if bad_is_high else value < 0.5
         axis.text(at[1], at[0], words, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     colours = "viridis_r" if bad_is_high else "viridis"
-    image = axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
+    axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
     axis.set_title(title)
     axis.set_yticks(range(len(rows)), [short(row, 44) for row in rows], fontsize=7)
-    axis.set_xticks(range(len(columns)), [short(column, 16) for column in columns], fontsize=7, rotation=30, ha="right")
+    axis.xaxis.tick_top()
+    axis.set_xticks(range(len(columns)), [short(column, 16) for column in columns], fontsize=7, rotation=30, ha="left")
+    axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.figure.colorbar(image, ax=axis, shrink=0.8)
 
 
 def height(rows: int) -> float:
     """Inches of a heat map."""
-    return 1.3 + 0.34 * rows
+    return 1.0 + 0.3 * rows

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, MARKERS, grid, look, short, subplots
+from analysis.figures.style import COLOURS, FEW, MARKERS, grid, look, short, subplots
 from analysis.load import Sweep
 from analysis.tables import PRECISIONS
 
@@ -27,6 +27,7 @@ TRACES = {
     "rollout/response_tokens": "response length (tokens)",
 }
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
+
 
 def dose_response(sweep: Sweep) -> Figure | str:
     """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
@@ -79,10 +80,15 @@ def aligned_traces(sweep: Sweep) -> Figure | str:
             rows = steps[steps.source == source].dropna(subset=[name])
             if rows.empty:
                 continue
+            number = (collapsed.source == source).sum()
+            label = f"{source} ({number} run{'s' if number > 1 else ''})"
+            if number <= FEW:
+                for j, (_, one) in enumerate(rows.groupby("run", observed=True)):
+                    axis.plot(one["at"], one[name], **look(i % 8), label="" if j else label, linewidth=0.8)
+                continue
             grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
             middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
-            number = (collapsed.source == source).sum()
-            axis.plot(middle.index, middle, **look(i % 8), label=f"{source} ({number} runs)", linewidth=1.3)
+            axis.plot(middle.index, middle, **look(i % 8), label=label, linewidth=1.3)
             axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
         axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(word)

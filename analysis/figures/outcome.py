@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis import survival, tables
 from analysis.figures.heat import heat, height
-from analysis.figures.style import COLOURS, chunks, grid, look, short, subplots
+from analysis.figures.style import COLOURS, FEW, chunks, grid, look, short, subplots
 from analysis.load import Sweep
 
 CURVE_POINTS = 200
@@ -33,7 +33,9 @@ def survival_curves(sweep: Sweep) -> Figure | str:
             runs = sweep.runs[(sweep.runs.arm == arm) & (sweep.runs.time > 0)]
             km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
             axis.step(km.time, km.survival, where="post", label=short(runs.correction.iloc[0]), **look(i), linewidth=1.4)
-            axis.fill_between(km.time, km.lower, km.upper, step="post", color=COLOURS[i], alpha=0.08, linewidth=0)
+            # A band for each arm would cover the others. Where no run is left at risk the interval is that before.
+            last = (km if km.survival.iloc[-1] == 0 else km[km.lower > 0]).iloc[-1]
+            axis.plot([end * (1.03 + 0.025 * i)] * 2, [last.lower, last.upper], color=COLOURS[i], linewidth=1.4, clip_on=False)
             censored = runs.time[~runs.event].to_numpy()
             at = np.interp(censored, km.time, km.survival)
             axis.plot(censored, at, "|", color=COLOURS[i], markersize=6)
@@ -70,6 +72,7 @@ def forest(sweep: Sweep) -> Figure | str:
         weak = " (too few)" if row["least p"] > tables.SIGNIFICANT else ""
         axis.annotate(f"p = {row['Holm p']:.2g}{weak}", (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axis.axvline(0, color="grey", linewidth=0.8)
+    axis.set_ylim(-0.7, len(table) - 0.3)
     axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.known})" for r in table.itertuples()], fontsize=8)
     axis.set_xlabel(
         "optimizer steps without collapse gained on the reference arm\n"
@@ -79,30 +82,27 @@ def forest(sweep: Sweep) -> Figure | str:
 
 
 def heat_maps(sweep: Sweep) -> Figure | str:
-    """Share collapsed and final interquartile mean: loss x correction, per precision, runs with a known outcome in each cell."""
-    table = tables.outcomes(sweep).set_index("arm")
-    parts = sweep.runs.drop_duplicates("arm").set_index("arm").loc[tables.arm_order(sweep.runs)]
-    parts = parts[table.loc[parts.index].known > 0]
-    if parts.empty:
+    """Collapsed runs and last reward of every arm: precision and correction x loss and setting."""
+    table = tables.combinations(sweep)
+    if table.empty:
         return "No run has ended."
-    parts = parts.assign(row=(parts.loss + " " + parts.setting).str.strip())
-    precisions, rows = list(parts.precision.unique()), list(parts.row.unique())
-    columns = ["none", *sorted(set(parts.correction) - {"none"})]
-    figure, axes = subplots(len(precisions), 2, height(len(rows)) * len(precisions), sharex=True)
-    for axis, precision in zip(axes, precisions, strict=True):
-        shares, rewards = {}, {}
-        for arm, part in parts[parts.precision == precision].iterrows():
-            found, place = table.loc[arm], (part.row, part.correction)
-            shares[place] = found.share, f"{found.collapsed}/{found.known}"
-            if pd.notna(found.get("final IQM")):
-                rewards[place] = found["final IQM"], f"{found['final IQM']:.2f}\nn={found.known}"
-        heat(axis[0], shares, rows, columns, f"{precision}: collapsed", True)
-        heat(axis[1], rewards, rows, columns, f"{precision}: last reward, interquartile mean", False)
+    shares, last = {}, {}
+    for found in table.to_dict("records"):
+        place = found["down"], found["across"]
+        never = " †" if found["never learned"] else ""
+        shares[place] = found["collapsed"] / found["known"], f"{found['collapsed']}/{found['known']}{never}"
+        if pd.notna(found["IQM"]):
+            apart = f"\n{round(found['from control'], 2) + 0.0:+.2f}" if pd.notna(found["from control"]) else ""
+            last[place] = found["IQM"], f"{found['IQM']:.2f}{apart}"
+    rows, columns = list(table.down.unique()), list(table.across.unique())
+    figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
+    heat(axes[0, 0], shares, rows, columns, "collapsed, of ended runs", True)
+    heat(axes[0, 1], last, rows, columns, "last reward; below, its difference from the fp32 control", False)
     return figure
 
 
 def reward_curves(sweep: Sweep) -> Figure | str:
-    """Held-out reward: the median of an arm's seeds with each seed faint behind it, one panel per precision, loss and setting."""
+    """Held-out reward of each seed, or of many their median, one panel per precision, loss and setting."""
     if "eval/reward" not in sweep.steps:
         return "No run has recorded a held-out reward."
     evaluated = sweep.steps.dropna(subset=["eval/reward"])
@@ -115,11 +115,14 @@ def reward_curves(sweep: Sweep) -> Figure | str:
     for axis, (key, arms) in zip(axes, panels, strict=True):
         for i, arm in enumerate(arms):
             runs = begun[begun.arm == arm]
-            curves = [by_run[run] for run in runs.index]
-            for curve in curves[:10]:
-                axis.plot(*thinned(curve.step, curve["eval/reward"]), color=COLOURS[i], alpha=0.18, linewidth=0.6)
-            middle = pd.concat(curves).groupby("step")["eval/reward"].median()
-            axis.plot(*thinned(middle.index, middle), **look(i), linewidth=1.4, label=short(runs.correction.iloc[0]))
+            curves, label = [by_run[run] for run in runs.index], short(runs.correction.iloc[0])
+            for j, curve in enumerate(curves[: FEW if len(curves) <= FEW else 10]):
+                how = {**look(i), "label": "" if j else label} if len(curves) <= FEW else {"color": COLOURS[i], "alpha": 0.18}
+                axis.plot(*thinned(curve.step, curve["eval/reward"]), linewidth=0.7, **how)
+            if len(curves) > FEW:
+                rewards = pd.concat(curves).groupby("step")["eval/reward"].agg(["median", "size"])
+                middle = rewards["median"][rewards["size"] == len(curves)]  # else it would jump where a run's record ends
+                axis.plot(*thinned(middle.index, middle), **look(i), linewidth=1.4, label=label)
         axis.set_title(short(" ".join(key)))
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.2)

@@ -35,13 +35,17 @@ def made(tmp_path_factory):
 def test_the_answer_counts_what_was_put_into_the_sweep(made):
     text = (made[0] / "report.md").read_text()
     for expected in (
-        "- 6 of 50 runs in 10 arms collapsed.",
-        "- The fp32 control never collapsed in 10 runs; 10 of them reached a held-out reward of 0.95.",
-        "- Uncorrected bf16 rollouts: 0 of 10 (95 % interval 0% to 31%) collapsed.",
-        "- Uncorrected fp8_tensor rollouts: 4 of 10 (95 % interval 12% to 74%) collapsed.",
-        "- With a correction under fp8_tensor: sequence-mask 0 of 10; token-truncate 2 of 10.",
+        "- 6 of 50 runs collapsed, in 2 of 10 arms.",
+        "- The fp32 control never collapsed in 10 runs; 10 of them reached a held-out reward of 0.95 in at least one evaluation.",
+        "- Uncorrected bf16 rollouts: 0 of 10 collapsed.",
+        "- Uncorrected fp8_tensor rollouts: 4 of 10 collapsed (ppo 4 of 5).",
+        "- Collapsed with a correction under fp8_tensor: sequence-mask 0 of 10; token-truncate 2 of 10 (ppo 2 of 5).",
+        # 1 - 0.025^(1/5)
+        "- No collapse in 5 runs of an arm, the fewest here, leaves open that up to 52% would (95 % interval).",
         "too few seeds to carry an order, so read this as a description of these runs.",
-        "- Never learned, which is another outcome than a collapse: 1 of 50 runs.",
+        # 2/2^5, over two precisions and two corrections of two losses
+        "last reward is told from chance: 5 shared seeds can give p = 0.062 at the least, times 8 comparisons: too few.",
+        "- Never learned, which is another outcome than a collapse: 1 of 50 runs (fp8_tensor pg sequence-mask 1).",
         "warned best in these runs: it saw 100% of 6 collapses (95 % interval 54% to 100%)",
     ):
         assert expected in text, text[:3000]
@@ -82,6 +86,54 @@ def test_a_diagnostic_without_skill_is_not_praised():
     assert _warned(pd.DataFrame([row | {"false alarms": 0.5}])).startswith(
         "Of 1 diagnostics, K3 warned best in these runs: it saw"
     )
+
+
+def test_losses_and_corrections_by_hand(made):
+    """fp8 ppo: four of five end near 0.05, of the control none: its mean last reward less the control's, over the same seeds."""
+    sweep = load(made[0])
+    table = tables.combinations(sweep).set_index(["down", "across"])
+    assert list(table.index.get_level_values(0).unique()) == [
+        "fp32",
+        "bf16",
+        "fp8_tensor",
+        "fp8_tensor sequence-mask",
+        "fp8_tensor token-truncate",
+    ]
+    final = sweep.runs.join(rewards(sweep.runs, sweep.steps)).set_index(["arm", "seed"]).final
+    row = table.loc["fp8_tensor", "ppo"]
+    assert (row.collapsed, row.known, row["mean"]) == (4, 5, pytest.approx(final["fp8_tensor ppo"].mean()))
+    assert row["from control"] == pytest.approx(final["fp8_tensor ppo"].mean() - final["fp32 ppo"].mean())
+    assert np.isnan(table.loc["fp32", "ppo"]["from control"])
+    assert table.loc["fp8_tensor sequence-mask", "pg"]["never learned"] == 1
+    cells = [text.get_text() for text in FIGURES["heatmaps"].draw(sweep).axes[0].texts]
+    assert sorted(cells) == ["0/5"] * 7 + ["0/5 †", "2/5", "4/5"]
+    shown = words.matrix(sweep).set_index("")
+    assert re.fullmatch(r"4/5; 0\.2\d \(0\.0\d to 0\.9\d\)", shown.loc["fp8_tensor", "ppo"])
+    assert shown.loc["fp8_tensor sequence-mask", "pg"].startswith("0/5 (1 never learned); ")
+
+
+def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
+    """Ten arms: the first screen is loss x correction; four arms: the curves of survival."""
+    page = made[1].read_text()
+    assert "which loss and correction survive, against the fp32 control?" in page
+    assert page.index('id="heatmaps"') < page.index('id="survival"')
+    for seed in (0, 1):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, seed=seed, collapse=50)
+    page = report(tmp_path).read_text()
+    assert page.index('id="survival"') < page.index('id="heatmaps"')
+
+
+def test_of_few_seeds_each_is_drawn(tmp_path):
+    """One of three collapses: a median would hide it. The interval at the end is Clopper and Pearson's of two in three."""
+    for seed in range(3):
+        write(tmp_path, FP8, seed=seed, collapse=50 if seed == 1 else None)
+    sweep = load(tmp_path)
+    (axis,) = FIGURES["reward"].draw(sweep).axes
+    assert sorted(line.get_ydata()[-1] > 0.9 for line in axis.lines) == [False, True, True]
+    (axis,) = FIGURES["survival"].draw(sweep).axes
+    band = next(line.get_ydata() for line in axis.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2)
+    assert list(band) == pytest.approx([0.0943, 0.9916], abs=1e-4)
 
 
 def test_robustness_shrinks_with_delta_and_m(made):
@@ -142,7 +194,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
     assert len(found["svg"]) == len(FIGURES) - 4 and all(w > 800 and h > 100 for w, h in found["svg"])
-    assert found["wide"] <= 1280 and found["tables"] == 7
+    assert found["wide"] <= 1280 and found["tables"] == 8
 
 
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
@@ -192,9 +244,9 @@ def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
     assert (fp32.known, fp32.collapsed, fp32.unfinished, fp8.known, fp8.share) == (1, 0, 2, 1, 1)
     assert fp8["τ (steps)"] == 100 and fp32["RMST (steps)"] == 100
     assert bf16.known == 0 and pd.isna(bf16["RMST (steps)"]) and pd.isna(bf16["exact p"]) and pd.isna(bf16.share)
-    assert fp8.said == "1 against 1 runs: p ≥ 1, too few to carry an order"
+    assert fp8.said == "1 against 1 runs: p ≥ 1, too few to carry an order; reward by 1 shared seed: p ≥ 1, too few"
     text = answered(sweep)
-    assert "1 of 2 runs in 2 arms collapsed; 4 more have not ended and are counted in no share." in text
+    assert "1 of 2 runs collapsed, in 1 of 2 arms; 4 more have not ended and are counted in no share." in text
     assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
 
 
@@ -215,7 +267,7 @@ def test_the_largest_arms_decide_whether_seeds_are_too_few(tmp_path):
         write(tmp_path, FP8, seed=seed, steps=30)
         if seed < 2:
             write(tmp_path, "rollout/precision=bf16", seed=seed, steps=30)
-    said = "with 8 seeds an arm full separation gives p = 0.00016, times 2 comparisons): what is seen may be chance."
+    said = "8 seeds fully apart from those of the reference give p = 0.00016, times 2 comparisons): what is seen may be chance."
     assert said in answered(load(tmp_path))
 
 
@@ -371,6 +423,7 @@ def test_the_results_go_between_the_marks(made, tmp_path):
     text = readme.read_text()
     assert (
         text.startswith(f"# Title\n\n{BEGIN}\n- 6 of 50 runs")
+        and "| fp8_tensor token-truncate | 0/5; " in text.replace("  ", "")
         and text.endswith(f"{END}\n\n## After\n")
         and "stale words" not in text
     )

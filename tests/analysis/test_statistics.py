@@ -158,6 +158,12 @@ def test_sign_flip_by_enumeration():
     assert survival.sign_flip(np.array([1, 2, 3, -1]), RNG(0)) == pytest.approx(theirs.pvalue)
 
 
+@pytest.mark.parametrize(("n", "p"), [(1, 1), (3, 0.25), (5, 0.0625), (8, 1 / 128)])
+def test_the_smallest_p_of_the_sign_flip(n, p):
+    """All of one sign: that labelling and its opposite, of 2^n."""
+    assert survival.sign_flip(np.arange(1.0, n + 1), RNG(0)) == survival.smallest_flip_p(n) == p
+
+
 def test_holm_by_hand():
     """p = .01, .04, .03 of three: 3·.01 = .03; 2·.03 = .06; 1·.04, raised to .06. A missing one is no comparison."""
     assert survival.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
