@@ -64,6 +64,7 @@ def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
         "weight_sq": squares(weights),
         "zero": beyond(torch.eq, weights, 0.0) - (weights.shape[1] - ratio.n),  # padding is 0 too
         "kept": total(kept.view(torch.uint8).to(weights.dtype)),
+        "used": (kept & weights.ne(0)).any(-1).to(weights.dtype),
     }
 
 
@@ -72,9 +73,12 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
     """Mean and effective sample size of the final weights over tokens, and the shares that were kept.
 
     weight_ess = (Σw)²/(n·Σw²). rs_masked_fraction and rs_seq_masked_fraction are verl's: tokens rejected, and responses
-    with a rejected token; kept_sequences are responses with a token left.
+    with a rejected token; kept_sequences are responses with a token left. used_length, dropped_length: mean length of responses
+    with a token that is kept at a weight above 0, and of those without; NaN where there is none.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
+    used = rows["used"] > 0
+    dropped = (n > 0) & ~used
     count = (n > 0).sum().clamp(min=1)
     total, squares = rows["weight"].sum(), rows["weight_sq"].sum()
     return {
@@ -83,6 +87,8 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
         "correction/weight_zero": rows["zero"].sum() / tokens,
         "correction/kept_tokens": rows["kept"].sum() / tokens,
         "correction/kept_sequences": (rows["kept"] > 0).double().sum() / count,
+        "correction/used_length": (n * used).sum().double() / used.sum(),
+        "correction/dropped_length": (n * dropped).sum().double() / dropped.sum(),
         "rollout_corr/rollout_rs_masked_fraction": (n - rows["kept"]).sum() / tokens,
         "rollout_corr/rollout_rs_seq_masked_fraction": (rows["kept"] < n).double().sum() / count,
     }

@@ -6,6 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
+"""Metrics that do not exist in every batch: a run may lack them for good reasons."""
+
 
 def problems(
     runs: pd.DataFrame, metrics: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
@@ -41,7 +44,7 @@ def _schemas(runs: pd.DataFrame, metrics: dict[str, set[str]]) -> list[str]:
     """A loss may lack a metric; runs of one arm may not differ in theirs, unless a run recorded nothing yet."""
     told = []
     for arm, group in runs.groupby("arm", sort=False):
-        recorded = {run: metrics[run] for run in group.index if metrics[run]}
+        recorded = {run: metrics[run] - OCCASIONAL for run in group.index if metrics[run]}
         every = set().union(*recorded.values())
         for run, names in recorded.items():
             if lacking := sorted(every - names):

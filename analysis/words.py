@@ -19,7 +19,7 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     from tables.warnings."""
     runs = sweep.runs[sweep.runs.outcome != "unfinished"]
     left = len(sweep.runs) - len(runs)
-    more = f"; {left} more have not ended and are counted in no share" if left else ""
+    more = f"; {left} more {'has' if left == 1 else 'have'} not ended, counted in no share" if left else ""
     hit = runs.arm[runs.event].nunique()
     said = [f"{runs.event.sum()} of {len(runs)} runs collapsed, in {hit} of {runs.arm.nunique()} arms{more}."]
     said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
@@ -71,6 +71,10 @@ def _where(runs: pd.DataFrame) -> str:
     return f" ({_listed(found)})"
 
 
+def _count(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def _listed(parts: list[str], between: str = ", ") -> str:
     return between.join([*parts[:LISTED], *([f"and {len(parts) - LISTED} more"] if len(parts) > LISTED else [])])
 
@@ -82,7 +86,7 @@ def _possible(runs: pd.DataFrame) -> str:
     if pd.isna(fewest) or len(arms) < 2:
         return ""
     upper = survival.fraction(0, int(fewest)).upper
-    seen = f"{fewest:.0f} run{'s' if fewest > 1 else ''}"
+    seen = _count(fewest, "run")
     return f"No collapse in {seen} of an arm, the fewest here, leaves open that up to {upper:.0%} would (95 % interval)."
 
 
@@ -117,7 +121,9 @@ def _order(table: pd.DataFrame) -> str:
         return f"Told from chance: {_listed(parts, '; ')}."
     most = known.loc[known["least p"].idxmin()]
     least = most["least p"]
-    why = f"{most.known} seeds fully apart from those of the reference give p = {least:.2g}, times {len(known)} comparisons"
+    give = "gives" if most.known == 1 else "give"
+    why = f"{_count(most.known, 'seed')} fully apart from those of the reference {give} p = {least:.2g}"
+    why += f", times {_count(len(known), 'comparison')}"
     return f"No difference between an arm and its reference is told from chance (Holm p > {tables.SIGNIFICANT}; {why}): " + (
         "too few seeds to carry an order, so read this as a description of these runs."
         if least * len(known) > tables.SIGNIFICANT
@@ -134,7 +140,7 @@ def _rewards(table: pd.DataFrame) -> str:
     if held.empty:
         n = int(known["shared seeds"].max())
         least = survival.smallest_flip_p(n)
-        can = f"{n} shared seed{'s' if n > 1 else ''} can give p = {least:.2g} at the least, times {len(known)} comparisons"
+        can = f"{_count(n, 'shared seed')} can give p = {least:.2g} at the least, times {_count(len(known), 'comparison')}"
         few = ": too few" if least * len(known) > tables.SIGNIFICANT else ""
         return f"No difference of the last reward is told from chance: {can}{few}."
     parts = [

@@ -206,10 +206,12 @@ class Entropy:
 
 
 class Length:
-    """D4, a warning: more than `share` of the responses are cut off at the longest length, m steps in a row, the first the onset.
+    """D4, a warning: for m steps in a row, the first the onset, more than `share` of the responses are cut off at the longest
+    length, or have one and the same length where at some step before no length was so frequent.
 
-    Only tasks whose responses can end have such a share, `rollout/truncated`. A length that degenerates may come before a
-    drawdown, and a correction that rejects long responses can cause it.
+    Only tasks whose responses can end have such shares, `rollout/truncated` and `rollout/same_length`. A length that degenerates
+    may come before a drawdown, and a correction that rejects long responses can cause it. Where all answers are of one length
+    from the start, that is the task.
     """
 
     role = "warning"
@@ -218,17 +220,25 @@ class Length:
         if not (0 < share < 1 and m >= 1):
             raise ValueError(f"length: share={share}, m={m}: needs 0 < share < 1, m ≥ 1")
         self.share, self.m = share, m
-        self.state: dict[str, Any] = {"long": [], "fired": False}
+        self.state: dict[str, Any] = {"long": [], "same": [], "varied": False, "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
         s, truncated = self.state, metrics.get("rollout/truncated")
         if truncated is None or s["fired"]:
             return None
+        same = metrics.get("rollout/same_length", 0.0)
+        varied = s.get("varied", False)  # a checkpoint made before this was watched has no such state
         s["long"] = [*s["long"], step] if truncated > self.share else []
-        if len(s["long"]) < self.m:
-            return None
-        s["fired"] = True
-        return {"onset": s["long"][0], "cause": f"more than {self.share:g} of the responses cut off"}
+        s["same"] = [*s.get("same", []), step] if varied and same > self.share else []
+        s["varied"] = varied or same <= self.share
+        for steps, cause in (
+            (s["long"], f"more than {self.share:g} of the responses cut off"),
+            (s["same"], f"more than {self.share:g} of the responses of one length"),
+        ):
+            if len(steps) >= self.m:
+                s["fired"] = True
+                return {"onset": steps[0], "cause": cause}
+        return None
 
 
 def _median(readings: list[Reading]) -> Reading:

@@ -142,6 +142,8 @@ class Trainer:
         if self.task.stop:
             ended = torch.isin(rollout.tokens, torch.tensor(self.task.stop, device=rollout.tokens.device)).any(1)
             metrics["rollout/truncated"] = 1 - ended.float().mean()
+            lengths = written.sum(1)
+            metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         with self.clock("train"):
             updated, logp = self.update(batch, order)
         batch = batch if logp_old is not None else batch._replace(logp_old=logp)
@@ -168,7 +170,8 @@ class Trainer:
     def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
 
-        A metric that does not exist is absent: all of them without a token, the tail of weights that do not vary.
+        A metric that does not exist is absent: all of them without a token, the tail of weights that do not vary, the length of
+        dropped responses when none is.
         """
         if not batch.mask.any():
             return {}
@@ -180,7 +183,7 @@ class Trainer:
         if more:
             metrics |= finish(rows, c.correction) | details(ratio, batch.mask, batch.logp_rollout)
             metrics |= profiles(position_rows(ratio, batch.mask))
-        absent = ("mismatch/pareto_k", "profile/")
+        absent = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
         return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(absent))}
 
     def greedy(self, prompts: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
     names = both.run.astype(str)
     both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=names.map(sweep.runs.source))
     rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if "correction/kept_sequences" in sweep.steps else []
-    figure, axes = grid(2 if rejecting else 1, 2, 3.4)
+    lengths = _lengths(sweep, rejecting)
+    figure, axes = grid(1 + bool(rejecting) + (not lengths.empty), 3, 3.4)
     for i, source in enumerate(_sources(sweep.runs)):
         rows = both[both.source == source]
         middle = rows.groupby("step").gap.median()
@@ -133,4 +134,22 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
         axes[1].legend(fontsize=7)
         axes[1].set(xlabel="share of sequences kept, mean of the run", ylabel="last held-out reward")
         axes[1].set_title("What is thrown away, how the run ends")
+    for i, (label, runs) in enumerate(list(lengths.groupby("correction"))[:8]):
+        axes[2].scatter(runs.used, runs.dropped, marker=MARKERS[i], color=COLOURS[i], label=short(label))
+    if not lengths.empty:
+        ends = [lengths[["used", "dropped"]].min().min(), lengths[["used", "dropped"]].max().max()]
+        axes[2].plot(ends, ends, color="grey", linewidth=0.8)
+        axes[2].legend(fontsize=7)
+        axes[2].set(xlabel="mean length of the used responses (tokens)", ylabel="of the dropped ones")
+        axes[2].set_title("Are long ones thrown away?")
     return figure
+
+
+def _lengths(sweep: Sweep, rejecting: list[str]) -> pd.DataFrame:
+    """Per run the mean length of the responses that its correction dropped, and of those it used, at the steps where it dropped
+    some; empty where no run did, or where all responses are of one length."""
+    names = ["correction/used_length", "correction/dropped_length"]
+    steps = sweep.steps[sweep.steps.run.isin(rejecting)].reindex(columns=["run", *names]).dropna()
+    steps = steps if steps[names].stack().nunique() > 1 else steps[:0]
+    found = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
+    return found.join(sweep.runs.correction)

@@ -117,6 +117,17 @@ def test_filter_metrics_and_masked_fractions():
     done = applied(correct(l, mask, first), mask)
     assert done["correction/kept_sequences"] == done["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
     assert done["correction/kept_tokens"].item() == pytest.approx(0.4)
+    assert (done["correction/used_length"], done["correction/dropped_length"]) == (2, 3)
+
+
+def test_a_weight_of_zero_drops_a_response_as_a_filter_does():
+    """Sequence weights e and e^-0.5, masked above 2: the first response, of 3 tokens, has weight 0 and is kept."""
+    l, mask, _ = shared()
+    done = applied(correct(l, mask, Correction(weight=Weight("sequence", action="mask", upper=2.0))), mask)
+    assert done["correction/kept_sequences"] == 1.0
+    assert (done["correction/used_length"], done["correction/dropped_length"]) == (2, 3)
+    done = applied(correct(l, mask, Correction()), mask)
+    assert done["correction/used_length"] == 2.5 and done["correction/dropped_length"].isnan()
 
 
 def test_the_correlation_of_the_probabilities():

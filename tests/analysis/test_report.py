@@ -246,7 +246,7 @@ def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
     assert bf16.known == 0 and pd.isna(bf16["RMST (steps)"]) and pd.isna(bf16["exact p"]) and pd.isna(bf16.share)
     assert fp8.said == "1 against 1 runs: p ≥ 1, too few to carry an order; reward by 1 shared seed: p ≥ 1, too few"
     text = answered(sweep)
-    assert "1 of 2 runs collapsed, in 1 of 2 arms; 4 more have not ended and are counted in no share." in text
+    assert "1 of 2 runs collapsed, in 1 of 2 arms; 4 more have not ended, counted in no share." in text
     assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
 
 
@@ -354,6 +354,19 @@ def test_k3_by_position():
     assert place[0] == 1 and place[-1] == 1000 and len(place) < 64
     last = np.linspace(0, 1, 1000)[place[-2] :]
     assert k3[-1] == pytest.approx((np.exp(last) - 1 - last).mean())
+
+
+def test_the_lengths_of_what_a_correction_drops(tmp_path):
+    """Dropped at 30 tokens, used at 10 and 20, at one step each; of another run all are used, which is no damage to it."""
+    for seed in (0, 1):
+        folder = write(tmp_path, FP8, "correction=sequence_mask", seed=seed)
+        for row, used in zip(folder.metrics()[3:5], (10.0, 20.0), strict=True):
+            dropped = {} if seed else {"correction/dropped_length": 30.0}
+            folder._append("metrics.jsonl", {**row, "correction/used_length": used, **dropped})
+    sweep = load(tmp_path)
+    assert sweep.problems == []
+    figure = FIGURES["gap"].draw(sweep)
+    assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
 
 
 def test_no_collapse_anywhere(tmp_path):

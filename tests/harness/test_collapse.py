@@ -194,6 +194,17 @@ def test_responses_that_do_not_end_warn():
 
     assert warned([0.6, 0.6, 0.5, 0.6, 0.6]) is None and warned([None] * 9) is None
     assert warned([0.1, 0.6, 0.7, None, 0.8, 0.9]) == 1
+    def same(shares):
+        detector = Length(share=0.5, m=3)
+        rows = [{"rollout/truncated": 0.0, "rollout/same_length": share} for share in shares]
+        return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
+
+    assert same([0.2, 0.6, 0.5, 0.9, 0.9, 0.9]) == 3
+    assert same([0.9] * 9) is None  # a task whose answers are of one length
+    old = Length(share=0.5, m=3)
+    old.state = {"long": [], "fired": False}  # of a checkpoint made before lengths were compared
+    told = [old.observe(i, {"rollout/truncated": 0.0, "rollout/same_length": s}) for i, s in enumerate((0.2, 0.6, 0.6, 0.6))]
+    assert told[:3] == [None] * 3 and told[3]["onset"] == 1
     with pytest.raises(ValueError, match=r"length: share=1.5, m=3: needs 0 < share < 1"):
         Length(share=1.5, m=3)
 

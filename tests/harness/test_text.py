@@ -111,7 +111,7 @@ def test_a_run_on_a_pretrained_model_is_exact_and_recorded(text):
     rows = folder_of(config).metrics()
     assert [row["rollout_corr/k3_kl"] for row in rows[:2]] == [0.0, 0.0]
     assert rows[0]["mismatch/log_ratio_max_abs"] == 0.0 and 1 <= rows[0]["rollout/response_tokens"] < 6
-    assert 0 < rows[0]["rollout/truncated"] < 1
+    assert 0 < rows[0]["rollout/truncated"] < 1 and 0 < rows[0]["rollout/same_length"] < 1
     assert next(e for e in folder_of(config).events() if e["kind"] == "prompts")["dropped"] == 1
 
 
