@@ -20,7 +20,8 @@ Rows = dict[str, Tensor]
 
 
 CHUNK = 1 << 17
-"""Elements that a CPU works on at once: most intermediate tensors of one part then stay in its caches."""
+"""Elements that a CPU works on at once, or a quarter of a smaller batch: most intermediate tensors then stay in its caches, and
+all of them together are few beside the batch."""
 
 SAMPLED = 16
 """Lengths are compared by every so many columns of the mask: enough to put responses of like length together."""
@@ -46,7 +47,7 @@ def parts(mask: Tensor, *, trim: bool = True) -> list[Part]:
     responses, columns = mask.shape
     if mask.device.type != "cpu" or mask.numel() <= CHUNK:
         return [Part(slice(None), columns)]
-    step = max(1, CHUNK // columns)
+    step = max(1, min(CHUNK, mask.numel() // 4) // columns)
     if not trim:
         return [Part(slice(start, start + step), columns) for start in range(0, responses, step)]
     found = []

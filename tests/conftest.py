@@ -1,10 +1,12 @@
 """`--forbid-skips`: a test that did not run has not passed. Only tests marked `gpu` may be skipped, on a machine without one.
 
-With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; those of
-tests/sweeps all on one, with one Slurm, and first, since they take longest.
+With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files that
+share one Slurm run on one too, and first, since they take longest.
 """
 
 import pytest
+
+SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
 
 
 def pytest_addoption(parser):
@@ -17,7 +19,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.parent.name != "sweeps")
+    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -26,7 +28,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "tests/sweeps" if nodeid.startswith("tests/sweeps/") else nodeid.split("::")[0]
+            return "slurm" if nodeid.startswith(SLURM) else nodeid.split("::")[0]
 
     config.option.loadscopereorder = False  # else the file with the most tests comes first
     return ByFile(config, log)

@@ -67,11 +67,19 @@ def sampling(config: Config) -> None:
             )
 
 
+class _Watched(Trainer):
+    """Keeps the batch of its last update."""
+
+    def update(self, batch, order):
+        self.batch = batch
+        return super().update(batch, order)
+
+
 def phases(config: Config) -> None:
-    """One RL step of the demo by phase, and the share that is neither matrix product nor optimizer."""
+    """One RL step of the demo by phase, what its correction costs, and the share that is neither matrix product nor optimizer."""
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = Trainer(config, folder)
+        trainer = _Watched(config, folder)
         rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation
         rows = [row for row in rows if "time/evaluate" not in row]
         whole = median(row["time/step"] for row in rows)
@@ -79,6 +87,10 @@ def phases(config: Config) -> None:
         for phase in ("sync", "generate", "score", "train"):
             part = median(row[f"time/{phase}"] for row in rows)
             print(f"  {phase}: {part * 1e3:.0f} ms, {part / whole:.0%}")
+        b = trainer.batch
+        correct = partial(trainer.objective.corrected, b.logp_old, b.logp_rollout, b.mask, b.advantages)
+        cost, _ = _interleaved(correct, correct)
+        print(f"  of train (forward, loss, backward, optimizer) the token truncation: {cost * 1e3:.2f} ms, {cost / part:.1%}")
         with profile() as profiled:
             total = 1e6 * sum(trainer.step(step)["time/step"] for step in range(12, 15))
     events = profiled.key_averages()
@@ -103,5 +115,5 @@ def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:
 
 def _demo(*overrides: str) -> Config:
     with initialize_config_module("experiments.conf", version_base="1.3"):
-        composed = compose("config", ["+experiment=demo/fp8", "tracking=disabled", *overrides])
+        composed = compose("config", ["+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides])
         return parse(OmegaConf.to_container(composed, resolve=True))
