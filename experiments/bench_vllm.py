@@ -11,7 +11,8 @@ from harness.config import Model, Precision
 from harness.models import build, qwen3_config
 from harness.rollouts import RolloutEngine
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.vllm import VllmEngine, installed, weight_formats
+from harness.rollouts.vllm import VllmEngine
+from harness.rollouts.vllm_support import installed, weight_formats
 from harness.seeding import generator
 
 MODELS = {

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from harness.config import Precision, parse
 from harness.errors import UserError
-from harness.rollouts.vllm import installed, kv_cache_refusal, weight_formats
+from harness.rollouts.vllm_support import installed, kv_cache_refusal, weight_formats
 
 
 def doctor(parity: bool) -> None:

@@ -21,7 +21,7 @@ def main() -> None:
     print("Installing vLLM: a few minutes and 1.5 GB, once.", flush=True)
     if code := subprocess.run([*PIP, *arguments]).returncode:
         raise SystemExit(code)
-    from harness.rollouts.vllm import installed, weight_formats
+    from harness.rollouts.vllm_support import installed, weight_formats
 
     able = ", ".join(name for name, refusal in weight_formats().items() if refusal is None)
     print(f"{installed()} is ready; rollout/precision can be {able}")

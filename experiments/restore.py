@@ -33,7 +33,7 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
     run = path
     if re.fullmatch(r"step-\d+", path.name) and path.parent.name == "checkpoints":
         run, at = path.parent.parent, int(path.name.removeprefix("step-"))
-    kept = {int(folder.name.removeprefix("step-")): folder for folder in (run / "checkpoints").glob("step-*")}
+    kept = RunFolder(run).checkpoints
     if not kept:
         raise UserError(f"{path}: no checkpoint there; give a run folder, or <run folder>/checkpoints/step-<n>")
     step = max(kept) if at is None else at

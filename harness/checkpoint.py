@@ -51,7 +51,7 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
         raise
     if ranks.rank == 0:
-        for old in _newest_first(run)[keep:]:
+        for old in list(run.checkpoints.values())[:-keep]:
             shutil.rmtree(old)
     run.log_event("checkpoint", step)
 
@@ -88,9 +88,8 @@ def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
 
 def _newest_sound(run: RunFolder) -> int:
     """Its step, −1 if there is none."""
-    for folder in _newest_first(run):
-        step, damage = int(folder.name.removeprefix("step-")), damage_of(folder)
-        if damage is None:
+    for step, folder in reversed(run.checkpoints.items()):
+        if (damage := damage_of(folder)) is None:
             return step
         aside = folder.with_name(f"damaged-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -98,7 +97,3 @@ def _newest_sound(run: RunFolder) -> int:
         run.log_event("checkpoint_damaged", step, reason=damage)
         print(f"{aside}: damaged ({damage}); using the checkpoint before it, if there is one", flush=True)
     return -1
-
-
-def _newest_first(run: RunFolder) -> list[Path]:
-    return sorted((run.path / "checkpoints").glob("step-*"), reverse=True)

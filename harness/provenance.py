@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness.code import code_version
-from harness.rollouts.vllm import installed
+from harness.rollouts.vllm_support import installed
 
 PACKAGES = ("torch", "transformers", "deepspeed", "hydra-core", "wandb", "numpy")
 

@@ -236,9 +236,14 @@ class RunFolder:
         return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
 
     @property
+    def checkpoints(self) -> dict[int, Path]:
+        """Step -> folder of each checkpoint that it keeps, the oldest first."""
+        return {int(path.name.removeprefix("step-")): path for path in sorted((self.path / "checkpoints").glob("step-*"))}
+
+    @property
     def checkpointed(self) -> int:
         """The step of the newest checkpoint, from which the run would go on; 0 without one."""
-        return max((int(path.name.removeprefix("step-")) for path in (self.path / "checkpoints").glob("step-*")), default=0)
+        return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""

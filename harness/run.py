@@ -78,16 +78,19 @@ class Run:
             event = detector.observe(step, metrics)
             if event:
                 self.events[name] = event
-                self.folder.log_event(detector.role, step, detector=name, **event)
-                track.event(step, detector.role, name, event)
+                self._tell(step, name, track)
 
     def _inherit(self, step: int, track) -> None:
         """Record what the detectors reported before the checkpoint and this folder lacks: a branch's lacks all of it."""
         told = {event.get("detector") for event in self.folder.events()}
         for name in self.events.keys() - told:
-            role, event = self.detectors[name].role, self.events[name]
-            self.folder.log_event(role, step, detector=name, **event)
-            track.event(step, role, name, event)
+            self._tell(step, name, track)
+
+    def _tell(self, step: int, name: str, track) -> None:
+        """What a detector found, to the folder and its mirror."""
+        role, event = self.detectors[name].role, self.events[name]
+        self.folder.log_event(role, step, detector=name, **event)
+        track.event(step, role, name, event)
 
     @property
     def collapsed(self) -> bool:

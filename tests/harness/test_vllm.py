@@ -19,7 +19,8 @@ from harness.models import build, qwen3_config
 from harness.plugins import check
 from harness.rollouts import vllm as vllm_engine
 from harness.rollouts.sync import SyncCheck
-from harness.rollouts.vllm import QUANTIZATIONS, VllmEngine, kv_cache_refusal, weight_formats
+from harness.rollouts.vllm import VllmEngine
+from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, weight_formats
 from harness.run import train
 from harness.tasks import PAD
 from tests.harness.test_resume import finished, lines, wait_for
