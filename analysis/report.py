@@ -63,7 +63,8 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
     """Title -> (how to read it, table)."""
     grid = tables.robustness(sweep).rename_axis("arm").reset_index()
     probed, pooled = tables.probes(sweep, HEALTHY), tables.pooled(sweep)
-    reading = f"Runs whose held-out reward reached {HEALTHY}; K3 median, ESS and |log ratio| the worst, over evaluations."
+    reading = f"Runs of which at least one evaluation reached {HEALTHY}: a maximum over noisy evaluations, so it flatters. "
+    reading += "K3 median, ESS and |log ratio| the worst, over evaluations."
     more = {"What mismatch other precisions would have had": (reading, probed)} if len(probed) else {}
     reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each of them."
     last = {"Reward over losses and settings": (reading, pooled)} if len(pooled) else {}

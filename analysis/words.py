@@ -48,10 +48,12 @@ def _edge(sweep: Sweep) -> str:
     best = rewards(runs, sweep.steps).best >= HEALTHY
     arms = pd.DataFrame({"reached": best.groupby(runs.arm).mean(), "collapsed": runs.event.groupby(runs.arm).any()})
     every, none = int((arms.reached == 1).sum()), int((arms.reached == 0).sum())
+    seeds = runs.groupby("arm").size()
+    each = _count(seeds.min(), "seed") if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()} seeds"
     return (
-        f"The control alone, without mismatch but for staleness where that is set: of {len(arms)} settings with a run that has "
-        f"ended, every seed reached a held-out reward of {HEALTHY} in {every}, some in {len(arms) - every - none} and none in "
-        f"{none}; at least one collapsed in {arms.collapsed.sum()}."
+        f"The control alone, without mismatch but for staleness where that is set: of {_count(len(arms), 'setting')} with a run that "
+        f"has ended ({each} each), every seed reached a held-out reward of {HEALTHY} in at least one evaluation in {every}, some in "
+        f"{len(arms) - every - none} and none in {none}; at least one collapsed in {arms.collapsed.sum()}."
     )
 
 

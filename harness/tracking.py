@@ -103,7 +103,7 @@ class Tracker:
             id=config.digest,
             name=self._name,
             group=config.run.sweep,
-            job_type="train",
+            job_type="branch" if any(event["kind"] == "branched" for event in RunFolder(folder).events()) else "train",
             tags=[config.rollout.precision.name, config.loss.name],
             config={**values, "arm": arm_name(values, seed=False), "record": _record(values, folder)},
             dir=str(folder),

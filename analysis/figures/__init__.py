@@ -92,7 +92,7 @@ FIGURES = {
     "frontier": Output(
         "Where is the edge of stability?",
         "Uncorrected runs, a row per precision, loss and setting, a column per learning rate. Left: collapsed of ended runs. "
-        "Right: those whose held-out reward ever reached the level of health. Dark is bad.",
+        "Right: those of which at least one evaluation reached the level of health, a maximum over noisy ones. Dark is bad.",
         settings.frontier,
     ),
     "costs": Output(

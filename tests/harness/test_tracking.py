@@ -46,6 +46,14 @@ def test_offline_without_a_key(tiny, monkeypatch):
     assert not list(folder.path.glob("wandb/**/requirements.txt.bak"))
 
 
+def test_a_branch_has_a_job_type_of_its_own(tiny):
+    config = tiny("tracking=wandb", "tracking.mode=offline", "steps=1", "seed=7")
+    with folder_of(config).claim() as folder:
+        folder.log_event("branched", 0, origin="elsewhere")
+    text = records(run(config))
+    assert '"branch"' in text and '"train"' not in text
+
+
 def test_a_mirror_that_cannot_be_written_does_not_stop_the_run(tiny):
     """A file stands where W&B's folder would be made."""
     config = tiny("tracking=wandb", "tracking.mode=offline", "steps=2", "seed=4")
