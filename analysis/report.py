@@ -18,7 +18,7 @@ from analysis.performance import HEALTHY
 from harness.errors import UserError
 
 LISTED = 3
-"""Seeds an arm up to which the terminal lists each of them."""
+"""Seeds an arm up to which the terminal lists each of them, of arms that are not too many."""
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 """Lines of a Markdown file between which `--into` puts the results."""
 
@@ -34,8 +34,8 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     outcome, warned, arms = tables.outcomes(sweep), tables.warnings(sweep), tables.arms(sweep)
     answer = words.answer(sweep, outcome, warned)
     sections = _tables(sweep, outcome, warned, arms)
-    seeds = sweep.runs.groupby("arm").size().max()
-    _print(arms if seeds <= LISTED else words.readable(outcome), answer, sweep)
+    few = sweep.runs.groupby("arm").size().max() <= LISTED and len(arms) <= len(COLOURS)
+    _print(arms if few else words.matrix(sweep), "Each cell lists the seeds in order." if few else words.MATRIX, answer, sweep)
     out.mkdir(parents=True, exist_ok=True)
     rates = len({config["actor"]["lr"] for config in sweep.configs.values()})
     question = "does the rollout's precision matter, and does a correction help?"
@@ -132,10 +132,10 @@ def insert(path: Path, text: str) -> None:
     path.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
 
 
-def _print(table: pd.DataFrame, answer: list[str], sweep: Sweep) -> None:
+def _print(table: pd.DataFrame, reading: str, answer: list[str], sweep: Sweep) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=170)
-    shown = Table(title=f"{sweep.name}{': each cell lists the seeds in order' if 'seeds' in table else ''}", title_justify="left")
+    shown = Table(title=f"{sweep.name}. {reading}", title_justify="left")
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for row in table.itertuples(index=False):

@@ -51,9 +51,9 @@ def _edge(sweep: Sweep) -> str:
     seeds = runs.groupby("arm").size()
     each = _count(seeds.min(), "seed") if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()} seeds"
     return (
-        f"The control alone, without mismatch but for staleness where that is set: of {_count(len(arms), 'setting')} with a run that "
-        f"has ended ({each} each), every seed reached a held-out reward of {HEALTHY} in at least one evaluation in {every}, some in "
-        f"{len(arms) - every - none} and none in {none}; at least one collapsed in {arms.collapsed.sum()}."
+        f"The control alone, without mismatch but for staleness where that is set: of {_count(len(arms), 'setting')} with a run "
+        f"that has ended ({each} each), every seed reached a held-out reward of {HEALTHY} in at least one evaluation in {every}, "
+        f"some in {len(arms) - every - none} and none in {none}; at least one collapsed in {arms.collapsed.sum()}."
     )
 
 
