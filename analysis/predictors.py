@@ -60,10 +60,11 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 
 
 def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
-    """Cumulative AUC, averaged over landmarks t with the number of cases as weight.
+    """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
 
-    At t, of the runs not yet collapsed: cases collapse in (t, t + ahead], controls are watched beyond t + ahead without; runs
-    whose record ends in between are left out. The score is the running median at t. NaN without a case and a control.
+    Ranked are runs of one source: K3 tells fp8 from fp32 without telling anything of a collapse. At t, of the runs not yet
+    collapsed: cases collapse in (t, t + ahead], controls are watched beyond t + ahead without; runs whose record ends in between
+    are left out. The score is the running median at t. NaN without a case and a control.
     """
     known = runs.loc[[run for run in runs.index if run in found]]
     if known.empty:
@@ -74,12 +75,13 @@ def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int 
         risk = known[~(known.event & (known.onset <= t)) & (known.step > t) & (first <= t)]
         case = (risk.event & (risk.onset <= t + ahead)).to_numpy()
         control = ((~risk.event | (risk.onset > t + ahead)) & (risk.step >= t + ahead)).to_numpy()
-        if not (case.any() and control.any()):
-            continue
-        used = case | control
-        score = np.array([_at(found[run], t) for run in risk.index[used]])
-        total += auc_at(score, case[used]) * case.sum()
-        weight += int(case.sum())
+        for source in risk.source[case].unique():
+            used = (case | control) & (risk.source == source).to_numpy()
+            if case[used].all():
+                continue
+            score = np.array([_at(found[run], t) for run in risk.index[used]])
+            total += auc_at(score, case[used]) * case[used].sum()
+            weight += int(case[used].sum())
     return total / weight if weight else np.nan
 
 
@@ -107,9 +109,12 @@ def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
 def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row per diagnostic: detected of the collapsed runs, median lead (steps), false alarms of the others, AUC.
 
-    The threshold that a run is judged by was chosen on the runs of the other seeds. Where there are no collapsed runs, no
+    The threshold that a run is judged by was chosen on the runs of the other seeds. Runs of a source of mismatch that collapsed
+    nowhere are left out: those without any mismatch would give no false alarm of it. Where there are no collapsed runs, no
     others, or a single seed, the cells are missing and `said` says why.
     """
+    if runs.event.any():
+        runs = runs[runs.source.isin(runs.source[runs.event])]
     rows = []
     for metric, (name, _) in DIAGNOSTICS.items():
         if metric not in steps or steps[metric].isna().all():

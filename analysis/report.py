@@ -79,7 +79,10 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
         ),
         **last,
         "Every run": ("Each cell lists the seeds in order. K3 is the median over the steps, ESS the lowest.", arms),
-        "What warned": ("Threshold chosen on the other seeds.", warned),
+        "What warned": (
+            "Threshold chosen on the other seeds, common to all losses; sources of mismatch without a collapse are left out.",
+            warned,
+        ),
         "What was seen before a collapse": ("Cause: the earliest warning in the 50 steps up to the onset.", tables.causes(sweep)),
         "How the count depends on the definition": (
             "Runs that collapse by D1 alone: a drawdown by the share δ of the way to chance, for m evaluations in a row.",

@@ -163,7 +163,7 @@ def _warned(table: pd.DataFrame) -> str:
         f"Of {len(table)} diagnostics, {best.diagnostic} warned best in these runs: it saw {seen.value:.0%} of "
         f"{best['collapsed runs']} collapses (95 % interval {seen.lower:.0%} to {seen.upper:.0%}), at the median "
         f"{best['median lead (steps)']:.0f} steps ahead, with false alarms in {alarms} of {best['other runs']} other runs "
-        "(threshold chosen on the other seeds)."
+        "of the same sources of mismatch (threshold chosen on the other seeds)."
     )
 
 

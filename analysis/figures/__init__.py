@@ -61,7 +61,7 @@ FIGURES = {
     "lead": Output(
         "What warned first?",
         "Each diagnostic with a threshold chosen on the other seeds: how long before the onset it alarmed, how many collapses it "
-        "saw, how many healthy runs it alarmed for, and how well it ranks runs by whether they collapse within the horizon.",
+        "saw, how many other runs it alarmed for, and how well it ranks runs of one source by whether they collapse soon.",
         settings.lead_times,
     ),
     "bounds": Output(

@@ -256,7 +256,8 @@ def toy(seeds=4, length=100, lead=20):
         for collapsed in (True, False):
             name = f"{seed}{collapsed}"
             k3 = np.where((np.arange(length) >= 60 - lead) & collapsed, 10.0, 1.0) + 0.01 * seed
-            runs.append({"run": name, "seed": seed, "event": collapsed, "onset": 60.0 if collapsed else np.nan, "step": length})
+            onset = 60.0 if collapsed else np.nan
+            runs.append({"run": name, "source": "fp8", "seed": seed, "event": collapsed, "onset": onset, "step": length})
             steps.append(pd.DataFrame({"run": name, "step": np.arange(length), "rollout_corr/k3_kl": k3}))
     return pd.DataFrame(runs).set_index("run"), pd.concat(steps, ignore_index=True)
 
@@ -279,6 +280,18 @@ def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
     assert predictors.time_dependent_auc(runs, found) == pytest.approx(expected)
 
 
+def test_a_precision_is_no_warning():
+    """Of fp8 half collapse with a K3 that tells nothing, of fp32 none, with a K3 of 0: ranked among all, 4 of 8 controls would be
+    beaten always. Ranked within fp8 the AUC is a half, and fp32 counts among no false alarms."""
+    runs, steps = toy()
+    exact = runs.assign(source="fp32", event=False, onset=np.nan).rename(index=lambda run: f"exact{run}")
+    steps["rollout_corr/k3_kl"] = 1.0
+    both = pd.concat([steps, steps.assign(run="exact" + steps.run, **{"rollout_corr/k3_kl": 0.0})], ignore_index=True)
+    row = predictors.evaluate(pd.concat([runs, exact]), both).iloc[0]
+    assert (row["AUC 50 steps ahead"], row["collapsed runs"], row["other runs"]) == (0.5, 4, 4)
+    assert row["false alarms"] == row["detected"]
+
+
 def test_the_auc_does_not_look_ahead():
     """A diagnostic recorded from step 42 on only: no run has a score at the landmarks before, so only 45 and 50 count. That it
     is low at the end of the collapsed runs must not be seen there."""
@@ -291,7 +304,7 @@ def test_the_auc_does_not_look_ahead():
 def test_landmarks_count_by_their_cases():
     """a collapses at 60, b at 12, c is watched to 100. At 5 b is the case, at 10 both, at 15..50 a. Scores differ at 10 only:
     (1·1/2 + 2·1 + 8·1/2)/11."""
-    columns = {"event": [True, True, False], "onset": [60, 12, np.nan], "step": [100, 100, 100]}
+    columns = {"event": [True, True, False], "onset": [60, 12, np.nan], "step": [100, 100, 100], "source": ["fp8"] * 3}
     at_ten = [1.0] * 10 + [2.0] + [1.0] * 89
     found = {"a": signal(at_ten), "b": signal(at_ten), "c": signal([1.0] * 100)}
     assert predictors.time_dependent_auc(pd.DataFrame(columns, index=list("abc")), found) == pytest.approx(6.5 / 11)
