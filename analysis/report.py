@@ -66,7 +66,8 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
     reading = f"Runs of which at least one evaluation reached {HEALTHY}: a maximum over noisy evaluations, so it flatters. "
     reading += "K3 median, ESS and |log ratio| the worst, over evaluations."
     more = {"What mismatch other precisions would have had": (reading, probed)} if len(probed) else {}
-    reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each of them."
+    reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each; "
+    reading += "of n runs in each it is too narrow, about √((n − 1)/n) of what it should be."
     last = {"Reward over losses and settings": (reading, pooled)} if len(pooled) else {}
     return more | {
         "Losses and corrections": (words.MATRIX, words.matrix(sweep)),
@@ -74,7 +75,8 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
             "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
             "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
             "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have, "
-            "with Holm's p of the exact sign-flip test.",
+            "with Holm's p of the exact sign-flip test. Bootstraps in brackets are of 95 %; of up to five seeds they stand in "
+            "parentheses, as an interval within the range of n values covers at most 1 − 2^(1−n) of the time: 75 % of three.",
             words.readable(outcome),
         ),
         **last,
@@ -114,7 +116,14 @@ def _markdown(sweep: Sweep, answer: list[str], sections: dict[str, tuple[str, pd
 
 
 def _table(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, floatfmt=".3g", missingval="–") if len(table) else "Nothing to list."
+    if table.empty:
+        return "Nothing to list."
+    told = table.rename(columns=_escaped).astype(object).map(_escaped)
+    return told.where(told.notna(), None).to_markdown(index=False, floatfmt=".3g", missingval="–")
+
+
+def _escaped(cell: object) -> object:
+    return cell.replace("|", r"\|") if isinstance(cell, str) else cell
 
 
 def section(sweep: Sweep, source: Path | str, answer: list[str]) -> str:

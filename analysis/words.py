@@ -82,10 +82,10 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _possible(runs: pd.DataFrame) -> str:
-    """What an arm without a collapse leaves open."""
+    """What an arm without a collapse leaves open, where the shares above are of several losses or settings, without interval."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
-    if pd.isna(fewest) or len(arms) < 2:
+    if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
         return ""
     upper = survival.fraction(0, int(fewest)).upper
     seen = _count(fewest, "run")
@@ -170,10 +170,13 @@ def _warned(table: pd.DataFrame) -> str:
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """tables.outcomes with estimates and intervals in one cell."""
 
-    def cell(row: dict, value: str, low: str, high: str, form: str) -> str:
+    def cell(row: dict, value: str, ends: str, form: str, seeds: str = "known") -> str:
         if pd.isna(row.get(value)):
             return "–"
-        return f"{row[value]:{form}}" + (f" [{row[low]:{form}}, {row[high]:{form}}]" if pd.notna(row[low]) else " (no spread)")
+        if pd.isna(row[f"{ends} low"]):
+            return f"{row[value]:{form}} (no spread)"
+        ends = [format(row[f"{ends} {end}"], form) for end in ("low", "high")]
+        return f"{row[value]:{form}} " + (f"({' to '.join(ends)})" if row[seeds] <= survival.FEW else f"[{', '.join(ends)}]")
 
     rows = []
     for row in table.to_dict("records"):
@@ -185,11 +188,11 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             "not ended": row["unfinished"] or "",
             f"RMST to {row['τ (steps)']:.0f} (steps)": f"{row['RMST (steps)']:.0f}" if row["known"] else "–",
             "steps gained on": row["reference"] or "–",
-            "steps gained": cell(row, "steps gained", "gained low", "gained high", "+.0f") if row["reference"] else "–",
+            "steps gained": cell(row, "steps gained", "gained", "+.0f"),
             "exact p, Holm": f"{row['exact p']:.2g}, {row['Holm p']:.2g}" if pd.notna(row["exact p"]) else "–",
-            "final reward, IQM": cell(row, "final IQM", "IQM low", "IQM high", ".3f"),
-            "mean": cell(row, "final mean", "mean low", "mean high", ".3f"),
-            "on reference, by seed; Holm's p": cell(row, "reward gained", "reward low", "reward high", "+.3f")
+            "final reward, IQM": cell(row, "final IQM", "IQM", ".3f"),
+            "mean": cell(row, "final mean", "mean", ".3f"),
+            "on reference, by seed; Holm's p": cell(row, "reward gained", "reward", "+.3f", "shared seeds")
             + (f"; {row['reward Holm p']:.2g}" if pd.notna(row.get("reward Holm p")) else ""),
             "note": row["said"],
         }

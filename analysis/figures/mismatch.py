@@ -6,8 +6,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, FEW, MARKERS, grid, look, short, subplots
+from analysis.figures.style import COLOURS, MARKERS, grid, look, short, subplots
 from analysis.load import Sweep
+from analysis.survival import FEW
 from analysis.tables import PRECISIONS
 
 EARLY = (5, 25)

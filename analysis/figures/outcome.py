@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis import survival, tables
 from analysis.figures.heat import heat, height
-from analysis.figures.style import COLOURS, FEW, chunks, grid, look, short, subplots
+from analysis.figures.style import COLOURS, chunks, grid, look, short, subplots
 from analysis.load import Sweep
 
 CURVE_POINTS = 200
@@ -21,11 +21,14 @@ def survival_curves(sweep: Sweep) -> Figure | str:
     if not sweep.runs.event.any():
         return "No run collapsed: every curve would be flat."
     collapsed = set(sweep.runs.arm[sweep.runs.event])
-    every = _panels(sweep.runs, order)
+    begun = sweep.runs.arm[sweep.runs.time > 0]
+    every = _panels(sweep.runs, [arm for arm in order if arm in set(begun)])
     panels = [(key, part) for key, arms in every if collapsed & set(arms) for part in chunks(arms)]
     figure, axes = grid(len(panels), 3, 3.3, sharey=True)
-    if quiet := [f"{' '.join(key).strip()} ({sweep.runs.arm.isin(a).sum()} runs)" for key, a in every if not collapsed & set(a)]:
-        figure.suptitle(short(f"No collapse, so not drawn: {', '.join(quiet)}", 130), fontsize=9, x=0.01, ha="left")
+    if quiet := [f"{' '.join(key).strip()} ({begun.isin(a).sum()} runs)" for key, a in every if not collapsed & set(a)]:
+        more = f" and {len(quiet) - 10} more" if len(quiet) > 10 else ""
+        said = f"No collapse in what was seen, so not drawn: {', '.join(quiet[:10])}{more}"
+        figure.suptitle(short(said, 130), fontsize=9, x=0.01, ha="left")
     end = (sweep.runs.step * sweep.runs.updates).max()
     for axis, (key, arms) in zip(axes, panels, strict=True):
         ticks, risk = np.linspace(0, end, 5), []
@@ -66,7 +69,8 @@ def forest(sweep: Sweep) -> Figure | str:
         return "No run collapsed, so no arm can gain steps on another."
     figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
     for i, row in table.iterrows():
-        axis.plot([row["gained low"], row["gained high"]], [i, i], color=COLOURS[1], linewidth=2)
+        dash = ":" if row.known <= survival.FEW else "-"
+        axis.plot([row["gained low"], row["gained high"]], [i, i], color=COLOURS[1], linewidth=2, linestyle=dash)
         spread = pd.notna(row["gained low"])
         axis.plot(row["steps gained"], i, "o", color=COLOURS[2], markersize=5, markerfacecolor=COLOURS[2] if spread else "none")
         weak = " (too few)" if row["least p"] > tables.SIGNIFICANT else ""
@@ -76,7 +80,8 @@ def forest(sweep: Sweep) -> Figure | str:
     axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.known})" for r in table.itertuples()], fontsize=8)
     axis.set_xlabel(
         "optimizer steps without collapse gained on the reference arm\n"
-        "(difference of RMST, 95 % bootstrap over seeds; open: the seeds do not differ, so no interval)"
+        "(difference of RMST, 95 % bootstrap over seeds; dotted: of up to five seeds, which cannot cover 95 %;\n"
+        "open: the seeds do not differ, so no interval)"
     )
     return figure
 
@@ -116,10 +121,11 @@ def reward_curves(sweep: Sweep) -> Figure | str:
         for i, arm in enumerate(arms):
             runs = begun[begun.arm == arm]
             curves, label = [by_run[run] for run in runs.index], short(runs.correction.iloc[0])
-            for j, curve in enumerate(curves[: FEW if len(curves) <= FEW else 10]):
-                how = {**look(i), "label": "" if j else label} if len(curves) <= FEW else {"color": COLOURS[i], "alpha": 0.18}
+            few = len(curves) <= survival.FEW
+            for j, curve in enumerate(curves[:10]):
+                how = {**look(i), "label": "" if j else label} if few else {"color": COLOURS[i], "alpha": 0.18}
                 axis.plot(*thinned(curve.step, curve["eval/reward"]), linewidth=0.7, **how)
-            if len(curves) > FEW:
+            if not few:
                 rewards = pd.concat(curves).groupby("step")["eval/reward"].agg(["median", "size"])
                 middle = rewards["median"][rewards["size"] == len(curves)]  # else it would jump where a run's record ends
                 axis.plot(*thinned(middle.index, middle), **look(i), linewidth=1.4, label=label)

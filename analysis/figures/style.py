@@ -16,8 +16,6 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
 """A line differs by colour and by dash, so that it survives a grey printer."""
-FEW = 5
-"""Runs up to which each is drawn by itself: the median of three hides the one that collapsed."""
 WIDTH = 9.0
 """Inches."""
 

@@ -73,6 +73,21 @@ def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     assert "Told from chance: fp8_tensor ppo against fp32 ppo" in text and "Holm p = 0.00016" in text
 
 
+def test_of_few_seeds_no_interval_is_called_95_percent(tmp_path):
+    """Five seeds stand in parentheses, six in brackets; a bar in a metric's name does not split a cell."""
+    for seed in range(6):
+        write(tmp_path, FP32, seed=seed)
+        if seed < 5:
+            write(tmp_path, FP8, seed=seed, collapse=40 + seed)
+    shown = words.readable(tables.outcomes(load(tmp_path))).set_index("arm")
+    assert re.fullmatch(r"0\.9\d\d \[0\.9\d\d, 0\.9\d\d\]", shown.loc["fp32 ppo", "mean"])
+    assert re.fullmatch(r"0\.\d{3} \(0\.\d{3} to 0\.\d{3}\)", shown.loc["fp8_tensor ppo", "mean"])
+    report(tmp_path)
+    table = (tmp_path / "report.md").read_text().split("## What warned")[1].split("##")[0]
+    bars = [line.replace(r"\|", "").count("|") for line in table.splitlines() if line.startswith("|")]
+    assert len(bars) > 5 and len(set(bars)) == 1
+
+
 def test_a_diagnostic_without_skill_is_not_praised():
     row = {
         "diagnostic": "K3",
