@@ -170,12 +170,12 @@ def _warned(table: pd.DataFrame) -> str:
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """tables.outcomes with estimates and intervals in one cell."""
 
-    def cell(row: dict, value: str, ends: str, form: str, seeds: str = "known") -> str:
+    def cell(row: dict, value: str, stem: str, form: str, seeds: str = "known") -> str:
         if pd.isna(row.get(value)):
             return "–"
-        if pd.isna(row[f"{ends} low"]):
+        if pd.isna(row[f"{stem} low"]):
             return f"{row[value]:{form}} (no spread)"
-        ends = [format(row[f"{ends} {end}"], form) for end in ("low", "high")]
+        ends = [format(row[f"{stem} {end}"], form) for end in ("low", "high")]
         return f"{row[value]:{form}} " + (f"({' to '.join(ends)})" if row[seeds] <= survival.FEW else f"[{', '.join(ends)}]")
 
     rows = []
