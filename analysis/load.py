@@ -33,7 +33,8 @@ class Sweep(NamedTuple):
     a sentence each.
 
     runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
-    source of mismatch: the precision, an 8-bit cache and the staleness if there are any; seed, state, error, step (the last
+    source of mismatch: the precision, an 8-bit cache, synthetic noise and the staleness if there are any; control: whether it is
+    uncorrected and samples in the trainer's own precision; seed, state, error, step (the last
     recorded), onsets by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause;
     updates: optimizer steps of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether
     there was one (else the time is censored).
@@ -97,6 +98,7 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
                 "run": run,
                 **arms[run],
                 "source": _source(record.config),
+                "control": arms[run]["correction"] == "none" and _own_precision(record.config),
                 "seed": seed,
                 "state": record.state,
                 "error": record.error,
@@ -123,7 +125,16 @@ def _source(config: dict[str, Any]) -> str:
     rollout = config["rollout"]
     cache, stale = rollout.get("kv_cache", "compute"), rollout.get("staleness", 0)
     cached = [f"{cache} cache"] if cache != "compute" else []
-    return ", ".join([rollout["precision"]["name"], *cached, *([f"{stale} steps stale"] if stale else [])])
+    noise = [f"noise {rollout['engine']['noise']:g}"] if rollout["engine"].get("noise") else []
+    return ", ".join([rollout["precision"]["name"], *cached, *noise, *([f"{stale} steps stale"] if stale else [])])
+
+
+def _own_precision(config: dict[str, Any]) -> bool:
+    """Whether a rollout differs from the trainer by its weights' age at most. Another engine computes 16 bit in ways of its own:
+    that is a mismatch, where fp32 is none to speak of."""
+    rollout, own = config["rollout"], config["actor"]["dtype"]
+    same = rollout["precision"]["name"] == own and rollout.get("kv_cache", "compute") == "compute"
+    return same and not rollout["engine"].get("noise") and (own == "fp32" or rollout["engine"]["name"] == "local")
 
 
 def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:

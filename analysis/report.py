@@ -41,7 +41,7 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     question = "does the rollout's precision matter, and does a correction help?"
     first = "survival" if sweep.runs.event.any() else "reward"  # without a collapse every survival curve is a flat line
     if sweep.runs.arm.nunique() > len(COLOURS):  # more than curves can tell apart at a glance
-        question, first = "which loss and correction survive, against the fp32 control?", "heatmaps"
+        question, first = "which loss and correction survive, against the control?", "heatmaps"
     if words.control_only(sweep):
         question, first = "where is the control stable?", "frontier" if rates > 1 else first
     names = [first, *(name for name in FIGURES if name != first)]

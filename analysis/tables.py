@@ -13,7 +13,6 @@ from analysis.performance import bootstrap, iqm, paired_difference, rewards
 from harness.collapse import replay
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_channel", "fp8_tensor", "fp8", "fp8_per_block", "int8", "nvfp4")
-CONTROL = "fp32"
 DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
 """The robustness grid of D1: δ x m."""
 RESAMPLING = 0
@@ -26,20 +25,22 @@ def arm_order(runs: pd.DataFrame) -> list[str]:
     arms = runs.drop_duplicates("arm")
 
     def key(run: tuple) -> tuple:
-        return _coarseness(run.precision), run.loss, run.correction != "none", run.correction, run.setting
+        return not run.control, _coarseness(run.precision), run.loss, run.correction != "none", run.correction, run.setting
 
     return [run.arm for run in sorted(arms.itertuples(), key=key)]
 
 
 def reference_arms(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm -> what it is compared with: a corrected one with the uncorrected one, an uncorrected one with the fp32 control, all
-    else equal. An arm whose reference the sweep lacks is absent."""
-    arms = runs.drop_duplicates("arm").set_index(["precision", "loss", "correction", "setting"]).arm
+    """Arm -> what it is compared with: a corrected one with the uncorrected one, an uncorrected one with the control, all else
+    equal. An arm whose reference the sweep lacks is absent."""
+    arms = runs.drop_duplicates("arm")
+    plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
+    controls = {(a.loss, a.setting): a.arm for a in arms[arms.control].itertuples()}
     found = {}
-    for (precision, loss, correction, setting), arm in arms.items():
-        wanted = (precision if correction != "none" else CONTROL, loss, "none", setting)
-        if wanted in arms.index and arms[wanted] != arm:
-            found[arm] = arms[wanted]
+    for a in arms.itertuples():
+        wanted = controls.get((a.loss, a.setting)) if a.correction == "none" else plain.get((a.precision, a.loss, a.setting))
+        if wanted not in (None, a.arm):
+            found[a.arm] = wanted
     return found
 
 
@@ -158,16 +159,15 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 def combinations(sweep: Sweep) -> pd.DataFrame:
     """A row per arm with a run that has ended, placed by precision and correction, and by loss and setting, the longer list
     `down` and the other `across`: collapsed of known, never learned, and the last reward: IQM, mean, least, most, and `from
-    control`, its mean difference from the fp32 control of the same loss and setting over the seeds that both have."""
+    control`, its mean difference from the control of the same loss and setting over the seeds that both have."""
     runs = sweep.runs[sweep.runs.outcome != "unfinished"]
     runs = runs.assign(final=rewards(runs, sweep.steps).final, column=(runs.loss + " " + runs.setting).str.strip())
-    plain = (runs.precision == CONTROL) & (runs.correction == "none")
-    controls = {column: part.set_index("seed").final for column, part in runs[plain].groupby("column")}
+    controls = {column: part.set_index("seed").final for column, part in runs[runs.control].groupby("column")}
     rows = []
     for arm in arm_order(runs):
         mine = runs[runs.arm == arm]
         first, final = mine.iloc[0], mine.final.dropna()
-        control = None if plain[mine.index[0]] else controls.get(first.column)
+        control = None if first.control else controls.get(first.column)
         apart = np.nan if control is None else (mine.set_index("seed").final - control).mean()
         place = first.precision if first.correction == "none" else f"{first.precision} {first.correction}"
         row = {"down": place, "across": first.column, "collapsed": int(mine.event.sum()), "known": len(mine)}

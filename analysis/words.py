@@ -23,7 +23,7 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     hit = runs.arm[runs.event].nunique()
     said = [f"{runs.event.sum()} of {len(runs)} runs collapsed, in {hit} of {runs.arm.nunique()} arms{more}."]
     said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
-    for source, part in runs[(runs.correction != "none") | (runs.precision != tables.CONTROL)].groupby("source", sort=False):
+    for source, part in runs[~runs.control].groupby("source", sort=False):
         plain, corrected = part[part.correction == "none"], part[part.correction != "none"]
         said += [f"Uncorrected {source} rollouts: {_share(plain)} collapsed{_where(plain)}."] if len(plain) else []
         parts = [f"{name} {len(p[p.event])} of {len(p)}{_where(p)}" for name, p in corrected.groupby("correction", sort=False)]
@@ -39,8 +39,7 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
 
 def control_only(sweep: Sweep) -> bool:
     """Whether the sweep maps the control alone, over settings: it then answers where that is stable."""
-    control = (sweep.runs.precision == tables.CONTROL) & (sweep.runs.correction == "none")
-    return bool(control.all()) and sweep.runs.arm.nunique() > 1
+    return bool(sweep.runs.control.all()) and sweep.runs.arm.nunique() > 1
 
 
 def _edge(sweep: Sweep) -> str:
@@ -93,18 +92,19 @@ def _possible(runs: pd.DataFrame) -> str:
 
 
 def _control(sweep: Sweep) -> str:
-    control = sweep.runs[(sweep.runs.precision == tables.CONTROL) & (sweep.runs.correction == "none")]
-    control = control[control.outcome != "unfinished"]
+    control = sweep.runs[sweep.runs.control & (sweep.runs.outcome != "unfinished")]
     if control.empty:
-        return "There is no finished fp32 control in the sweep, so nothing here can be put down to the mismatch."
+        what = "no finished control, with rollouts in the trainer's own precision"
+        return f"There is {what}, in the sweep, so nothing here can be put down to the mismatch."
+    name = " and ".join(control.precision.unique())
     if control.event.any():
         share = f"{_share(control)} runs{_where(control)}"
         which = "there" if _where(control) else "here"
-        return f"The fp32 control collapsed too, in {share}: {which} a collapse is not the mismatch's doing alone."
+        return f"The {name} control collapsed too, in {share}: {which} a collapse is not the mismatch's doing alone."
     best = rewards(control, sweep.steps).best
     reached = int((best >= HEALTHY).sum())
     seen = f"{reached} of them reached a held-out reward of {HEALTHY} in at least one evaluation"
-    return f"The fp32 control never collapsed in {len(control)} runs; {seen}."
+    return f"The {name} control never collapsed in {_count(len(control), 'run')}; {seen}."
 
 
 def _order(table: pd.DataFrame) -> str:

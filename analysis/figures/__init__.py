@@ -36,14 +36,14 @@ FIGURES = {
     "forest": Output(
         "How many steps without collapse does an arm gain?",
         "Difference of the restricted mean survival time against the arm's reference: for a correction the uncorrected arm, for "
-        "an uncorrected one the fp32 control. p: exact permutation log-rank test, Holm's correction over all rows. "
+        "an uncorrected one the control. p: exact permutation log-rank test, Holm's correction over all rows. "
         "With few seeds the bootstrap's interval is too narrow: the test decides.",
         outcome.forest,
     ),
     "heatmaps": Output(
         "Which combination of loss and correction collapses?",
         "Left: collapsed of ended runs, as many as there are seeds; † where a run never learned. Right: interquartile mean of "
-        "their last reward; below it the mean difference from the fp32 control of the same loss and setting, over the seeds that "
+        "their last reward; below it the mean difference from the control of the same loss and setting, over the seeds that "
         "both have. Dark is bad.",
         outcome.heat_maps,
     ),
@@ -84,7 +84,7 @@ FIGURES = {
     "gap": Output(
         "Is what is trained what is deployed, and what is thrown away?",
         "Left: reward of the sampling policy on the prompts of training less that of the trainer's on held-out ones, median of "
-        "all runs of a source; what the fp32 control shows of it is the prompts' doing. Middle: the end of a run over what its "
+        "all runs of a source; what the control shows of it is the prompts' doing. Middle: the end of a run over what its "
         "correction kept. Right, where lengths differ: mean length of the responses of which a correction used no token, over "
         "that of the others at the same steps; above the line it drops the long ones.",
         mismatch.deployment_gap,

@@ -64,7 +64,7 @@ def forest(sweep: Sweep) -> Figure | str:
     table = tables.outcomes(sweep)
     table = table[table["exact p"].notna()].iloc[::-1].reset_index(drop=True)
     if table.empty:
-        return "No arm has a reference arm with a run that ended: neither an uncorrected twin nor an fp32 control."
+        return "No arm has a reference arm with a run that ended: neither an uncorrected twin nor a control."
     if not sweep.runs.event.any():
         return "No run collapsed, so no arm can gain steps on another."
     figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
@@ -102,7 +102,7 @@ def heat_maps(sweep: Sweep) -> Figure | str:
     rows, columns = list(table.down.unique()), list(table.across.unique())
     figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
     heat(axes[0, 0], shares, rows, columns, "collapsed, of ended runs", True)
-    heat(axes[0, 1], last, rows, columns, "last reward; below, its difference from the fp32 control", False)
+    heat(axes[0, 1], last, rows, columns, "last reward; below, its difference from the control", False)
     return figure
 
 

@@ -36,16 +36,19 @@ present = [metric for metric in metrics if metric in sweep.steps]
 sweep.steps.groupby(sweep.steps.run.astype(str).map(runs.precision))[present].median()
 
 # %% [markdown]
-# ## Last reward of a precision less that of the fp32 control, by seed
+# ## Last reward of a precision less that of the control, over the seeds that both have
+#
+# No interval of up to five seeds covers 95 %: of three it is 75 % at most.
 
 # %%
 rows = []
 for key, mine in runs[runs.correction == "none"].groupby(["loss", "setting"]):
-    by_seed = {precision: part.set_index("seed").final for precision, part in mine.groupby("precision")}
-    for precision in by_seed.keys() - {"fp32"}:
-        if "fp32" in by_seed and len(by_seed["fp32"].index.intersection(by_seed[precision].index)):
-            found = paired_difference(by_seed[precision], by_seed["fp32"], np.random.default_rng(0))
-            row = {"loss": " ".join(key).strip(), "precision": precision, "seeds": len(by_seed[precision])}
+    control = mine[mine.control].set_index("seed").final
+    for precision, part in mine[~mine.control].groupby("precision"):
+        final = part.set_index("seed").final
+        if shared := len(control.index.intersection(final.index)):
+            found = paired_difference(final, control, np.random.default_rng(0))
+            row = {"loss": " ".join(key).strip(), "precision": precision, "seeds": shared}
             rows.append(row | dict(zip(("difference", "lower", "upper"), found, strict=True)))
 pd.DataFrame(rows)
 

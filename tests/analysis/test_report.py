@@ -130,7 +130,7 @@ def test_losses_and_corrections_by_hand(made):
 def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
     """Ten arms: the first screen is loss x correction; four arms: the curves of survival."""
     page = made[1].read_text()
-    assert "which loss and correction survive, against the fp32 control?" in page
+    assert "which loss and correction survive, against the control?" in page
     assert page.index('id="heatmaps"') < page.index('id="survival"')
     for seed in (0, 1):
         write(tmp_path, FP32, seed=seed)
@@ -312,6 +312,20 @@ def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
             write(tmp_path, "rollout/precision=bf16", f"rollout.kv_cache={cache}", seed=seed)
     told = report(tmp_path).with_suffix(".md").read_text()
     assert "Uncorrected bf16 rollouts: 0 of 2" in told and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in told
+
+
+def test_what_is_a_control(tmp_path):
+    """Rollouts in the trainer's own precision: neither fp32 with noise or an 8-bit cache, nor fp32 to a trainer of bf16."""
+    own, noise, cache = FP32, "rollout.engine.noise=0.01", "rollout.kv_cache=fp8_e4m3"
+    for overrides in ((own,), (own, noise), (own, cache), ("rollout/precision=bf16",)):
+        write(tmp_path / "fp32", *overrides, collapse=50 if noise in overrides else None)
+        write(tmp_path / "bf16", *overrides, "actor.dtype=bf16")
+    fp32, bf16 = (load(tmp_path / dtype).runs for dtype in ("fp32", "bf16"))
+    assert list(fp32.source[fp32.control]) == ["fp32"] and list(bf16.source[bf16.control]) == ["bf16"]
+    assert sorted(fp32.source) == ["bf16", "fp32", "fp32, fp8_e4m3 cache", "fp32, noise 0.01"]
+    text = answered(load(tmp_path / "fp32"))
+    assert "The fp32 control never collapsed in 1 run;" in text and "Uncorrected fp32, noise 0.01 rollouts: 1 of 1" in text
+    assert "The bf16 control never collapsed" in answered(load(tmp_path / "bf16"))
 
 
 def test_staleness_is_a_source_of_mismatch_of_its_own(tmp_path):
