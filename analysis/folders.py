@@ -45,7 +45,8 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             onsets.setdefault(event["detector"], event["onset"])
     config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
     try:
-        arm_name(config), config["actor"]["minibatches"], config["collapse"]["detectors"]
+        arm_name(config), config["actor"]["minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
+        config["rollout"]["engine"]["name"]
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{folder.path}/config.json: no config of a run ({error}); move the folder away or run it again"
