@@ -185,6 +185,7 @@ def pooled(sweep: Sweep) -> pd.DataFrame:
     these. Empty where there are not two rows, or no two losses or settings, that could be pooled."""
     runs = sweep.runs[sweep.runs.outcome != "unfinished"]
     runs = runs.assign(final=rewards(runs, sweep.steps).final, stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
+    runs = runs.sort_values("arm", key=lambda arms: arms.map(arm_order(runs).index), kind="stable")
     groups = {key: part for key, part in runs.groupby(["precision", "correction"], sort=False)}
     shared = set.intersection(*(set(part.stratum) for part in groups.values())) if groups else set()
     if len(groups) < 2 or len(shared) < 2:

@@ -84,9 +84,9 @@ FIGURES = {
     "gap": Output(
         "Is what is trained what is deployed, and what is thrown away?",
         "Left: reward of the sampling policy on the prompts of training less that of the trainer's on held-out ones, median of "
-        "all runs of a source; what the control shows of it is the prompts' doing. Middle: the end of a run over what its "
-        "correction kept. Right, where lengths differ: mean length of the responses of which a correction used no token, over "
-        "that of the others at the same steps; above the line it drops the long ones.",
+        "all runs of a source; what the control shows of it is the prompts' doing. Then the end of a run over what its "
+        "correction left, filters and weights of 0 counted. Then, where lengths differ: mean length of the responses of which it "
+        "used no token, over that of the others at the same steps; above the line it drops the long ones.",
         mismatch.deployment_gap,
     ),
     "frontier": Output(

@@ -105,7 +105,8 @@ def aligned_traces(sweep: Sweep) -> Figure | str:
 
 
 def deployment_gap(sweep: Sweep) -> Figure | str:
-    """Reward of the rollout policy less the trainer's own at the same step, and reward against the share of sequences kept."""
+    """Reward of the rollout policy less the trainer's own at the same step; last reward against the share of tokens that the
+    correction left; length of the responses that it dropped."""
     if not {"eval/reward", "reward/rollout"} <= set(sweep.steps.columns):
         return "The runs have not recorded both rewards."
     both = sweep.steps.dropna(subset=["eval/reward", "reward/rollout"])
@@ -113,7 +114,8 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
         return "The runs have not recorded both rewards at one step."
     names = both.run.astype(str)
     both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=names.map(sweep.runs.source))
-    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if "correction/kept_sequences" in sweep.steps else []
+    names = ["correction/kept_tokens", "correction/weight_zero"]
+    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if {*names} <= set(sweep.steps.columns) else []
     lengths = _lengths(sweep, rejecting)
     figure, axes = grid(1 + bool(rejecting) + (not lengths.empty), 3, 3.4)
     for i, source in enumerate(_sources(sweep.runs)):
@@ -127,13 +129,15 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
     axes[0].set_title("Reward when sampling less held-out reward")
     axes[0].legend()
     if rejecting:
-        kept = sweep.steps[sweep.steps.run.isin(rejecting)].groupby("run", observed=True)["correction/kept_sequences"].mean()
+        steps = sweep.steps[sweep.steps.run.isin(rejecting)]
+        # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
+        used = steps[names[0]].clip(upper=1 - steps[names[1]]).groupby(steps.run, observed=True).mean()
         last = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
         for i, (label, runs) in enumerate(list(sweep.runs.loc[rejecting].groupby("correction"))[:8]):
             options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
-            axes[1].scatter(kept.reindex(runs.index), last.reindex(runs.index), **options)
+            axes[1].scatter(used.reindex(runs.index), last.reindex(runs.index), **options)
         axes[1].legend(fontsize=7)
-        axes[1].set(xlabel="share of sequences kept, mean of the run", ylabel="last held-out reward")
+        axes[1].set(xlabel="share of tokens kept at a weight above 0, mean", ylabel="last held-out reward")
         axes[1].set_title("What is thrown away, how the run ends")
     for i, (label, runs) in enumerate(list(lengths.groupby("correction"))[:8]):
         axes[2].scatter(runs.used, runs.dropped, marker=MARKERS[i], color=COLOURS[i], label=short(label))

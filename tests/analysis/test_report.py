@@ -392,10 +392,13 @@ def test_the_lengths_of_what_a_correction_drops(tmp_path):
         folder = write(tmp_path, FP8, "correction=sequence_mask", seed=seed)
         for row, used in zip(folder.metrics()[3:5], (10.0, 20.0), strict=True):
             dropped = {} if seed else {"correction/dropped_length": 30.0}
-            folder._append("metrics.jsonl", {**row, "correction/used_length": used, **dropped})
+            zero = {"correction/weight_zero": 0.5, "correction/used_length": used}
+            folder._append("metrics.jsonl", {**row, **zero, **dropped})
     sweep = load(tmp_path)
     assert sweep.problems == []
     figure = FIGURES["gap"].draw(sweep)
+    left = figure.axes[1].collections[0].get_offsets()[0][0]
+    assert left == pytest.approx(0.99)  # half of the tokens weighted 0 at 2 of 100 steps, though every sequence is kept
     assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
 
 
