@@ -7,7 +7,7 @@ from torch import Tensor
 
 from algos.corrections import Corrected, WeightSum, bounded_weights, correct, passes, raw_weights, statistic
 from algos.diagnostics import finish_mismatch, ratio_rows
-from algos.masks import outside
+from algos.masks import compared, outside
 from algos.ratios import Ratio, bounded_exp
 from algos.rows import Part, Rows, beyond, chunked, count, extreme, gather, highest, lowest, over, squares, take, total
 from algos.spec import Correction, Reject
@@ -58,13 +58,14 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
 
 
 def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
+    zero, left = compared(torch.eq, weights, 0.0), kept.view(torch.uint8).to(weights.dtype)
     return {
         "n": ratio.n,
         "weight": total(weights),
         "weight_sq": squares(weights),
-        "zero": beyond(torch.eq, weights, 0.0) - (weights.shape[1] - ratio.n),  # padding is 0 too
-        "kept": total(kept.view(torch.uint8).to(weights.dtype)),
-        "used": (kept & weights.ne(0)).any(-1).to(weights.dtype),
+        "zero": total(zero) - (weights.shape[1] - ratio.n),  # padding is 0 too
+        "kept": total(left),
+        "used": total(left) - torch.linalg.vecdot(zero, left),
     }
 
 
