@@ -9,7 +9,10 @@ from analysis.load import Sweep
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
 
-MATRIX = "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most)."
+MATRIX = (
+    "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most); its difference from the "
+    "control of the same loss, over shared seeds."
+)
 LISTED = 5
 """Of what a sentence lists, the most; the tables have the rest."""
 
@@ -144,7 +147,7 @@ def _rewards(table: pd.DataFrame) -> str:
         least = survival.smallest_flip_p(n)
         can = f"{_count(n, 'shared seed')} can give p = {least:.2g} at the least, times {_count(len(known), 'comparison')}"
         few = ": too few" if least * len(known) > tables.SIGNIFICANT else ""
-        return f"No difference of the last reward is told from chance: {can}{few}."
+        return f"No difference of the last reward from the reference's is told from chance: {can}{few}."
     parts = [
         f"{row['arm']} {row['reward gained']:+.3f} on {row['reference']}, Holm p = {row['reward Holm p']:.2g}"
         for row in held.to_dict("records")
@@ -208,7 +211,8 @@ def matrix(sweep: Sweep) -> pd.DataFrame:
         never = f" ({found['never learned']} never learned)" if found["never learned"] else ""
         spread = f" ({found['least']:.2f} to {found['most']:.2f})" if found["known"] > 1 else ""
         last = f"; {found['mean']:.2f}{spread}" if pd.notna(found["mean"]) else ""
-        cells[found["down"]][found["across"]] = f"{found['collapsed']}/{found['known']}{never}{last}"
+        apart = f"; {round(found['from control'], 2) + 0.0:+.2f}" if pd.notna(found["from control"]) else ""
+        cells[found["down"]][found["across"]] = f"{found['collapsed']}/{found['known']}{never}{last}{apart}"
     return pd.DataFrame.from_dict(cells, orient="index").rename_axis("").reset_index().fillna("–")
 
 

@@ -44,7 +44,7 @@ def test_the_answer_counts_what_was_put_into_the_sweep(made):
         "- No collapse in 5 runs of an arm, the fewest here, leaves open that up to 52% would (95 % interval).",
         "too few seeds to carry an order, so read this as a description of these runs.",
         # 2/2^5, over two precisions and two corrections of two losses
-        "last reward is told from chance: 5 shared seeds can give p = 0.062 at the least, times 8 comparisons: too few.",
+        "from the reference's is told from chance: 5 shared seeds can give p = 0.062 at the least, times 8 comparisons: too few.",
         "- Never learned, which is another outcome than a collapse: 1 of 50 runs (fp8_tensor pg sequence-mask 1).",
         "warned best in these runs: it saw 100% of 6 collapses (95 % interval 54% to 100%)",
     ):
@@ -123,7 +123,9 @@ def test_losses_and_corrections_by_hand(made):
     cells = [text.get_text() for text in FIGURES["heatmaps"].draw(sweep).axes[0].texts]
     assert sorted(cells) == ["0/5"] * 7 + ["0/5 †", "2/5", "4/5"]
     shown = words.matrix(sweep).set_index("")
-    assert re.fullmatch(r"4/5; 0\.2\d \(0\.0\d to 0\.9\d\)", shown.loc["fp8_tensor", "ppo"])
+    apart = re.escape(f"{row['from control']:+.2f}")
+    assert re.fullmatch(rf"4/5; 0\.2\d \(0\.0\d to 0\.9\d\); {apart}", shown.loc["fp8_tensor", "ppo"])
+    assert re.fullmatch(r"0/5; 0\.9\d \(0\.9\d to 0\.9\d\)", shown.loc["fp32", "ppo"])
     assert shown.loc["fp8_tensor sequence-mask", "pg"].startswith("0/5 (1 never learned); ")
 
 
