@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import harness.run
-from harness import checkpoint
 from harness.records import RunFolder
 from harness.run import Run, train
 from sweeps.local import PRELOADED, _run_one
@@ -163,7 +162,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undis
     wait_for(lambda: (folder.path / "checkpoints" / "step-00000010").exists(), process)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    newest = checkpoint._newest_first(folder)[0]
+    newest = folder.checkpoints[folder.checkpointed]
     victim = max(newest.rglob("*.pt"), key=lambda p: p.stat().st_size)
     content = victim.read_bytes()
     match damage:
