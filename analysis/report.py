@@ -53,7 +53,7 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     )
     (out / "report.md").write_text(_markdown(sweep, answer, sections), encoding="utf-8")
     outcome.to_csv(out / "arms.csv", index=False)
-    sweep.runs.drop(columns="onsets").assign(**_onsets(sweep)).to_csv(out / "runs.csv")
+    sweep.runs.drop(columns="onsets").join(tables.measures(sweep)).assign(**_onsets(sweep)).to_csv(out / "runs.csv")
     if into is not None:
         insert(into, section(sweep, source, answer))
     return target

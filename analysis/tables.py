@@ -44,8 +44,8 @@ def reference_arms(runs: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def arms(sweep: Sweep) -> pd.DataFrame:
-    """A row per arm; each cell lists the seeds in order. K3 is the median over steps, ESS the lowest of any step."""
+def measures(sweep: Sweep) -> pd.DataFrame:
+    """A row per run: last and best held-out reward, and its mismatch. K3 is the median over steps, ESS the lowest of any step."""
     grouped = sweep.steps.groupby("run", observed=True)
 
     def of(metric: str, how: str) -> pd.Series:
@@ -53,16 +53,22 @@ def arms(sweep: Sweep) -> pd.DataFrame:
         return values.reindex(sweep.runs.index)
 
     reward = rewards(sweep.runs, sweep.steps)
-    cells = pd.DataFrame(
+    return pd.DataFrame(
         {
-            "final eval": reward.final.map(_number(".3f")),
-            "best eval": reward.best.map(_number(".3f")),
-            "K3 (nats)": of("rollout_corr/k3_kl", "median").map(_number(".1e")),
-            "lowest sequence ESS": of("mismatch/ess_sequence", "min").map(_number(".3f")),
-            "largest abs. log ratio": of("mismatch/log_ratio_max_abs", "max").map(_number(".2f")),
-            "outcome": [_outcome(run) for run in sweep.runs.itertuples()],
+            "final eval": reward.final,
+            "best eval": reward.best,
+            "K3 (nats)": of("rollout_corr/k3_kl", "median"),
+            "lowest sequence ESS": of("mismatch/ess_sequence", "min"),
+            "largest abs. log ratio": of("mismatch/log_ratio_max_abs", "max"),
         }
     )
+
+
+def arms(sweep: Sweep) -> pd.DataFrame:
+    """A row per arm; each cell lists the `measures` of its seeds in order, and their outcomes."""
+    measured, formats = measures(sweep), (".3f", ".3f", ".1e", ".3f", ".2f")
+    cells = pd.DataFrame({name: measured[name].map(_number(f)) for name, f in zip(measured, formats, strict=True)})
+    cells["outcome"] = [_outcome(run) for run in sweep.runs.itertuples()]
     rows = []
     for arm in arm_order(sweep.runs):
         runs = sweep.runs[sweep.runs.arm == arm].sort_values("seed")

@@ -487,6 +487,9 @@ def test_csv_holds_the_numbers(made):
     arms, runs = pd.read_csv(made[0] / "arms.csv"), pd.read_csv(made[0] / "runs.csv")
     assert len(arms) == 10 and len(runs) == 50 and arms["collapsed"].sum() == runs["event"].sum() == 6
     assert runs.loc[runs.event, "onset drawdown"].notna().all()
+    survived = runs[runs.outcome == "survived"]
+    assert (survived["best eval"] >= survived["final eval"]).all() and (survived["final eval"] > 0.5).all()
+    assert (runs.loc[runs.event, "final eval"] < 0.5 * runs.loc[runs.event, "best eval"]).all()
 
 
 def test_the_command_line(made, tmp_path):
