@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,9 +50,9 @@ class Sweep(NamedTuple):
     problems: list[str]
 
 
-def load(source: Path | str) -> Sweep:
-    """The runs of `source`: the folder of a sweep; `wandb-offline:FOLDER`, the offline files anywhere below it; or
-    `wandb:[entity/]project[:group]` on a server. Raises UserError when there is no run that can be read."""
+def load(source: Path | str, seeds: Collection[int] = ()) -> Sweep:
+    """The runs of `source`, of these seeds if any are given: the folder of a sweep; `wandb-offline:FOLDER`, the offline files
+    anywhere below it; or `wandb:[entity/]project[:group]` on a server. Raises UserError when there is no run that can be read."""
     text, folder = str(source), None
     if text.startswith((OFFLINE, SERVER)):
         from analysis import wandb_runs
@@ -73,6 +73,10 @@ def load(source: Path | str) -> Sweep:
             del records[run]
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
+    if seeds and not (wanted := {run: record for run, record in records.items() if record.config["seed"] in seeds}):
+        there = ", ".join(map(str, sorted({record.config["seed"] for record in records.values()})))
+        raise UserError(f"{source}: no run has seed {', '.join(map(str, sorted(seeds)))}; it has {there}")
+    records = wanted if seeds else records
     configs = {run: record.config for run, record in records.items()}
     runs = _runs(source, records, _arms(configs))
     steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)

@@ -35,9 +35,12 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
 
 
 def _seeds(runs: pd.DataFrame) -> list[str]:
-    every = set(runs.seed)
-    lacking = {arm: sorted(every - set(group.seed)) for arm, group in runs.groupby("arm", sort=False)}
-    return [f"{arm} has no seed {', '.join(map(str, seeds))}, which other arms have." for arm, seeds in lacking.items() if seeds]
+    every, told = set(runs.seed), []
+    lacking = pd.Series({arm: tuple(sorted(every - set(group.seed))) for arm, group in runs.groupby("arm", sort=False)})
+    for seeds, arms in lacking[lacking.map(len) > 0].groupby(lacking):
+        which = f"{arms.index[0]} has" if len(arms) == 1 else f"{len(arms)} arms ({', '.join(arms.index)}) have"
+        told.append(f"{which} no seed {', '.join(map(str, seeds))}, which other arms have.")
+    return told
 
 
 def _schemas(runs: pd.DataFrame, metrics: dict[str, set[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -23,10 +24,11 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 """Lines of a Markdown file between which `--into` puts the results."""
 
 
-def report(source: Path | str, out: Path | None = None, into: Path | None = None) -> Path:
+def report(source: Path | str, out: Path | None = None, into: Path | None = None, seeds: Collection[int] = ()) -> Path:
     """Print the arm table of a sweep; write report.html, report.md, arms.csv and runs.csv to `out`, by default the sweep's own
-    folder; put the results into the Markdown file `into`, between its two marks. Returns the page's path."""
-    sweep = load(source)
+    folder; put the results into the Markdown file `into`, between its two marks. Of `seeds` only, if any are given. Returns the
+    page's path."""
+    sweep = load(source, seeds)
     sweep = sweep._replace(problems=sweep.problems + tables.disagreements(sweep))
     if out is None and sweep.folder is None:
         raise UserError(f"{source}: has no folder of its own; say where the report goes with --out FOLDER")
@@ -55,7 +57,8 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     outcome.to_csv(out / "arms.csv", index=False)
     sweep.runs.drop(columns="onsets").join(tables.measures(sweep)).assign(**_onsets(sweep)).to_csv(out / "runs.csv")
     if into is not None:
-        insert(into, section(sweep, source, answer))
+        asked = f"{source} --seeds {','.join(map(str, seeds))}" if seeds else str(source)
+        insert(into, section(sweep, asked, answer))
     return target
 
 
@@ -126,10 +129,10 @@ def _escaped(cell: object) -> object:
     return cell.replace("|", r"\|") if isinstance(cell, str) else cell
 
 
-def section(sweep: Sweep, source: Path | str, answer: list[str]) -> str:
-    """The results as a part of a README, a screen long: answer, the table of loss x correction, where they come from."""
+def section(sweep: Sweep, asked: str, answer: list[str]) -> str:
+    """The results as a part of a README, a screen long: answer, table of loss x correction, and of what sweep and seeds."""
     told = [f"Uneven or failed: {len(sweep.problems)}, named in the report."] if sweep.problems else []
-    origin = f"Made by `faultline report {source} --into README.md`. {words.provenance(sweep)}"
+    origin = f"Made by `faultline report {asked} --into README.md`. {words.provenance(sweep)}"
     return "\n\n".join(
         ["\n".join(f"- {sentence}" for sentence in [*answer, *told]), _table(words.matrix(sweep)), f"{words.MATRIX} {origin}"]
     )

@@ -35,13 +35,21 @@ def _report(commands) -> None:
     parser.add_argument("sweep", help="its folder, as runs/demo; or wandb-offline:FOLDER, or wandb:[entity/]project[:group]")
     parser.add_argument("--out", type=Path, help="where the report goes, if not into the sweep's own folder")
     parser.add_argument("--into", type=Path, help="a Markdown file that takes the results between its two marks, as README.md")
+    parser.add_argument("--seeds", type=_seeds, default=(), help="only the runs of these, as 3,4,5")
 
-    def run(sweep: str, out: Path | None, into: Path | None) -> None:
+    def run(sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...]) -> None:
         from analysis.report import report
 
-        print(f"Page: {report(sweep, out, into).resolve()}")
+        print(f"Page: {report(sweep, out, into, seeds).resolve()}")
 
     parser.set_defaults(run=run)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(seed) for seed in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: expected whole numbers with commas between them, as 3,4,5") from None
 
 
 def _import_config(commands) -> None:

@@ -13,6 +13,7 @@ from harness.records import RunFolder
 from tests.harness.conftest import composed
 
 EVERY, PROMPTS, SAMPLES = 5, 48, 8
+FP32, FP8 = "rollout/precision=fp32", "rollout/precision=fp8_tensor"
 LEVELS = {"fp32": 0.0, "bf16": 2e-6, "fp8_tensor": 5e-5}
 
 

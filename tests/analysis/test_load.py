@@ -112,6 +112,27 @@ def test_problems_are_named(tmp_path):
         assert expected in text, text
 
 
+def test_arms_that_lack_the_same_seeds_are_named_together(tmp_path):
+    for seed in range(4):
+        write(tmp_path, "rollout/precision=fp32", seed=seed, steps=6)
+        if seed < 2:
+            write(tmp_path, FP8, seed=seed, steps=6)
+            write(tmp_path, "rollout/precision=bf16", seed=seed, steps=6)
+    assert load(tmp_path).problems == ["2 arms (bf16 ppo, fp8_tensor ppo) have no seed 2, 3, which other arms have."]
+
+
+def test_some_seeds_alone(tmp_path):
+    """What an arm without these seeds has is not told of, be it uneven or not."""
+    for seed in range(4):
+        write(tmp_path, "rollout/precision=fp32", seed=seed, steps=6)
+    write(tmp_path, FP8, seed=0, steps=6)
+    sweep = load(tmp_path, seeds=(2, 3, 9))
+    assert sorted(sweep.runs.seed) == [2, 3] and set(sweep.steps.run) == set(sweep.runs.index) == set(sweep.configs)
+    assert sweep.problems == []
+    with pytest.raises(UserError, match="no run has seed 7, 9; it has 0, 1, 2, 3"):
+        load(tmp_path, seeds=(9, 7))
+
+
 def test_a_folder_without_its_config_is_named(tmp_path):
     """Half copied, or killed in its first moment: it is no run that can be read, and no reason to stop."""
     write(tmp_path, "rollout/precision=fp32", steps=6)

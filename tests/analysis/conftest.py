@@ -1,0 +1,13 @@
+"""The sweep that most tests of the analysis read."""
+
+import pytest
+
+from analysis.report import report
+from tests.analysis.synthetic import study
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The sweep of synthetic.study with five seeds, and its report."""
+    sweep = study(tmp_path_factory.mktemp("sweeps") / "study")
+    return sweep, report(sweep)

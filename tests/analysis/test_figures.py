@@ -1,0 +1,120 @@
+"""Figures: what is drawn, of few seeds and of many arms; the tails of what runs dumped."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import tables
+from analysis.figures import FIGURES
+from analysis.figures.dumped import Dumped, by_position, exceedance, hill
+from analysis.figures.style import chunks, short, svg
+from analysis.load import load
+from tests.analysis.synthetic import FP8, write
+
+
+def test_of_few_seeds_each_is_drawn(tmp_path):
+    """One of three collapses: a median would hide it. The interval at the end is Clopper and Pearson's of two in three."""
+    for seed in range(3):
+        write(tmp_path, FP8, seed=seed, collapse=50 if seed == 1 else None)
+    sweep = load(tmp_path)
+    (axis,) = FIGURES["reward"].draw(sweep).axes
+    assert sorted(line.get_ydata()[-1] > 0.9 for line in axis.lines) == [False, True, True]
+    (axis,) = FIGURES["survival"].draw(sweep).axes
+    band = next(line.get_ydata() for line in axis.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2)
+    assert list(band) == pytest.approx([0.0943, 0.9916], abs=1e-4)
+
+
+
+def test_the_tail_of_the_log_ratios_holds_its_largest():
+    """Of 100000 values the largest are each a point: at rank k the share is k/n, and no line is drawn over a gap between them."""
+    values = np.arange(1, 100_001) / 1e5
+    x, share = exceedance(values)
+    assert list(x[:3]) == [1, 0.99999, 0.99998] and list(share[:3]) == [1e-5, 2e-5, 3e-5] and share[-1] == 1
+    assert np.diff(np.log(share)).max() < 0.7  # the first two ranks are ln 2 apart
+
+
+
+def test_the_tail_index_of_exact_quantiles():
+    """log w_(i) = k log(n/i), the quantiles of a Pareto of index k: k̂_m = k (log(m + 1) − log(m!)/m), which tends to k."""
+    n, k = 5000, 0.6
+    m, estimate = hill(k * np.log(n / np.arange(1, n + 1))[::-1])
+    assert m[0] == 1 and m[-1] == 499
+    expected = [k * (math.log(i + 1) - math.lgamma(i + 1) / i) for i in m]
+    assert estimate == pytest.approx(expected, abs=1e-12) and estimate[-1] == pytest.approx(k, abs=0.01)
+
+
+
+def test_k3_by_position():
+    """A token's own place while there are few; then bins: the last is the mean of the places above the edge before."""
+    ratio = np.log([2.0, 1.0, 0.5])
+    tokens = Dumped(np.zeros(3), ratio, np.array([1, 1, 3]), np.zeros(1))
+    place, k3 = by_position(tokens)
+    assert list(place) == [1, 2, 3] and np.isnan(k3[1])
+    assert k3[[0, 2]] == pytest.approx([(1 - math.log(2)) / 2, math.log(2) - 0.5])
+    place, k3 = by_position(Dumped(np.zeros(1000), np.linspace(0, 1, 1000), np.arange(1, 1001), np.zeros(1)))
+    assert place[0] == 1 and place[-1] == 1000 and len(place) < 64
+    last = np.linspace(0, 1, 1000)[place[-2] :]
+    assert k3[-1] == pytest.approx((np.exp(last) - 1 - last).mean())
+
+
+
+def test_the_lengths_of_what_a_correction_drops(tmp_path):
+    """Dropped at 30 tokens, used at 10 and 20, at one step each; of another run all are used, which is no damage to it."""
+    for seed in (0, 1):
+        folder = write(tmp_path, FP8, "correction=sequence_mask", seed=seed)
+        for row, used in zip(folder.metrics()[3:5], (10.0, 20.0), strict=True):
+            dropped = {} if seed else {"correction/dropped_length": 30.0}
+            zero = {"correction/weight_zero": 0.5, "correction/used_length": used}
+            folder._append("metrics.jsonl", {**row, **zero, **dropped})
+    sweep = load(tmp_path)
+    assert sweep.problems == []
+    figure = FIGURES["gap"].draw(sweep)
+    left = figure.axes[1].collections[0].get_offsets()[0][0]
+    assert left == pytest.approx(0.99)  # half of the tokens weighted 0 at 2 of 100 steps, though every sequence is kept
+    assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
+
+
+
+def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
+    """20 bounds of one correction: panels of at most eight lines, each line of a panel with a colour and a dash of its own."""
+    for upper in range(20):
+        at = 40 + upper if upper % 3 == 0 else None
+        write(tmp_path, FP8, "correction=token_truncate", f"correction.weight.upper={1.5 + upper}", collapse=at, steps=80)
+    sweep = load(tmp_path)
+    for name in ("survival", "reward"):
+        figure = FIGURES[name].draw(sweep)
+        assert len(figure.axes) == 3
+        for axis in figure.axes:
+            lines = [line for line in axis.lines if not line.get_label().startswith("_")]
+            assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
+    cells = [text.get_text() for text in FIGURES["bounds"].draw(sweep).axes[0].texts]
+    assert sorted(cells) == ["0/1"] * 13 + ["1/1"] * 7  # threshold x level, with the number of seeds
+
+
+
+def test_a_label_loses_the_groups_of_its_keys_and_nothing_of_their_values():
+    assert short("fp8_tensor ppo actor.lr=0.0003 correction.weight.upper=2.5", 99) == "fp8_tensor ppo lr=0.0003 upper=2.5"
+
+
+
+def test_chunks_are_even():
+    assert [len(part) for part in chunks(list(range(20)))] == [6, 7, 7] and chunks([1, 2]) == [[1, 2]]
+
+
+
+def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
+    """500 runs in 10 arms: the runs of the study under 50 names of seeds."""
+    sweep = load(made[0])
+    copies = [sweep.runs.assign(seed=sweep.runs.seed + 5 * k).rename(index=lambda run, k=k: f"{run}-{k}") for k in range(10)]
+    steps = [sweep.steps.assign(run=sweep.steps.run.astype(str) + f"-{k}") for k in range(10)]
+    many = sweep._replace(
+        runs=pd.concat(copies),
+        steps=pd.concat(steps, ignore_index=True).astype({"run": "category"}),
+        configs={f"{run}-{k}": config for run, config in sweep.configs.items() for k in range(10)},
+    )
+    assert len(many.runs) == 500
+    drawn = [output.draw(many) for output in FIGURES.values()]
+    size = sum(len(svg(figure)) for figure in drawn if not isinstance(figure, str)) + len(tables.arms(many).to_html())
+    assert size < 5_000_000, size
