@@ -84,13 +84,14 @@ def phases(config: Config) -> None:
         rows = [row for row in rows if "time/evaluate" not in row]
         whole = median(row["time/step"] for row in rows)
         print(f"\none RL step, {config.rollout.precision.name} rollout: {whole * 1e3:.0f} ms")
-        for phase in ("sync", "generate", "score", "train"):
-            part = median(row[f"time/{phase}"] for row in rows)
-            print(f"  {phase}: {part * 1e3:.0f} ms, {part / whole:.0%}")
+        spent = {phase: median(row[f"time/{phase}"] for row in rows) for phase in ("sync", "generate", "score", "train")}
+        for phase, seconds in spent.items():
+            print(f"  {phase}: {seconds * 1e3:.0f} ms, {seconds / whole:.0%}")
         b = trainer.batch
         correct = partial(trainer.objective.corrected, b.logp_old, b.logp_rollout, b.mask, b.advantages)
-        cost, _ = _interleaved(correct, correct)
-        print(f"  of train (forward, loss, backward, optimizer) the token truncation: {cost * 1e3:.2f} ms, {cost / part:.1%}")
+        (cost,) = _interleaved(correct)
+        share = cost / spent["train"]
+        print(f"  of train (forward, loss, backward, optimizer) the token truncation: {cost * 1e3:.2f} ms, {share:.1%}")
         with profile() as profiled:
             total = 1e6 * sum(trainer.step(step)["time/step"] for step in range(12, 15))
     events = profiled.key_averages()
@@ -102,15 +103,16 @@ def phases(config: Config) -> None:
     )
 
 
-def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:
-    times: tuple[list[float], list[float]] = ([], [])
+def _interleaved(*runs: Callable) -> list[float]:
+    """Median seconds of each, in turns, after a first round that does not count."""
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(ROUNDS + 1):
-        for run, taken in ((a, times[0]), (b, times[1])):
+        for run, taken in zip(runs, times, strict=True):
             began = time.perf_counter()
             with torch.no_grad():
                 run()
             taken.append(time.perf_counter() - began)
-    return median(times[0][1:]), median(times[1][1:])
+    return [median(taken[1:]) for taken in times]
 
 
 def _demo(*overrides: str) -> Config:
