@@ -20,14 +20,14 @@ from harness.errors import UserError
 
 LISTED = 3
 """Seeds an arm up to which the terminal lists each of them, of arms that are not too many."""
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-"""Lines of a Markdown file between which `--into` puts the results."""
+BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
+"""Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
 
 
 def report(source: Path | str, out: Path | None = None, into: Path | None = None, seeds: Collection[int] = ()) -> Path:
-    """Print the arm table of a sweep; write report.html, report.md, arms.csv and runs.csv to `out`, by default the sweep's own
-    folder; put the results into the Markdown file `into`, between its two marks. Of `seeds` only, if any are given. Returns the
-    page's path."""
+    """Print the arm table of a sweep, of `seeds` only if any are given; write report.html, report.md, arms.csv, runs.csv and
+    evaluations.csv to `out`, by default the sweep's own folder; put the results into the Markdown file `into`, between its two
+    marks for them. Returns the page's path."""
     sweep = load(source, seeds)
     sweep = sweep._replace(problems=sweep.problems + tables.disagreements(sweep))
     if out is None and sweep.folder is None:
@@ -56,9 +56,10 @@ def report(source: Path | str, out: Path | None = None, into: Path | None = None
     (out / "report.md").write_text(_markdown(sweep, answer, sections), encoding="utf-8")
     outcome.to_csv(out / "arms.csv", index=False)
     sweep.runs.drop(columns="onsets").join(tables.measures(sweep)).assign(**_onsets(sweep)).to_csv(out / "runs.csv")
+    tables.evaluations(sweep).to_csv(out / "evaluations.csv", index=False)
     if into is not None:
         asked = f"{source} --seeds {','.join(map(str, seeds))}" if seeds else str(source)
-        insert(into, section(sweep, asked, answer))
+        insert(into, asked, section(sweep, asked, answer))
     return target
 
 
@@ -78,12 +79,14 @@ def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.
             "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
             "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
             "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have, "
-            "with Holm's p of the exact sign-flip test. Bootstraps in brackets are of 95 %; of up to five seeds they stand in "
-            "parentheses, as an interval within the range of n values covers at most 1 − 2^(1−n) of the time: 75 % of three.",
+            "with Holm's p of the exact permutation test of the means. Holm's correction is over the comparisons of one "
+            "question: uncorrected arms against the control, corrected ones against uncorrected ones. Bootstraps in brackets "
+            "are of 95 %; of up to five seeds they stand in parentheses, as an interval "
+            "within the range of n values covers at most 1 − 2^(1−n) of the time: 75 % of three.",
             words.readable(outcome),
         ),
         **last,
-        "Every run": ("Each cell lists the seeds in order. K3 is the median over the steps, ESS the lowest.", arms),
+        "Every run": ("Each cell lists the seeds in order. K3 is the median over steps up to a collapse, ESS the lowest.", arms),
         "What warned": (
             "Threshold chosen on the other seeds, common to all losses; sources of mismatch without a collapse are left out.",
             warned,
@@ -138,12 +141,12 @@ def section(sweep: Sweep, asked: str, answer: list[str]) -> str:
     )
 
 
-def insert(path: Path, text: str) -> None:
-    """Replace what stands between the marks BEGIN and END of a Markdown file. Raises UserError when they are not there."""
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    if before.count(BEGIN) != 1 or before.count(END) != 1 or before.index(BEGIN) > before.index(END):
-        raise UserError(f"{path}: needs the line {BEGIN} once and after it the line {END} once; the results go between them")
-    head, tail = before[: before.index(BEGIN) + len(BEGIN)], before[before.index(END) :]
+def insert(path: Path, asked: str, text: str) -> None:
+    """Replace what stands between the marks of these results in a Markdown file. Raises UserError when they are not there."""
+    before, begin, end = path.read_text(encoding="utf-8") if path.exists() else "", BEGIN.format(asked), END.format(asked)
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise UserError(f"{path}: needs the line {begin} once and after it the line {end} once; the results go between them")
+    head, tail = before[: before.index(begin) + len(begin)], before[before.index(end) :]
     path.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ censoring). Kaplan-Meier curves are lifelines'; their bands are those of Fay, Br
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
@@ -123,8 +123,22 @@ def logrank_exact(time: np.ndarray, event: np.ndarray, group: np.ndarray, rng: n
     distribution is that of sums over subsets of the same size. Enumerated up to ENUMERATED subsets, else drawn from `rng`,
     where p counts the observed one too.
     """
+    return _permutation(_logrank_scores(np.asarray(time, float), np.asarray(event, bool)), group, rng)
+
+
+def means_exact(values: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
+    """Two-sided permutation p-value of the difference between the mean of the values where `group` is True and of the rest.
+
+    Runs are permuted over both arms, not within seeds: of five pairs a sign-flip test has p = 0.06 at the least, this one 0.008.
+    Where runs of one seed are alike, the difference varies less than under permutation, and p errs towards 1.
+    """
+    values = np.asarray(values, float)
+    return _permutation(values - values.mean(), group, rng)
+
+
+def _permutation(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
+    """Share of the subsets of the group's size whose |sum of scores| is at least that of the group; the scores sum to 0."""
     group = np.asarray(group, bool)
-    scores = _logrank_scores(np.asarray(time, float), np.asarray(event, bool))
     size, n = int(group.sum()), len(group)
     observed = abs(scores[group].sum())
     if comb(n, size) <= ENUMERATED:
@@ -140,25 +154,9 @@ def _logrank_scores(time: np.ndarray, event: np.ndarray) -> np.ndarray:
     return event - np.array([hazard[at <= t].sum() for t in time])
 
 
-def sign_flip(differences: np.ndarray, rng: np.random.Generator) -> float:
-    """Two-sided p-value of the mean of paired differences, over all 2^n signs (drawn from `rng` past ENUMERATED)."""
-    differences = np.asarray(differences, float)
-    n = len(differences)
-    if 2**n <= ENUMERATED:
-        signs = np.array(list(product([-1, 1], repeat=n)))
-        return float((np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean())
-    signs = rng.choice([-1, 1], (ENUMERATED // 10, n))
-    return float((1 + (np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).sum()) / (1 + len(signs)))
-
-
 def smallest_p(n: int, m: int) -> float:
-    """The least two-sided p of the exact log-rank test of n against m runs, at full separation: 2/C(n+m, n), 1/C if n ≠ m."""
+    """The least two-sided p of a permutation test of n against m runs, at full separation: 2/C(n+m, n), 1/C if n ≠ m."""
     return (2 if n == m else 1) / comb(n + m, n)
-
-
-def smallest_flip_p(n: int) -> float:
-    """The least two-sided p of the sign-flip test of n pairs, all of one sign: 2/2^n; 1 of a single pair."""
-    return 2 / 2**n
 
 
 def holm(p: np.ndarray) -> np.ndarray:

@@ -45,11 +45,13 @@ def reference_arms(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def measures(sweep: Sweep) -> pd.DataFrame:
-    """A row per run: last and best held-out reward, and its mismatch. K3 is the median over steps, ESS the lowest of any step."""
-    grouped = sweep.steps.groupby("run", observed=True)
+    """A row per run: last and best held-out reward; its mismatch up to its collapse, if there was one, for what comes after is no
+    cause of it: K3 the median over steps, ESS the lowest of any; and the mean share of tokens that its correction touched."""
+    onset = sweep.steps.run.astype(str).map(sweep.runs.onset)
+    before = sweep.steps[~(sweep.steps.step > onset)].groupby("run", observed=True)
 
     def of(metric: str, how: str) -> pd.Series:
-        values = grouped[metric].agg(how) if metric in sweep.steps else pd.Series(dtype=float)
+        values = before[metric].agg(how) if metric in sweep.steps else pd.Series(dtype=float)
         return values.reindex(sweep.runs.index)
 
     reward = rewards(sweep.runs, sweep.steps)
@@ -60,14 +62,36 @@ def measures(sweep: Sweep) -> pd.DataFrame:
             "K3 (nats)": of("rollout_corr/k3_kl", "median"),
             "lowest sequence ESS": of("mismatch/ess_sequence", "min"),
             "largest abs. log ratio": of("mismatch/log_ratio_max_abs", "max"),
+            "tokens rejected": 1 - of("correction/kept_tokens", "mean"),
+            "tokens weighted 0": of("correction/weight_zero", "mean"),
         }
     )
+
+
+EVALUATED = (
+    "eval/stderr",
+    "rollout_corr/k3_kl",
+    "mismatch/ess_sequence",
+    "mismatch/log_ratio_max_abs",
+    "actor/grad_norm",
+    "actor/entropy",
+)
+"""What `evaluations` has of a step beside its held-out reward."""
+
+
+def evaluations(sweep: Sweep) -> pd.DataFrame:
+    """A row per run and evaluation: arm, seed, step, the held-out reward, and what the training step beside it measured."""
+    if "eval/reward" not in sweep.steps:
+        return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
+    names = ["run", "step", "eval/reward", *(name for name in EVALUATED if name in sweep.steps)]
+    rows = sweep.steps.loc[sweep.steps["eval/reward"].notna(), names].astype({"run": str})
+    return rows.join(sweep.runs[["arm", "seed"]], on="run")[["run", "arm", "seed", *names[1:]]]
 
 
 def arms(sweep: Sweep) -> pd.DataFrame:
     """A row per arm; each cell lists the `measures` of its seeds in order, and their outcomes."""
     measured, formats = measures(sweep), (".3f", ".3f", ".1e", ".3f", ".2f")
-    cells = pd.DataFrame({name: measured[name].map(_number(f)) for name, f in zip(measured, formats, strict=True)})
+    cells = pd.DataFrame({name: measured[name].map(_number(f)) for name, f in zip(measured, formats, strict=False)})
     cells["outcome"] = [_outcome(run) for run in sweep.runs.itertuples()]
     rows = []
     for arm in arm_order(sweep.runs):
@@ -88,8 +112,10 @@ def outcomes(sweep: Sweep) -> pd.DataFrame:
 
     Columns are numbers; `said` tells where they are too few to carry a comparison, or count what is no health. τ is common to all
     arms. The share that collapsed is of the runs whose outcome is known; survival times use what was seen of the others too.
+    Each comparison answers one `question`, of the precision or of a correction: Holm's correction is over those of one question.
     """
     runs, references = sweep.runs, reference_arms(sweep.runs)
+    placed = combinations(sweep).set_index("arm")[["least", "most", "from control"]]
     tau, reward = survival.horizon(runs), rewards(runs, sweep.steps)
     rows = []
     for arm in arm_order(runs):
@@ -114,10 +140,9 @@ def outcomes(sweep: Sweep) -> pd.DataFrame:
         if len(final):
             row |= _averages(final, mine.arm[final.index])
         rows.append(row | _against(runs, mine, references.get(arm), tau, reward.final))
-    table = pd.DataFrame(rows)
-    table["Holm p"] = survival.holm(table["exact p"].to_numpy())
-    if "reward p" in table:
-        table["reward Holm p"] = survival.holm(table["reward p"].to_numpy())
+    table = pd.DataFrame(rows).join(placed, on="arm")
+    for p, holm in {"exact p": "Holm p", "reward p": "reward Holm p"}.items():
+        table[holm] = table.groupby("question")[p].transform(lambda of: survival.holm(of.to_numpy()))
     return table
 
 
@@ -133,38 +158,41 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     """The comparison with the reference arm, of the runs that have made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, which counts as no collapse"] if never else []
+    untested = {"exact p": np.nan, "reward p": np.nan}
     if reference is None:
-        return {"reference": "", "exact p": np.nan, "said": "; ".join(["no reference arm", *notes])}
+        return {"reference": "", "question": "", **untested, "said": "; ".join(["no reference arm", *notes])}
+    question = "precision" if (mine.correction == "none").all() else "correction"
     rng = np.random.default_rng(RESAMPLING)
     mine, other = mine[mine.time > 0], runs[(runs.arm == reference) & (runs.time > 0)]
     n, m = (int((part.outcome != "unfinished").sum()) for part in (mine, other))
     least = survival.smallest_p(n, m)
     if least > SIGNIFICANT:
         notes.insert(0, f"{n} against {m} runs: p ≥ {least:.2g}, too few to carry an order")
-    found = {"reference": reference, "exact p": np.nan, "least p": least, "said": "; ".join(notes)}
+    found = {"reference": reference, "question": question, **untested, "least p": least, "said": "; ".join(notes)}
     if not (n and m):
         return found
     gained = survival.rmst_difference(mine, other, tau, rng)
     both = pd.concat([mine, other])
-    p = survival.logrank_exact(both.time, both.event, (both.arm == mine.arm.iloc[0]).to_numpy(), rng)
+    group = (both.arm == mine.arm.iloc[0]).to_numpy()
+    # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
+    p = survival.logrank_exact(both.time, both.event, group, rng) if both.event.any() else np.nan
     steps = {"steps gained": gained.value, "gained low": gained.lower, "gained high": gained.upper}
     found |= steps | {"paired by seed": survival.paired_by_seed(mine, other), "exact p": p}
     ended = (part[part.outcome != "unfinished"] for part in (mine, other))
     one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
     if len(one.index.intersection(another.index)):
         reward = paired_difference(one, another, rng)
-        pairs = (one - another).dropna().to_numpy()
         found |= {"reward gained": reward.value, "reward low": reward.lower, "reward high": reward.upper}
-        found |= {"shared seeds": len(pairs), "reward p": survival.sign_flip(pairs, rng)}
-        if (least := survival.smallest_flip_p(len(pairs))) > SIGNIFICANT:
-            notes.append(f"reward by {len(pairs)} shared seed{'s' if len(pairs) > 1 else ''}: p ≥ {least:.2g}, too few")
-            found["said"] = "; ".join(notes)
+        found["shared seeds"] = len(one.index.intersection(another.index))
+    if len(one) and len(another):
+        last = np.concatenate([one, another])
+        found["reward p"] = survival.means_exact(last, np.arange(len(last)) < len(one), rng)
     return found
 
 
 def combinations(sweep: Sweep) -> pd.DataFrame:
     """A row per arm with a run that has ended, placed by precision and correction, and by loss and setting, the longer list
-    `down` and the other `across`: collapsed of known, never learned, and the last reward: IQM, mean, least, most, and `from
+    `down` and the other `across`: collapsed of known, never learned, and the last reward: mean, least, most, and `from
     control`, its mean difference from the control of the same loss and setting over the seeds that both have."""
     runs = sweep.runs[sweep.runs.outcome != "unfinished"]
     runs = runs.assign(final=rewards(runs, sweep.steps).final, column=(runs.loss + " " + runs.setting).str.strip())
@@ -176,11 +204,11 @@ def combinations(sweep: Sweep) -> pd.DataFrame:
         control = None if first.control else controls.get(first.column)
         apart = np.nan if control is None else (mine.set_index("seed").final - control).mean()
         place = first.precision if first.correction == "none" else f"{first.precision} {first.correction}"
-        row = {"down": place, "across": first.column, "collapsed": int(mine.event.sum()), "known": len(mine)}
+        row = {"arm": arm, "down": place, "across": first.column, "collapsed": int(mine.event.sum()), "known": len(mine)}
         row["never learned"] = int((mine.outcome == "never learned").sum())
-        last = {"IQM": iqm(final), "mean": final.mean(), "least": final.min(), "most": final.max()} if len(final) else {}
+        last = {"mean": final.mean(), "least": final.min(), "most": final.max()} if len(final) else {}
         rows.append(row | last | {"from control": apart})
-    columns = ["down", "across", "collapsed", "known", "never learned", "IQM", "mean", "least", "most", "from control"]
+    columns = ["arm", "down", "across", "collapsed", "known", "never learned", "mean", "least", "most", "from control"]
     table = pd.DataFrame(rows, columns=columns)
     wide = table.across.nunique() > table.down.nunique()
     return table.rename(columns={"down": "across", "across": "down"}) if wide else table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import survival, tables
-from analysis.load import Sweep
+from analysis.load import Sweep, differs, flatten
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
 
@@ -13,6 +13,26 @@ MATRIX = (
     "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most); its difference from the "
     "control of the same loss, over shared seeds."
 )
+QUESTIONS = {
+    "precision": "Precision (uncorrected arms against the control of the same loss)",
+    "correction": "Correction (corrected arms against uncorrected ones)",
+}
+SETTINGS = {
+    "task.name": "task {}",
+    "task.length": "length {}",
+    "loss.name": "loss {}",
+    "steps": "{} RL steps",
+    "rollout.prompts": "{} prompts a step",
+    "rollout.samples": "{} responses a prompt",
+    "actor.minibatches": "{} mini-batches",
+    "actor.lr": "learning rate {:g}",
+    "rollout.staleness": "staleness {}",
+}
+"""What a reader must know of all runs, where they share it; the settings at the page's end have the rest."""
+TESTS = (("collapses", "exact p", "Holm p"), ("last rewards", "reward p", "reward Holm p"))
+"""What is compared, and its columns of tables.outcomes."""
+RANKED = 10
+"""Collapses from which on diagnostics are ranked in words: the best of several at a handful is chance."""
 LISTED = 5
 """Of what a sentence lists, the most; the tables have the rest."""
 
@@ -25,17 +45,18 @@ def answer(sweep: Sweep, table: pd.DataFrame, warned: pd.DataFrame) -> list[str]
     more = f"; {left} more {'has' if left == 1 else 'have'} not ended, counted in no share" if left else ""
     hit = runs.arm[runs.event].nunique()
     said = [f"{runs.event.sum()} of {len(runs)} runs collapsed, in {hit} of {runs.arm.nunique()} arms{more}."]
-    said += [_edge(sweep)] if control_only(sweep) else [_control(sweep)]
+    said += [_edge(sweep)] if control_only(sweep) else [*_verdicts(table), _control(sweep)]
     for source, part in runs[~runs.control].groupby("source", sort=False):
         plain, corrected = part[part.correction == "none"], part[part.correction != "none"]
         said += [f"Uncorrected {source} rollouts: {_share(plain)} collapsed{_where(plain)}."] if len(plain) else []
         parts = [f"{name} {len(p[p.event])} of {len(p)}{_where(p)}" for name, p in corrected.groupby("correction", sort=False)]
         said += [f"Collapsed with a correction under {source}: {'; '.join(parts)}."] if parts else []
-    said += [_possible(runs), _order(table), _rewards(table)]
+    said += [_possible(runs)]
     if len(never := runs.arm[runs.outcome == "never learned"]):
         arms = [f"{arm} {number}" for arm, number in never.value_counts(sort=False).items()]
         told = f"{len(never)} of {len(runs)} runs ({_listed(arms)})"
         said.append(f"Never learned, which is another outcome than a collapse: {told}.")
+    said += [_definitions(sweep)] if runs.event.any() else []
     said += [_warned(warned)] if len(warned) and warned.detected.notna().any() else []
     return [sentence for sentence in said if sentence]
 
@@ -110,52 +131,65 @@ def _control(sweep: Sweep) -> str:
     return f"The {name} control never collapsed in {_count(len(control), 'run')}; {seen}."
 
 
-def _order(table: pd.DataFrame) -> str:
-    """Which comparisons hold after Holm's correction, or why none can."""
-    known = table[table["exact p"].notna()]
+def _verdicts(table: pd.DataFrame) -> list[str]:
+    """A sentence per question: which comparisons hold after Holm's correction over those of that question, or why none can."""
+    said = []
+    for question, title in QUESTIONS.items():
+        rows = table[table.question == question]
+        parts = [part for test in TESTS for part in [_tested(rows, *test)] if part]
+        said += [f"{title}: {'; '.join(parts)}."] if parts else []
+    return said
+
+
+def _tested(rows: pd.DataFrame, what: str, p: str, holm: str) -> str:
+    known = rows[rows[p].notna()]
     if known.empty:
         return ""
-    held = known[known["Holm p"] <= tables.SIGNIFICANT].sort_values("Holm p")
+    times, held = _count(len(known), "comparison"), known[known[holm] <= tables.SIGNIFICANT].sort_values(holm)
     if len(held):
-        parts = []
-        for row in held.to_dict("records"):
-            spread = f" ({row['gained low']:+.0f} to {row['gained high']:+.0f})" if pd.notna(row["gained low"]) else ""
-            never = f" ({row['never learned']} of its runs never learned)" if row["never learned"] else ""
-            gained = f"{row['steps gained']:+.0f} steps without collapse{spread}{never}"
-            parts.append(f"{row['arm']} against {row['reference']} {gained}, Holm p = {row['Holm p']:.2g}")
-        return f"Told from chance: {_listed(parts, '; ')}."
+        shown = [
+            f"{row['arm']} {_gained(row, p)} on {row['reference']}, Holm p = {row[holm]:.2g}" for row in held.to_dict("records")
+        ]
+        return f"{what} told from chance in {len(held)} of {times} ({_listed(shown, '; ')})"
     most = known.loc[known["least p"].idxmin()]
-    least = most["least p"]
-    give = "gives" if most.known == 1 else "give"
-    why = f"{_count(most.known, 'seed')} fully apart from those of the reference {give} p = {least:.2g}"
-    why += f", times {_count(len(known), 'comparison')}"
-    return f"No difference between an arm and its reference is told from chance (Holm p > {tables.SIGNIFICANT}; {why}): " + (
-        "too few seeds to carry an order, so read this as a description of these runs."
-        if least * len(known) > tables.SIGNIFICANT
-        else "what is seen may be chance."
+    if most["least p"] * len(known) > tables.SIGNIFICANT:
+        why = f"{_count(most.known, 'seed')} fully apart from the reference's {'has' if most.known == 1 else 'have'}"
+        return f"{what} could not have been told from chance ({why} p = {most['least p']:.2g}, times {times})"
+    return f"{what} not told from chance (Holm p ≥ {known[holm].min():.2g}, {times})"
+
+
+def _gained(row: dict, p: str) -> str:
+    if p == "reward p":
+        return f"{row['reward gained']:+.3f}" if pd.notna(row.get("reward gained")) else "apart"
+    spread = f" ({row['gained low']:+.0f} to {row['gained high']:+.0f})" if pd.notna(row["gained low"]) else ""
+    never = f" ({row['never learned']} of its runs never learned)" if row["never learned"] else ""
+    return f"{row['steps gained']:+.0f} steps without collapse{spread}{never}"
+
+
+def _definitions(sweep: Sweep) -> str:
+    """How many collapses other definitions of a drawdown would have counted."""
+    grid = tables.robustness(sweep)
+    counts = grid.sum(min_count=1).dropna()
+    if counts.empty:
+        return ""
+    control = grid.loc[sorted(sweep.runs.arm[sweep.runs.control].unique())].sum()
+    of = f", {_between(control)} of them in the control" if sweep.runs.control.any() else ""
+    by = int((sweep.runs.detector[sweep.runs.event] == "drawdown").sum())
+    return (
+        f"{by} of these collapses {'is' if by == 1 else 'are'} dated by a drawdown of the reward; {len(counts)} definitions of "
+        f"drawdown count {_between(counts)} runs{of}."
     )
 
 
-def _rewards(table: pd.DataFrame) -> str:
-    """Which differences of the last reward hold after Holm's correction, or why none can."""
-    known = table[table["reward p"].notna()] if "reward p" in table else table[:0]
-    if known.empty:
-        return ""
-    held = known[known["reward Holm p"] <= tables.SIGNIFICANT].sort_values("reward Holm p")
-    if held.empty:
-        n = int(known["shared seeds"].max())
-        least = survival.smallest_flip_p(n)
-        can = f"{_count(n, 'shared seed')} can give p = {least:.2g} at the least, times {_count(len(known), 'comparison')}"
-        few = ": too few" if least * len(known) > tables.SIGNIFICANT else ""
-        return f"No difference of the last reward from the reference's is told from chance: {can}{few}."
-    parts = [
-        f"{row['arm']} {row['reward gained']:+.3f} on {row['reference']}, Holm p = {row['reward Holm p']:.2g}"
-        for row in held.to_dict("records")
-    ]
-    return f"Last reward, told from chance: {_listed(parts, '; ')}."
+def _between(counts: pd.Series) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low} to {high}" if low < high else str(low or "none")
 
 
 def _warned(table: pd.DataFrame) -> str:
+    if (seen := int(table["collapsed runs"].max())) < RANKED:
+        few = "1 collapse is" if seen == 1 else f"{seen} collapses are"
+        return f"{few} too few to say which diagnostic warns best; the table has what each saw."
     skill = table.detected - table["false alarms"]
     if not skill.max() > 0:
         return "No diagnostic saw collapses more often than it alarmed for nothing (thresholds chosen on the other seeds)."
@@ -165,7 +199,7 @@ def _warned(table: pd.DataFrame) -> str:
     return (
         f"Of {len(table)} diagnostics, {best.diagnostic} warned best in these runs: it saw {seen.value:.0%} of "
         f"{best['collapsed runs']} collapses (95 % interval {seen.lower:.0%} to {seen.upper:.0%}), at the median "
-        f"{best['median lead (steps)']:.0f} steps ahead, with false alarms in {alarms} of {best['other runs']} other runs "
+        f"{best['median lead (steps)']:.0f} RL steps ahead, with false alarms in {alarms} of {best['other runs']} other runs "
         "of the same sources of mismatch (threshold chosen on the other seeds)."
     )
 
@@ -195,7 +229,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             "exact p, Holm": f"{row['exact p']:.2g}, {row['Holm p']:.2g}" if pd.notna(row["exact p"]) else "–",
             "final reward, IQM": cell(row, "final IQM", "IQM", ".3f"),
             "mean": cell(row, "final mean", "mean", ".3f"),
-            "on reference, by seed; Holm's p": cell(row, "reward gained", "reward", "+.3f", "shared seeds")
+            "on reference, by seed; Holm's p of the means": cell(row, "reward gained", "reward", "+.3f", "shared seeds")
             + (f"; {row['reward Holm p']:.2g}" if pd.notna(row.get("reward Holm p")) else ""),
             "note": row["said"],
         }
@@ -216,11 +250,19 @@ def matrix(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame.from_dict(cells, orient="index").rename_axis("").reset_index().fillna("–")
 
 
+def setting(sweep: Sweep) -> str:
+    """What every run did, of what they share."""
+    flat = [flatten(config) for config in sweep.configs.values()]
+    shared = {key: value for key, value in flat[0].items() if not differs(key, flat)}
+    known = [text.format(shared[key]) for key, text in SETTINGS.items() if key in shared]
+    return f"Every run: {', '.join(known)}." if known else ""
+
+
 def provenance(sweep: Sweep) -> str:
-    """Code, versions and machines of the runs."""
+    """What every run did; code, versions and machines of the runs."""
     processes = [process for processes in sweep.provenance.values() for process in processes]
     if not processes:
         return "No run has recorded where it was made."
     commits = sorted({version(process) for process in processes})
     machines = sorted({f"{p['host']}, {p['device']}, {p['platform']}, torch {p['packages']['torch']}" for p in processes})
-    return f"Commit {' and '.join(commits)}; {'; '.join(machines)}."
+    return f"{setting(sweep)} Commit {' and '.join(commits)}; {'; '.join(machines)}.".strip()

@@ -42,7 +42,7 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Which combination of loss and correction collapses?",
-        "Left: collapsed of ended runs, as many as there are seeds; † where a run never learned. Right: interquartile mean of "
+        "Left: collapsed of ended runs, as many as there are seeds; † where a run never learned. Right: mean of "
         "their last reward; below it the mean difference from the control of the same loss and setting, over the seeds that "
         "both have. Dark is bad.",
         outcome.heat_maps,

@@ -96,9 +96,9 @@ def heat_maps(sweep: Sweep) -> Figure | str:
         place = found["down"], found["across"]
         never = " †" if found["never learned"] else ""
         shares[place] = found["collapsed"] / found["known"], f"{found['collapsed']}/{found['known']}{never}"
-        if pd.notna(found["IQM"]):
+        if pd.notna(found["mean"]):
             apart = f"\n{round(found['from control'], 2) + 0.0:+.2f}" if pd.notna(found["from control"]) else ""
-            last[place] = found["IQM"], f"{found['IQM']:.2f}{apart}"
+            last[place] = found["mean"], f"{found['mean']:.2f}{apart}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
     figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
     heat(axes[0, 0], shares, rows, columns, "collapsed, of ended runs", True)

@@ -162,28 +162,35 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
 
 def test_the_results_go_between_the_marks(made, tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{BEGIN}\nstale words\n{END}\n\n## After\n")
+    begin, end = BEGIN.format(made[0]), END.format(made[0])
+    others = f"{BEGIN.format(f'{made[0]} --seeds 0,1')}\n{END.format(f'{made[0]} --seeds 0,1')}\n"
+    readme.write_text(f"# Title\n\n{begin}\nstale words\n{end}\n\n{others}")
     report(made[0], out=tmp_path / "out", into=readme)
     text = readme.read_text()
     assert (
-        text.startswith(f"# Title\n\n{BEGIN}\n- 6 of 50 runs")
+        text.startswith(f"# Title\n\n{begin}\n- 6 of 50 runs")
         and "| fp8_tensor token-truncate | 0/5; " in text.replace("  ", "")
-        and text.endswith(f"{END}\n\n## After\n")
+        and text.endswith(f"{end}\n\n{others}")
         and "stale words" not in text
     )
     assert "faultline report" in text and (tmp_path / "out" / "arms.csv").exists()
     report(made[0], out=tmp_path / "out", into=readme)
     assert readme.read_text() == text  # the same sweep gives the same words
     report(made[0], out=tmp_path / "out", into=readme, seeds=(0, 1))
-    assert "- 4 of 20 runs" in readme.read_text() and f"`faultline report {made[0]} --seeds 0,1 --into" in readme.read_text()
+    assert "- 4 of 20 runs" in readme.read_text() and "- 6 of 50 runs" in readme.read_text()
+    assert f"`faultline report {made[0]} --seeds 0,1 --into" in readme.read_text()
     readme.write_text("# No marks\n")
-    with pytest.raises(UserError, match="needs the line <!-- results: begin --> once"):
-        insert(readme, "x")
+    with pytest.raises(UserError, match="needs the line <!-- begin: faultline report runs/demo --> once"):
+        insert(readme, "runs/demo", "x")
 
 
 
 def test_csv_holds_the_numbers(made):
-    arms, runs = pd.read_csv(made[0] / "arms.csv"), pd.read_csv(made[0] / "runs.csv")
+    arms, runs, seen = (pd.read_csv(made[0] / f"{name}.csv") for name in ("arms", "runs", "evaluations"))
+    assert len(seen) == 50 * 21 and (seen.groupby("run")["eval/reward"].last() == runs.set_index("run")["final eval"]).all()
+    apart = arms.set_index("arm")
+    of = runs.groupby("arm")["final eval"].mean()
+    assert apart["from control"]["fp8_tensor ppo"] == pytest.approx(of["fp8_tensor ppo"] - of["fp32 ppo"])
     assert len(arms) == 10 and len(runs) == 50 and arms["collapsed"].sum() == runs["event"].sum() == 6
     assert runs.loc[runs.event, "onset drawdown"].notna().all()
     survived = runs[runs.outcome == "survived"]

@@ -151,17 +151,25 @@ def test_many_runs_are_drawn_and_agree_with_chi_square():
     assert survival.logrank_exact(time, event, group, rng) == pytest.approx(theirs, abs=0.02)
 
 
-def test_sign_flip_by_enumeration():
-    """Differences 1, 2, 3, −1: sum 5. Of the 16 sums of ±1 ± 2 ± 3 ± 1, |sum| ≥ 5 for 7, 5, 5 and their negatives: 6/16."""
-    assert survival.sign_flip(np.array([1, 2, 3, -1]), RNG(0)) == pytest.approx(6 / 16)
-    theirs = stats.permutation_test(([1, 2, 3, -1],), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert survival.sign_flip(np.array([1, 2, 3, -1]), RNG(0)) == pytest.approx(theirs.pvalue)
+def test_the_means_test_by_enumeration_and_by_scipy():
+    """1, 2, 9 against 3, 4, 5: means 4 and 4, so every one of 20 labellings is as far apart. 1, 2, 3 against 4, 5, 9: full
+    separation, 2/20. Unequal arms, both tails alike: 1 against 2, 3, 4 is as far out as 4 against 1, 2, 3."""
+    first = np.array([True] * 3 + [False] * 3)
+    assert survival.means_exact(np.array([1, 2, 9, 3, 4, 5]), first, RNG(0)) == 1
+    assert survival.means_exact(np.array([1, 2, 3, 4, 5, 9]), first, RNG(0)) == pytest.approx(2 / 20)
+    assert survival.means_exact(np.array([1, 2, 3, 4]), np.array([True, False, False, False]), RNG(0)) == pytest.approx(2 / 4)
+    one, other = RNG(3).normal(0, 1, 6), RNG(4).normal(1, 1, 6)
+    theirs = stats.permutation_test((one, other), lambda a, b, axis: a.mean(axis) - b.mean(axis), n_resamples=np.inf)
+    ours = survival.means_exact(np.concatenate([one, other]), np.arange(12) < 6, RNG(0))
+    assert ours == pytest.approx(theirs.pvalue)
 
 
-@pytest.mark.parametrize(("n", "p"), [(1, 1), (3, 0.25), (5, 0.0625), (8, 1 / 128)])
-def test_the_smallest_p_of_the_sign_flip(n, p):
-    """All of one sign: that labelling and its opposite, of 2^n."""
-    assert survival.sign_flip(np.arange(1.0, n + 1), RNG(0)) == survival.smallest_flip_p(n) == p
+def test_the_means_test_errs_towards_one_where_seeds_are_alike():
+    """300 null pairs of arms of 4 whose seeds share most of their spread: it rejects at 0.1 in fewer than a tenth of them."""
+    rng, arms = RNG(5), np.arange(8) < 4
+    shared = rng.normal(0, 1, (300, 4))
+    pairs = np.concatenate([shared + 0.3 * rng.normal(0, 1, (300, 4)), shared + 0.3 * rng.normal(0, 1, (300, 4))], axis=1)
+    assert np.mean([survival.means_exact(values, arms, rng) <= 0.1 for values in pairs]) < 0.02
 
 
 def test_holm_by_hand():
