@@ -153,8 +153,7 @@ def _tested(rows: pd.DataFrame, what: str, p: str, holm: str) -> str:
         return f"{what} told from chance in {len(held)} of {times} ({_listed(shown, '; ')})"
     most = known.loc[known["least p"].idxmin()]
     if most["least p"] * len(known) > tables.SIGNIFICANT:
-        why = f"{_count(most.known, 'seed')} fully apart from the reference's {'has' if most.known == 1 else 'have'}"
-        return f"{what} could not have been told from chance ({why} p = {most['least p']:.2g}, times {times})"
+        return f"{what} could not have been told from chance ({_count(most.known, 'seed')}: p ≥ {most['least p']:.2g}, times {times})"
     return f"{what} not told from chance (Holm p ≥ {known[holm].min():.2g}, {times})"
 
 
