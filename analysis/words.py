@@ -153,7 +153,8 @@ def _tested(rows: pd.DataFrame, what: str, p: str, holm: str) -> str:
         return f"{what} told from chance in {len(held)} of {times} ({_listed(shown, '; ')})"
     most = known.loc[known["least p"].idxmin()]
     if most["least p"] * len(known) > tables.SIGNIFICANT:
-        return f"{what} could not have been told from chance ({_count(most.known, 'seed')}: p ≥ {most['least p']:.2g}, times {times})"
+        least = f"{_count(most.known, 'seed')}: p ≥ {most['least p']:.2g}, times {times}"
+        return f"{what} could not have been told from chance ({least})"
     return f"{what} not told from chance (Holm p ≥ {known[holm].min():.2g}, {times})"
 
 

@@ -36,7 +36,8 @@ FIGURES = {
     "forest": Output(
         "How many steps without collapse does an arm gain?",
         "Difference of the restricted mean survival time against the arm's reference: for a correction the uncorrected arm, for "
-        "an uncorrected one the control. p: exact permutation log-rank test, Holm's correction over all rows. "
+        "an uncorrected one the control. p: exact permutation log-rank test, Holm's correction over the comparisons of "
+        "one question, the precision's or a correction's. Pairs without a collapse are left out. "
         "With few seeds the bootstrap's interval is too narrow: the test decides.",
         outcome.forest,
     ),
@@ -46,6 +47,12 @@ FIGURES = {
         "their last reward; below it the mean difference from the control of the same loss and setting, over the seeds that "
         "both have. Dark is bad.",
         outcome.heat_maps,
+    ),
+    "ends": Output(
+        "Where does every run end?",
+        "Last held-out reward of every seed, a cross where it collapsed, the bar their mean. Black: the control; blue: "
+        "uncorrected; orange: with a correction.",
+        outcome.ends,
     ),
     "dose": Output(
         "Does the size of the early mismatch foretell the collapse?",

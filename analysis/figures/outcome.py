@@ -10,6 +10,7 @@ from analysis import survival, tables
 from analysis.figures.heat import heat, height
 from analysis.figures.style import COLOURS, chunks, grid, look, short, subplots
 from analysis.load import Sweep
+from analysis.performance import rewards
 
 CURVE_POINTS = 200
 """Steps at which a curve is drawn: more cannot be seen."""
@@ -63,10 +64,10 @@ def forest(sweep: Sweep) -> Figure | str:
     """Steps of health gained on the reference arm, with its interval and Holm's p."""
     table = tables.outcomes(sweep)
     table = table[table["exact p"].notna()].iloc[::-1].reset_index(drop=True)
-    if table.empty:
-        return "No arm has a reference arm with a run that ended: neither an uncorrected twin nor a control."
     if not sweep.runs.event.any():
         return "No run collapsed, so no arm can gain steps on another."
+    if table.empty:
+        return "No pair of an arm and its reference, uncorrected twin or control, has a collapse in runs that ended."
     figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
     for i, row in table.iterrows():
         dash = ":" if row.known <= survival.FEW else "-"
@@ -83,6 +84,29 @@ def forest(sweep: Sweep) -> Figure | str:
         "(difference of RMST, 95 % bootstrap over seeds; dotted: of up to five seeds, which cannot cover 95 %;\n"
         "open: the seeds do not differ, so no interval)"
     )
+    return figure
+
+
+def ends(sweep: Sweep) -> Figure | str:
+    """Last held-out reward of every run that has ended, a row per arm, the arms of a loss and setting together."""
+    final = rewards(sweep.runs, sweep.steps).final
+    runs = sweep.runs.assign(final=final)[(sweep.runs.outcome != "unfinished") & final.notna()]
+    if runs.empty:
+        return "No run has ended."
+    order = runs.drop_duplicates("arm").set_index("arm").loc[tables.arm_order(runs)].reset_index()
+    order = order.sort_values(["loss", "setting"], kind="stable").reset_index(drop=True)
+    figure, ((axis,),) = subplots(1, 1, 1.0 + 0.24 * len(order))
+    for y, arm in order.iterrows():
+        mine = runs[runs.arm == arm.arm]
+        colour = COLOURS[0 if arm.control else 1 if arm.correction == "none" else 2]
+        for fell, part in mine.groupby("event"):
+            axis.plot(part.final, [y] * len(part), "x" if fell else "o", color=colour, markersize=5, alpha=0.7)
+        axis.plot(mine.final.mean(), y, "|", color=colour, markersize=14, markeredgewidth=1.8)
+        if y and (arm.loss, arm.setting) != tuple(order.loc[y - 1, ["loss", "setting"]]):
+            axis.axhline(y - 0.5, color="grey", linewidth=0.5)
+    labels = [f"{short(arm, 60)}  (n={(runs.arm == arm).sum()})" for arm in order.arm]
+    axis.set_yticks(range(len(order)), labels, fontsize=8)
+    axis.set(ylim=(len(order) - 0.4, -0.6), xlim=(-0.02, 1.02), xlabel="last held-out reward")
     return figure
 
 

@@ -11,7 +11,8 @@ from analysis.figures import FIGURES
 from analysis.figures.dumped import Dumped, by_position, exceedance, hill
 from analysis.figures.style import chunks, short, svg
 from analysis.load import load
-from tests.analysis.synthetic import FP8, write
+from analysis.performance import rewards
+from tests.analysis.synthetic import FP8, FP32, write
 
 
 def test_of_few_seeds_each_is_drawn(tmp_path):
@@ -25,6 +26,21 @@ def test_of_few_seeds_each_is_drawn(tmp_path):
     band = next(line.get_ydata() for line in axis.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2)
     assert list(band) == pytest.approx([0.0943, 0.9916], abs=1e-4)
 
+
+
+def test_every_run_that_ended_is_a_point(tmp_path):
+    """Three of fp8, one of them collapsed, one of fp32, and one that goes on: four points, a cross, a mean per arm."""
+    write(tmp_path, FP32, seed=0)
+    write(tmp_path, FP32, seed=1, until=30, state="running")
+    for seed in range(3):
+        write(tmp_path, FP8, seed=seed, collapse=50 if seed == 1 else None)
+    sweep = load(tmp_path)
+    (axis,) = FIGURES["ends"].draw(sweep).axes
+    last = {marker: sorted(x for line in axis.lines if line.get_marker() == marker for x in line.get_xdata()) for marker in "ox|"}
+    final = rewards(sweep.runs, sweep.steps).final[sweep.runs.outcome != "unfinished"]
+    assert [len(last[marker]) for marker in "ox|"] == [3, 1, 2] and last["x"][0] == final.min()
+    assert sorted(last["o"] + last["x"]) == sorted(final)
+    assert final[sweep.runs.arm == "fp8_tensor ppo"].mean() in last["|"]
 
 
 def test_the_tail_of_the_log_ratios_holds_its_largest():

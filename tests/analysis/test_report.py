@@ -143,6 +143,9 @@ def test_no_collapse_anywhere(tmp_path):
         write(tmp_path, FP32, seed=seed)
         write(tmp_path, FP8, seed=seed)
     page = report(tmp_path).read_text()
+    # 2/C(4, 2)
+    said = "control of the same loss): last rewards could not have been told from chance (2 seeds: p ≥ 0.33, times 1 comparison)."
+    assert said in page
     assert "Not drawn: No run collapsed" in page and page.index('id="reward"') < page.index("Not drawn")
 
 
