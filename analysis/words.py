@@ -187,8 +187,8 @@ def _between(counts: pd.Series) -> str:
 
 
 def _warned(table: pd.DataFrame) -> str:
-    if (seen := int(table["collapsed runs"].max())) < RANKED:
-        few = "1 collapse is" if seen == 1 else f"{seen} collapses are"
+    if (collapses := int(table["collapsed runs"].max())) < RANKED:
+        few = "1 collapse is" if collapses == 1 else f"{collapses} collapses are"
         return f"{few} too few to say which diagnostic warns best; the table has what each saw."
     skill = table.detected - table["false alarms"]
     if not skill.max() > 0:
