@@ -155,7 +155,7 @@ def _tested(rows: pd.DataFrame, what: str, p: str, holm: str) -> str:
     if most["least p"] * len(known) > tables.SIGNIFICANT:
         least = f"{_count(most.known, 'seed')}: p ≥ {most['least p']:.2g}, times {times}"
         return f"{what} could not have been told from chance ({least})"
-    return f"{what} not told from chance (Holm p ≥ {known[holm].min():.2g}, {times})"
+    return f"{what} not told from chance (least Holm p of {times}: {known[holm].min():.2g})"
 
 
 def _gained(row: dict, p: str) -> str:

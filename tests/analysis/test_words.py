@@ -28,9 +28,9 @@ def test_the_answer_counts_what_was_put_into_the_sweep(made):
         "- No collapse in 5 runs of an arm, the fewest here, leaves open that up to 52% would (95 % interval).",
         # Four collapses, all in one of two arms of five: 12 of C(10, 5) subsets hold them all or none. Only one pair has any.
         "collapses told from chance in 1 of 1 comparison (fp8_tensor ppo -27 steps without collapse (-41 to -12) on fp32 ppo, "
-        "Holm p = 0.048); last rewards not told from chance (Holm p ≥ 0.19, 4 comparisons).",
+        "Holm p = 0.048); last rewards not told from chance (least Holm p of 4 comparisons: 0.19).",
         # Four against none once more, but times two: the pair of the truncation has collapses too.
-        "- Correction (corrected arms against uncorrected ones): collapses not told from chance (Holm p ≥ 0.095, 2 comparisons)",
+        "corrected arms against uncorrected ones): collapses not told from chance (least Holm p of 2 comparisons: 0.095)",
         "- Never learned, which is another outcome than a collapse: 1 of 50 runs (fp8_tensor pg sequence-mask 1).",
         "- 6 of these collapses are dated by a drawdown of the reward; 12 definitions of drawdown count 5 to 6 runs, none of ",
         "- 6 collapses are too few to say which diagnostic warns best; the table has what each saw.",
@@ -188,7 +188,7 @@ def test_the_largest_arms_decide_whether_seeds_are_too_few(tmp_path):
         if seed < 2:
             write(tmp_path, "rollout/precision=bf16", seed=seed, steps=30)
     text = answered(load(tmp_path))
-    assert "control of the same loss): last rewards not told from chance (Holm p ≥ 1, 2 comparisons)." in text
+    assert "control of the same loss): last rewards not told from chance (least Holm p of 2 comparisons: 1)." in text
 
 
 
