@@ -75,6 +75,8 @@ EVALUATED = (
     "mismatch/log_ratio_max_abs",
     "actor/grad_norm",
     "actor/entropy",
+    "correction/kept_tokens",
+    "correction/weight_zero",
 )
 """What `evaluations` has of a step beside its held-out reward."""
 

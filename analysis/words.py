@@ -11,7 +11,7 @@ from analysis.problems import version
 
 MATRIX = (
     "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most); its difference from the "
-    "control of the same loss, over shared seeds."
+    "control of the same loss, over shared seeds (a correction is tested against the uncorrected arm)."
 )
 QUESTIONS = {
     "precision": "Precision (uncorrected arms against the control of the same loss)",
