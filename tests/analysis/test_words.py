@@ -95,6 +95,18 @@ def test_a_diagnostic_without_skill_is_not_praised():
 
 
 
+def test_the_mismatch_of_a_collapsed_run_is_that_before(made):
+    """K3 stays high after the fall, which says nothing of what led to it: of the rows up to the onset the median is lower."""
+    sweep = load(made[0])
+    run = sweep.runs[(sweep.runs.arm == "fp8_tensor ppo") & (sweep.runs.seed == 0)].iloc[0]
+    rows = sweep.steps[sweep.steps.run == run.name].set_index("step")["rollout_corr/k3_kl"]
+    found = tables.measures(sweep)["K3 (nats)"]
+    assert found[run.name] == rows[: run.onset].median() < rows.median()
+    healthy = sweep.runs.index[sweep.runs.outcome == "survived"][0]
+    whole = sweep.steps[sweep.steps.run == healthy]["rollout_corr/k3_kl"].median()
+    assert found[healthy] == whole
+
+
 def test_losses_and_corrections_by_hand(made):
     """fp8 ppo: four of five end near 0.05, of the control none: its mean last reward less the control's, over the same seeds."""
     sweep = load(made[0])
