@@ -4,6 +4,8 @@ With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, 
 share one Slurm run on one too, and first, since they take longest.
 """
 
+import signal
+
 import pytest
 
 SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
@@ -16,6 +18,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU")
     config.pluginmanager.register(Skips(), "skips")
+    # A shell starts `make test &` with SIGINT ignored, which all processes below inherit: tests of Ctrl-C would wait for nothing.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
