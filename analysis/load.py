@@ -130,7 +130,8 @@ def _source(config: dict[str, Any]) -> str:
     cache, stale = rollout.get("kv_cache", "compute"), rollout.get("staleness", 0)
     cached = [f"{cache} cache"] if cache != "compute" else []
     noise = [f"noise {rollout['engine']['noise']:g}"] if rollout["engine"].get("noise") else []
-    return ", ".join([rollout["precision"]["name"], *cached, *noise, *([f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else [])])
+    aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
+    return ", ".join([rollout["precision"]["name"], *cached, *noise, *aged])
 
 
 def _own_precision(config: dict[str, Any]) -> bool:
