@@ -82,10 +82,12 @@ EVALUATED = (
 
 
 def evaluations(sweep: Sweep) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, the held-out reward, and what the training step beside it measured."""
+    """A row per run and evaluation: arm, seed, step, the held-out reward, what the training step beside it measured, and what
+    probed precisions would have had."""
     if "eval/reward" not in sweep.steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
-    names = ["run", "step", "eval/reward", *(name for name in EVALUATED if name in sweep.steps)]
+    probed = [name for name in sweep.steps if name.startswith("probe/")]
+    names = ["run", "step", "eval/reward", *(name for name in EVALUATED if name in sweep.steps), *probed]
     rows = sweep.steps.loc[sweep.steps["eval/reward"].notna(), names].astype({"run": str})
     return rows.join(sweep.runs[["arm", "seed"]], on="run")[["run", "arm", "seed", *names[1:]]]
 

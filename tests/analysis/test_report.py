@@ -159,6 +159,7 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     (row,) = tables.probes(load(tmp_path), 0.95).to_dict("records")
     assert row["reached 0.95"] == "2/2" and row["bf16 K3"] == pytest.approx(2e-4) and row["bf16 lowest ESS"] == 1 - 3e-4
     report(tmp_path)
+    assert pd.read_csv(tmp_path / "evaluations.csv")["probe/bf16/k3_kl"].dropna().tolist() == [1e-4, 3e-4]
     assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
 
 
