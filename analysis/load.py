@@ -73,10 +73,12 @@ def load(source: Path | str, seeds: Collection[int] = ()) -> Sweep:
             del records[run]
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
-    if seeds and not (wanted := {run: record for run, record in records.items() if record.config["seed"] in seeds}):
-        there = ", ".join(map(str, sorted({record.config["seed"] for record in records.values()})))
-        raise UserError(f"{source}: no run has seed {', '.join(map(str, sorted(seeds)))}; it has {there}")
-    records = wanted if seeds else records
+    if seeds:
+        there = sorted({record.config["seed"] for record in records.values()})
+        records = {run: record for run, record in records.items() if record.config["seed"] in seeds}
+        if not records:
+            asked = ", ".join(map(str, sorted(seeds)))
+            raise UserError(f"{source}: no run has seed {asked}; it has {', '.join(map(str, there))}")
     configs = {run: record.config for run, record in records.items()}
     runs = _runs(source, records, _arms(configs))
     steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
@@ -183,6 +185,12 @@ def _differing(configs: Iterable[dict[str, Any]]) -> list[str]:
 def differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:
     """Whether flattened configs disagree in `key`."""
     return len({json.dumps(values.get(key)) for values in configs}) > 1
+
+
+def shared(configs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The keys, dots between, in which all configs agree, with their values."""
+    flat = [flatten(config) for config in configs]
+    return {key: value for key, value in flat[0].items() if not differs(key, flat)}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

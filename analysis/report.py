@@ -13,7 +13,7 @@ from rich.table import Table
 from analysis import tables, words
 from analysis.figures import FIGURES
 from analysis.figures.style import COLOURS
-from analysis.load import OPERATION, Sweep, differs, flatten, load
+from analysis.load import OPERATION, Sweep, load, shared
 from analysis.page import page
 from analysis.performance import HEALTHY
 from harness.errors import UserError
@@ -106,9 +106,8 @@ def _onsets(sweep: Sweep) -> dict[str, pd.Series]:
 
 
 def _settings(sweep: Sweep) -> str:
-    flat = [flatten(config) for config in sweep.configs.values()]
-    shared = {key: value for key, value in flat[0].items() if not differs(key, flat) and not key.startswith(OPERATION)}
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in shared.items())
+    values = shared(sweep.configs.values())
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if not key.startswith(OPERATION))
 
 
 def _markdown(sweep: Sweep, answer: list[str], sections: dict[str, tuple[str, pd.DataFrame]]) -> str:

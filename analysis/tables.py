@@ -92,10 +92,20 @@ def evaluations(sweep: Sweep) -> pd.DataFrame:
     return rows.join(sweep.runs[["arm", "seed"]], on="run")[["run", "arm", "seed", *names[1:]]]
 
 
+SHOWN = {
+    "final eval": ".3f",
+    "best eval": ".3f",
+    "K3 (nats)": ".1e",
+    "lowest sequence ESS": ".3f",
+    "largest abs. log ratio": ".2f",
+}
+"""What of `measures` the table of arms shows, and how."""
+
+
 def arms(sweep: Sweep) -> pd.DataFrame:
     """A row per arm; each cell lists the `measures` of its seeds in order, and their outcomes."""
-    measured, formats = measures(sweep), (".3f", ".3f", ".1e", ".3f", ".2f")
-    cells = pd.DataFrame({name: measured[name].map(_number(f)) for name, f in zip(measured, formats, strict=False)})
+    measured = measures(sweep)
+    cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in SHOWN.items()})
     cells["outcome"] = [_outcome(run) for run in sweep.runs.itertuples()]
     rows = []
     for arm in arm_order(sweep.runs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import survival, tables
-from analysis.load import Sweep, differs, flatten
+from analysis.load import Sweep, shared
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
 
@@ -252,9 +252,8 @@ def matrix(sweep: Sweep) -> pd.DataFrame:
 
 def setting(sweep: Sweep) -> str:
     """What every run did, of what they share."""
-    flat = [flatten(config) for config in sweep.configs.values()]
-    shared = {key: value for key, value in flat[0].items() if not differs(key, flat)}
-    known = [text.format(shared[key]) for key, text in SETTINGS.items() if key in shared]
+    values = shared(sweep.configs.values())
+    known = [text.format(values[key]) for key, text in SETTINGS.items() if key in values]
     return f"Every run: {', '.join(known)}." if known else ""
 
 

@@ -27,7 +27,6 @@ def test_of_few_seeds_each_is_drawn(tmp_path):
     assert list(band) == pytest.approx([0.0943, 0.9916], abs=1e-4)
 
 
-
 def test_every_run_that_ended_is_a_point(tmp_path):
     """Three of fp8, one of them collapsed, one of fp32, and one that goes on: four points, a cross, a mean per arm."""
     write(tmp_path, FP32, seed=0)
@@ -51,7 +50,6 @@ def test_the_tail_of_the_log_ratios_holds_its_largest():
     assert np.diff(np.log(share)).max() < 0.7  # the first two ranks are ln 2 apart
 
 
-
 def test_the_tail_index_of_exact_quantiles():
     """log w_(i) = k log(n/i), the quantiles of a Pareto of index k: k̂_m = k (log(m + 1) − log(m!)/m), which tends to k."""
     n, k = 5000, 0.6
@@ -59,7 +57,6 @@ def test_the_tail_index_of_exact_quantiles():
     assert m[0] == 1 and m[-1] == 499
     expected = [k * (math.log(i + 1) - math.lgamma(i + 1) / i) for i in m]
     assert estimate == pytest.approx(expected, abs=1e-12) and estimate[-1] == pytest.approx(k, abs=0.01)
-
 
 
 def test_k3_by_position():
@@ -73,7 +70,6 @@ def test_k3_by_position():
     assert place[0] == 1 and place[-1] == 1000 and len(place) < 64
     last = np.linspace(0, 1, 1000)[place[-2] :]
     assert k3[-1] == pytest.approx((np.exp(last) - 1 - last).mean())
-
 
 
 def test_the_lengths_of_what_a_correction_drops(tmp_path):
@@ -92,7 +88,6 @@ def test_the_lengths_of_what_a_correction_drops(tmp_path):
     assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
 
 
-
 def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
     """20 bounds of one correction: panels of at most eight lines, each line of a panel with a colour and a dash of its own."""
     for upper in range(20):
@@ -109,15 +104,12 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
     assert sorted(cells) == ["0/1"] * 13 + ["1/1"] * 7  # threshold x level, with the number of seeds
 
 
-
 def test_a_label_loses_the_groups_of_its_keys_and_nothing_of_their_values():
     assert short("fp8_tensor ppo actor.lr=0.0003 correction.weight.upper=2.5", 99) == "fp8_tensor ppo lr=0.0003 upper=2.5"
 
 
-
 def test_chunks_are_even():
     assert [len(part) for part in chunks(list(range(20)))] == [6, 7, 7] and chunks([1, 2]) == [[1, 2]]
-
 
 
 def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):

@@ -31,7 +31,6 @@ def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
     assert page.index('id="survival"') < page.index('id="heatmaps"')
 
 
-
 def test_the_page_needs_nothing_else_and_is_small(made):
     page = made[1].read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) and "<script" not in page
@@ -39,7 +38,6 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert len(page) < 1_500_000
     assert page.count("<svg") == len(FIGURES) - 4  # no bounds, dumps or learning rates to compare in this sweep
     assert "Not drawn: One learning rate only" in page
-
 
 
 def browser(page, shot, height=900):
@@ -60,14 +58,12 @@ def browser(page, shot, height=900):
     return Image.open(shot).convert("L"), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-
 def test_a_real_browser_shows_words_and_a_figure_on_the_first_screen(made, tmp_path):
     image, console = browser(made[1], tmp_path / "first.png")
     assert image.size == (1280, 900) and console == []
     dark = pd.Series([sum(v < 128 for v in image.crop((0, y, 1280, y + 50)).tobytes()) for y in range(0, 900, 50)])
     assert dark[:6].min() > 100  # lines of text
     assert dark[9:].sum() > 3000  # axes and curves below them
-
 
 
 def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
@@ -87,7 +83,6 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     assert found["wide"] <= 1280 and found["tables"] == 8
 
 
-
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     for seed in (0, 1):
         write(tmp_path, FP32, seed=seed)
@@ -101,11 +96,9 @@ def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     assert (table.runs, table.unfinished, table.collapsed) == (2, 1, 0)
 
 
-
 def test_runs_that_recorded_nothing_yet(tmp_path):
     write(tmp_path, FP32, until=0, state="running")
     assert "running at step 0" in report(tmp_path).read_text()
-
 
 
 def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
@@ -127,7 +120,6 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
 
 
-
 def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     """Of two seeds each: the words pool no run with a cache of 8 bits with one without."""
     for cache in ("compute", "fp8_e4m3"):
@@ -135,7 +127,6 @@ def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
             write(tmp_path, "rollout/precision=bf16", f"rollout.kv_cache={cache}", seed=seed)
     told = report(tmp_path).with_suffix(".md").read_text()
     assert "Uncorrected bf16 rollouts: 0 of 2" in told and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in told
-
 
 
 def test_no_collapse_anywhere(tmp_path):
@@ -149,7 +140,6 @@ def test_no_collapse_anywhere(tmp_path):
     assert "Not drawn: No run collapsed" in page and page.index('id="reward"') < page.index("Not drawn")
 
 
-
 def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     """Two control runs with probes: K3 the median of 1e-4 and 3e-4 over both, ESS the lowest; both reached 0.95."""
     for seed, k3 in ((0, 1e-4), (1, 3e-4)):
@@ -161,7 +151,6 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     report(tmp_path)
     assert pd.read_csv(tmp_path / "evaluations.csv")["probe/bf16/k3_kl"].dropna().tolist() == [1e-4, 3e-4]
     assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
-
 
 
 def test_the_results_go_between_the_marks(made, tmp_path):
@@ -188,7 +177,6 @@ def test_the_results_go_between_the_marks(made, tmp_path):
         insert(readme, "runs/demo", "x")
 
 
-
 def test_csv_holds_the_numbers(made):
     arms, runs, seen = (pd.read_csv(made[0] / f"{name}.csv") for name in ("arms", "runs", "evaluations"))
     assert len(seen) == 50 * 21 and (seen.groupby("run")["eval/reward"].last() == runs.set_index("run")["final eval"]).all()
@@ -200,7 +188,6 @@ def test_csv_holds_the_numbers(made):
     survived = runs[runs.outcome == "survived"]
     assert (survived["best eval"] >= survived["final eval"]).all() and (survived["final eval"] > 0.5).all()
     assert (runs.loc[runs.event, "final eval"] < 0.5 * runs.loc[runs.event, "best eval"]).all()
-
 
 
 def test_the_command_line(made, tmp_path):

@@ -38,7 +38,6 @@ def test_the_answer_counts_what_was_put_into_the_sweep(made):
         assert expected in text, text[:3000]
 
 
-
 def test_outcomes_by_hand(made):
     """fp8 ppo: seeds 0..3 collapse at 40, 50, 60, 70 as put; their onsets are the evaluations at 50, 60, 70, 80, so times 51, 61,
     71, 81 and one of 100 (all watched to 100): RMST 72.8. With truncation seeds 0, 1 at 61, 71: 86.4; 13.6 steps gained."""
@@ -51,7 +50,6 @@ def test_outcomes_by_hand(made):
     assert plain["Holm p"] >= plain["exact p"] and table.loc["fp32 ppo", "said"] == "no reference arm"
 
 
-
 def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     """8 collapse at different steps, 8 do not: p = 2/C(16, 8) = 1.6e-4."""
     for seed in range(8):
@@ -60,7 +58,6 @@ def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "collapses told from chance in 1 of 1 comparison (fp8_tensor ppo -" in text and "Holm p = 0.00016" in text
-
 
 
 def test_of_few_seeds_no_interval_is_called_95_percent(tmp_path):
@@ -78,7 +75,6 @@ def test_of_few_seeds_no_interval_is_called_95_percent(tmp_path):
     assert len(bars) > 5 and len(set(bars)) == 1
 
 
-
 def test_a_diagnostic_without_skill_is_not_praised():
     row = {
         "diagnostic": "K3",
@@ -92,7 +88,6 @@ def test_a_diagnostic_without_skill_is_not_praised():
     assert _warned(pd.DataFrame([row | {"false alarms": 0.5}])).startswith(
         "Of 1 diagnostics, K3 warned best in these runs: it saw"
     )
-
 
 
 def test_the_mismatch_of_a_collapsed_run_is_that_before(made):
@@ -133,13 +128,11 @@ def test_losses_and_corrections_by_hand(made):
     assert shown.loc["fp8_tensor sequence-mask", "pg"].startswith("0/5 (1 never learned); ")
 
 
-
 def test_robustness_shrinks_with_delta_and_m(made):
     grid = tables.robustness(load(made[0])).loc["fp8_tensor ppo"]
     assert grid["δ=0.5 m=3"] == 4  # as the runs' own detector found
     by_m = [grid[f"δ=0.5 m={m}"] for m in tables.LENGTHS]
     assert by_m == sorted(by_m, reverse=True)
-
 
 
 def test_lost_events_do_not_pass_for_another_outcome(tmp_path):
@@ -153,10 +146,8 @@ def test_lost_events_do_not_pass_for_another_outcome(tmp_path):
     assert learned.startswith("fp8_tensor ppo seed 0: the event of learning is at step")
 
 
-
 def answered(sweep):
     return "\n".join(words.answer(sweep, tables.outcomes(sweep), tables.warnings(sweep)))
-
 
 
 def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
@@ -179,7 +170,6 @@ def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
     assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
 
 
-
 def test_a_run_that_never_learned_is_no_success_of_its_arm(tmp_path):
     for seed in range(8):
         write(tmp_path, FP8, seed=seed, collapse=40 + seed)
@@ -188,7 +178,6 @@ def test_a_run_that_never_learned_is_no_success_of_its_arm(tmp_path):
     table = tables.outcomes(sweep).set_index("arm")
     assert table.loc["fp8_tensor ppo sequence-mask", "said"] == "3 never learned, which counts as no collapse"
     assert "(3 of its runs never learned) on fp8_tensor ppo, Holm p = 0.00016" in answered(sweep)
-
 
 
 def test_the_largest_arms_decide_whether_seeds_are_too_few(tmp_path):
@@ -201,7 +190,6 @@ def test_the_largest_arms_decide_whether_seeds_are_too_few(tmp_path):
             write(tmp_path, "rollout/precision=bf16", seed=seed, steps=30)
     text = answered(load(tmp_path))
     assert "control of the same loss): last rewards not told from chance (least Holm p of 2 comparisons: 1)." in text
-
 
 
 def test_what_is_a_control(tmp_path):
@@ -218,12 +206,10 @@ def test_what_is_a_control(tmp_path):
     assert "The bf16 control never collapsed" in answered(load(tmp_path / "bf16"))
 
 
-
 def test_staleness_is_a_source_of_mismatch_of_its_own(tmp_path):
     for stale in (0, 1, 4):
         write(tmp_path, FP32, f"rollout.staleness={stale}", collapse=50 if stale else None)
     assert sorted(load(tmp_path).runs.source) == ["fp32", "fp32, 1 step stale", "fp32, 4 steps stale"]
-
 
 
 def test_rewards_are_pooled_within_losses_that_all_rows_have(made):
@@ -236,7 +222,6 @@ def test_rewards_are_pooled_within_losses_that_all_rows_have(made):
     assert (row.strata, row.runs) == (2, 10) and row["final mean"] == pytest.approx(final[mine].mean())
     least = final[mine & (sweep.runs.loss == "ppo")].min() / 2 + final[mine & (sweep.runs.loss == "pg")].min() / 2
     assert least <= row["mean low"] < row["mean high"]
-
 
 
 def test_the_reward_gained_is_paired_by_seed(made):
