@@ -10,7 +10,7 @@ import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
 from harness.errors import UserError
-from harness.records import RunFolder, arm_name, changes, run_folders
+from harness.run.folder import RunFolder, arm_name, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 

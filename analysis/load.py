@@ -19,7 +19,7 @@ from analysis.problems import problems
 from analysis.store import Record, collect
 from harness.collapse import outcome
 from harness.errors import UserError
-from harness.records import FINISHED, arm_name
+from harness.run.folder import FINISHED, arm_name
 
 OPERATION = ("run.", "tracking.", "checkpoint.", "dump.")
 """Keys that say how a run is operated: they change no result."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, RunFolder, arm_name, writing
+from harness.run.folder import FINISHED, RunFolder, arm_name, writing
 from sweeps.ledger import ENDS, RunState, Sweep, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions

@@ -15,11 +15,11 @@ from transformers import GenerationConfig
 
 from harness.config import Config, Precision, parse
 from harness.models import DTYPES, build
-from harness.records import RunFolder
 from harness.rollouts.local import LocalEngine
+from harness.run.folder import RunFolder
 from harness.seeding import generator
-from harness.trainer import Trainer
-from harness.warmstart import policy_config, warm_start
+from harness.train.trainer import Trainer
+from harness.train.warmstart import policy_config, warm_start
 
 ROUNDS = 7
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")

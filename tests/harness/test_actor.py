@@ -4,9 +4,9 @@ import psutil
 import pytest
 import torch
 
-from harness.actor import DeepSpeedActor
 from harness.config import Actor, Model
 from harness.models import build, qwen3_config
+from harness.train.actor import DeepSpeedActor
 
 SIZES = Model(name="qwen3", hidden=32, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=48)
 SHAPE = qwen3_config(SIZES, 11, 32)

@@ -7,9 +7,9 @@ import torch
 
 from harness.config import Precision
 from harness.rollouts.local import LocalEngine
-from harness.run import train
-from harness.trainer import Trainer
-from harness.warmstart import policy_config
+from harness.run.loop import train
+from harness.train.trainer import Trainer
+from harness.train.warmstart import policy_config
 from tests.harness.test_ranks import train_until
 from tests.harness.test_trainer import folder_of, untimed
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.collapse import DETECTORS, Outcome, outcome, replay
-from harness.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
+from harness.collapse.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
 
 
 def evaluation(reward, n=320):

@@ -5,14 +5,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.replay.collect import collect
-from experiments.replay.presets import presets
-from experiments.replay.sources import Dump
+from faultline.replay.collect import collect
+from faultline.replay.presets import presets
+from faultline.replay.sources import Dump
 from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
 from harness.errors import UserError
-from harness.records import RunFolder
-from harness.run import train
+from harness.run.folder import RunFolder
+from harness.run.loop import train
 
 
 def columns(dtype=np.float32):

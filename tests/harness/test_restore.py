@@ -7,13 +7,13 @@ import pytest
 
 from analysis.load import load
 from analysis.tables import disagreements
-from experiments.gradient.laboratory import Laboratory
-from experiments.gradient.methods import EXACT, methods
 from experiments.noise import matching_noise
-from experiments.restore import find, transplant
+from faultline.gradient.laboratory import Laboratory
+from faultline.gradient.methods import EXACT, methods
 from harness.errors import UserError
-from harness.records import METRICS, RunFolder, run_folders
-from harness.run import Run, train
+from harness.run.folder import METRICS, RunFolder, run_folders
+from harness.run.loop import Run, train
+from harness.run.restore import find, transplant
 from sweeps.branch import branch, overridden
 
 

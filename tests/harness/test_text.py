@@ -8,17 +8,17 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from harness.actor import DeepSpeedActor
+from harness.build import check
 from harness.config import Precision, Text, parse
 from harness.errors import UserError
 from harness.models import hub_model
-from harness.plugins import check
 from harness.rollouts.local import LocalEngine
-from harness.run import train
+from harness.run.loop import train
 from harness.tasks import PAD
 from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
-from harness.trainer import Trainer
+from harness.train.actor import DeepSpeedActor
+from harness.train.trainer import Trainer
 from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
@@ -76,7 +76,7 @@ def text(root, model, questions, request):
 
 
 def task(config, model) -> Jsonl:
-    from harness.warmstart import build_task
+    from harness.train.warmstart import build_task
 
     return build_task(config)
 

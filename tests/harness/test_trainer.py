@@ -9,13 +9,13 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES, RegistryError
+from harness.build import check
 from harness.collapse import replay
 from harness.errors import UserError
-from harness.plugins import check
-from harness.records import METRICS, RunFolder
-from harness.run import Run, train
-from harness.trainer import Trainer
-from harness.warmstart import warm_start
+from harness.run.folder import METRICS, RunFolder
+from harness.run.loop import Run, train
+from harness.train.trainer import Trainer
+from harness.train.warmstart import warm_start
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 

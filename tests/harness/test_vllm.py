@@ -13,15 +13,15 @@ import torch
 from transformers import BertConfig
 
 from experiments.install_vllm import plan
+from harness.build import check
 from harness.config import Model, Precision
 from harness.errors import UserError
 from harness.models import build, qwen3_config
-from harness.plugins import check
 from harness.rollouts import vllm as vllm_engine
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, weight_formats
-from harness.run import train
+from harness.run.loop import train
 from harness.tasks import PAD
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
