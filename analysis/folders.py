@@ -45,7 +45,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             onsets.setdefault(event["detector"], event["onset"])
     config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
     try:
-        arm_name(config), config["actor"]["minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
+        arm_name(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
         config["rollout"]["engine"]["name"]
     except (KeyError, TypeError) as error:
         raise UserError(

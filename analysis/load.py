@@ -92,7 +92,7 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
     rows, seen = [], {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
-        updates = actor["minibatches"] * actor.get("epochs", 1)
+        updates = actor["num_minibatches"] * actor.get("epochs", 1)
         twin = seen.setdefault((arms[run]["arm"], seed), run)
         if twin != run:
             what = f"seed {seed} of {arms[run]['arm']}"

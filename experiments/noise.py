@@ -52,7 +52,7 @@ def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, 
 
 def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:
     """Of the same prompts and the same uniform numbers each time."""
-    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.samples, dim=0)
+    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.group_size, dim=0)
     rows: list[tuple[Tensor, Tensor]] = []
     for version in range(VERSIONS):
         engine.load_weights(trainer.actor.weights(), version)

@@ -16,14 +16,17 @@ from harness.models import build, device, qwen3_config
 from harness.train.actor import DeepSpeedActor
 
 ROUNDS, ROWS, TOKENS, VOCABULARY = 5, 16, 48, 64
-SIZES = Model(name="qwen3", hidden=256, layers=3, heads=4, kv_heads=2, head_dim=64, mlp=768)
+SIZES = Model(
+    name="qwen3", hidden_size=256, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=64, intermediate_size=768,
+)
 
 
 def main() -> None:
     """Median seconds over rounds in which the arms take turns, so that a busy machine slows all alike."""
     torch.set_num_threads(1)
     config = Actor(
-        zero_stage=0, dtype="fp32", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_norm=1.0, minibatches=1,
+        zero_stage=0, dtype="fp32", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, max_grad_norm=1.0, num_minibatches=1,
         epochs=1, micro_tokens=None, gradient_checkpointing=False, scoring="forward",
     )  # fmt: skip
     net = build(qwen3_config(SIZES, VOCABULARY, TOKENS), 0)
@@ -51,7 +54,7 @@ def _plain(net: Qwen3ForCausalLM, config: Actor, ids: torch.Tensor) -> Callable[
     def step() -> None:
         logp = net(input_ids=ids[:, :-1], use_cache=False).logits.log_softmax(-1)
         (-logp.gather(-1, ids[:, 1:, None]).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), config.clip_norm)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -52,9 +52,9 @@ def gradient_command(
         table = laboratory.compare(found, batches, reference)
     blocks = len(laboratory.prompts)
     note = (
-        f"{batches} batches of {blocks} prompts x {config.rollout.samples} samples in {config.rollout.precision.name}; the truth "
-        f"is the mean of {reference} such batches of the trainer's own policy. sd and rmse are those of one batch. Intervals: "
-        "bootstrap over batches."
+        f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
+        f"the truth is the mean of {reference} such batches of the trainer's own policy. "
+        "sd and rmse are those of one batch. Intervals: bootstrap over batches."
     )
     title = f"Gradients at step {restored.step} of {config.path.name}"
     return page.present(table, title, note, out or (restored.folder.parent.parent / f"gradient-{restored.folder.name}"))

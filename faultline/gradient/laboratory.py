@@ -92,7 +92,7 @@ class Laboratory:
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
         """A batch of the run's number of samples per prompt."""
-        task, advantage, group = self.trainer.task, self.trainer.advantage, self.trainer.config.rollout.samples
+        task, advantage, group = self.trainer.task, self.trainer.advantage, self.trainer.config.rollout.group_size
         prompts = self.prompts.repeat_interleave(group, dim=0)
         uniforms = torch.rand(len(prompts), task.answer_length, generator=generator(self.seed, purpose, number))
         rollout = engine.generate(prompts, uniforms)

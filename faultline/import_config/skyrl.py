@@ -9,12 +9,12 @@ PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
 REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
 REDUCTIONS["sequence_mean"] = "seq_mean_token_mean"
 RENAMED = {
-    "generator.n_samples_per_prompt": "rollout.samples",
+    "generator.n_samples_per_prompt": "rollout.group_size",
     "generator.sampling_params.temperature": "rollout.temperature",
     "trainer.train_batch_size": "rollout.prompts",
     "trainer.policy.optimizer_config.lr": "actor.lr",
     "trainer.policy.optimizer_config.weight_decay": "actor.weight_decay",
-    "trainer.policy.optimizer_config.max_grad_norm": "actor.clip_norm",
+    "trainer.policy.optimizer_config.max_grad_norm": "actor.max_grad_norm",
     "trainer.update_epochs_per_batch": "actor.epochs",
 }
 
@@ -50,9 +50,10 @@ def translate(source: Source, out: Translation) -> None:
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
     if mini and prompts:
-        out.set("actor.minibatches", -(-int(prompts) // int(mini)))
+        out.set("actor.num_minibatches", -(-int(prompts) // int(mini)))
     elif mini:
-        out.lost.append(f"trainer.policy_mini_batch_size={mini}: actor.minibatches is trainer.train_batch_size over it, not set")
+        missing = "actor.num_minibatches is trainer.train_batch_size over it, not set"
+        out.lost.append(f"trainer.policy_mini_batch_size={mini}: {missing}")
 
 
 def _loss(source: Source, out: Translation) -> None:

@@ -14,11 +14,11 @@ REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "lus
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
 RENAMED = {
-    "num_generations": "rollout.samples",
+    "num_generations": "rollout.group_size",
     "temperature": "rollout.temperature",
     "learning_rate": "actor.lr",
     "weight_decay": "actor.weight_decay",
-    "max_grad_norm": "actor.clip_norm",
+    "max_grad_norm": "actor.max_grad_norm",
     "num_iterations": "actor.epochs",
     "seed": "seed",
 }
@@ -64,21 +64,21 @@ def _steps(source: Source, out: Translation) -> None:
     size, steps = source.number("generation_batch_size"), source.number("max_steps")
     minibatches = None
     if size is not None:
-        out.lost.append(f"generation_batch_size={size}: actor.minibatches is it over the responses of one optimizer step, which "
-                        "depend on the number of processes; rollout.prompts is it over num_generations")
+        out.lost.append(f"generation_batch_size={size}: actor.num_minibatches is it over the responses of one optimizer step, "
+                        "which depend on the number of processes; rollout.prompts is it over num_generations")
     elif passes is not None and passes % each:
         out.lost.append(f"steps_per_generation={passes}: no multiple of gradient_accumulation_steps={each}, so that an optimizer "
                         "step spans two rollouts in TRL")
     else:
         minibatches = 1 if passes is None else passes // each
     if passes is not None or source.has("gradient_accumulation_steps"):
-        out.set("actor.minibatches", minibatches)
+        out.set("actor.num_minibatches", minibatches)
     if steps is None or steps < 1:
         return
     updates = (minibatches or 1) * source.number("num_iterations", default=1)
     out.set("steps", math.ceil(steps / updates))
     if minibatches is None:
-        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, steps are rollouts; divide it by actor.minibatches")
+        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, steps are rollouts; divide it by actor.num_minibatches")
     elif updates > 1:
         out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, of which a rollout has {updates}; steps are rollouts")
 

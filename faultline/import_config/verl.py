@@ -24,12 +24,12 @@ ADVANTAGES = {
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
-    "rollout.n": "rollout.samples",
+    "rollout.n": "rollout.group_size",
     "data.train_batch_size": "rollout.prompts",
     "rollout.temperature": "rollout.temperature",
     "actor.optim.lr": "actor.lr",
     "actor.optim.weight_decay": "actor.weight_decay",
-    "actor.grad_clip": "actor.clip_norm",
+    "actor.grad_clip": "actor.max_grad_norm",
     "actor.ppo_epochs": "actor.epochs",
     "trainer.total_training_steps": "steps",
 }
@@ -234,9 +234,10 @@ def _rest(source: Source, out: Translation) -> None:
     mini = source.number("actor.ppo_mini_batch_size")
     prompts = out.values.get("rollout", {}).get("prompts")
     if mini and prompts:
-        out.set("actor.minibatches", math.ceil(prompts / mini))
+        out.set("actor.num_minibatches", math.ceil(prompts / mini))
     elif mini:
-        out.lost.append(f"actor.ppo_mini_batch_size={mini}: actor.minibatches is data.train_batch_size over it, which is not set")
+        missing = "actor.num_minibatches is data.train_batch_size over it, which is not set"
+        out.lost.append(f"actor.ppo_mini_batch_size={mini}: {missing}")
     std = source.flag("norm_adv_by_std_in_grpo", default=True)
     of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k"}
     out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)

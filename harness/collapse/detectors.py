@@ -17,7 +17,8 @@ Reading = list[float]
 class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
-    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for m evaluations j in a row; the onset is the first of them.
+    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row; the onset is
+    the first of them.
     M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j is that of R_j or of M_j,
     whichever is larger: at R_j = 0 alone it would be 0, and any dip of a small evaluation an event.
     Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else the run never learned, which is another outcome.
@@ -26,10 +27,11 @@ class Drawdown:
 
     role = "collapse"
 
-    def __init__(self, *, delta: float, m: int, warm: int, floor: float):
-        if not (0 < delta <= 1 and m >= 1 and warm >= 0):
-            raise ValueError(f"drawdown: delta={delta}, m={m}, warm={warm}: needs 0 < delta ≤ 1, m ≥ 1, warm ≥ 0")
-        self.delta, self.m, self.warm, self.floor = delta, m, warm, floor
+    def __init__(self, *, delta: float, consecutive: int, warm: int, floor: float):
+        if not (0 < delta <= 1 and consecutive >= 1 and warm >= 0):
+            values = f"delta={delta}, consecutive={consecutive}, warm={warm}"
+            raise ValueError(f"drawdown: {values}: needs 0 < delta ≤ 1, consecutive ≥ 1, warm ≥ 0")
+        self.delta, self.consecutive, self.warm, self.floor = delta, consecutive, warm, floor
         self.state: dict[str, Any] = {
             "first": None,
             "last": [],
@@ -54,7 +56,7 @@ class Drawdown:
             return None
         s["down"] += 1
         s["onset"] = step if s["down"] == 1 else s["onset"]
-        if s["down"] < self.m:
+        if s["down"] < self.consecutive:
             return None
         s["fired"] = True
         return {"onset": s["onset"], "best": s["best"][0], "reward": now[0]}
@@ -98,17 +100,17 @@ class Numerical:
 
     A non-finite loss, gradient norm or entropy (so non-finite log-probabilities of the trainer's); or no finite
     log-probability in a whole rollout; or a pre-clip gradient norm
-    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of the last `of`
-    steps; or more than half of the optimizer steps skipped over the last `window`.
+    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of
+    the last `hits_window` steps; or more than half of the optimizer steps skipped over the last `window`.
     """
 
     role = "collapse"
 
-    def __init__(self, *, factor: float, window: int, hits: int, of: int):
-        if not (factor > 1 and window >= 1 and 1 <= hits <= of):
-            values = f"factor={factor}, window={window}, hits={hits}, of={of}"
-            raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ of")
-        self.factor, self.window, self.hits, self.of = factor, window, hits, of
+    def __init__(self, *, factor: float, window: int, hits: int, hits_window: int):
+        if not (factor > 1 and window >= 1 and 1 <= hits <= hits_window):
+            values = f"factor={factor}, window={window}, hits={hits}, hits_window={hits_window}"
+            raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ hits_window")
+        self.factor, self.window, self.hits, self.hits_window = factor, window, hits, hits_window
         self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
@@ -131,7 +133,7 @@ class Numerical:
             return None  # skipped steps, or the last row, which holds an evaluation only
         norm, full = metrics["actor/grad_norm"], len(s["norms"]) >= self.window
         exceeded = full and norm > self.factor * median(s["norms"])
-        s["exceeded"] = [*s["exceeded"], step if exceeded else None][-self.of :]
+        s["exceeded"] = [*s["exceeded"], step if exceeded else None][-self.hits_window :]
         steps = [at for at in s["exceeded"] if at is not None]
         if not steps:
             s["norms"] = [*s["norms"], norm][-self.window :]
@@ -145,17 +147,19 @@ class Distribution:
     """D3, a warning: the rollout has left the trainer's distribution.
 
     Raw self-normalised sequence ESS fraction < `ess`; or K3 > `factor` times its median over steps `first`..`last` and
-    > 3 · `null_band`; either for m steps in a row, of which the first is the onset. `null_band` is the K3 of two executions of
+    > 3 · `null_band`; either for `consecutive` steps in a row, the first the onset. `null_band`: K3 of two executions of
     the same weights: what the engines' arithmetic gives without any mismatch, nats per token.
     """
 
     role = "warning"
 
-    def __init__(self, *, ess: float, factor: float, first: int, last: int, null_band: float, m: int):
-        if not (0 <= ess < 1 and factor > 1 and 0 <= first <= last and null_band >= 0 and m >= 1):
-            values = f"ess={ess}, factor={factor}, first={first}, last={last}, null_band={null_band}, m={m}"
-            raise ValueError(f"distribution: {values}: needs 0 ≤ ess < 1, factor > 1, 0 ≤ first ≤ last, null_band ≥ 0, m ≥ 1")
-        self.ess, self.factor, self.first, self.last, self.null_band, self.m = ess, factor, first, last, null_band, m
+    def __init__(self, *, ess: float, factor: float, first: int, last: int, null_band: float, consecutive: int):
+        if not (0 <= ess < 1 and factor > 1 and 0 <= first <= last and null_band >= 0 and consecutive >= 1):
+            values = f"ess={ess}, factor={factor}, first={first}, last={last}, null_band={null_band}, consecutive={consecutive}"
+            needed = "0 ≤ ess < 1, factor > 1, 0 ≤ first ≤ last, null_band ≥ 0, consecutive ≥ 1"
+            raise ValueError(f"distribution: {values}: needs {needed}")
+        self.ess, self.factor, self.null_band = ess, factor, null_band
+        self.first, self.last, self.consecutive = first, last, consecutive
         self.state: dict[str, Any] = {"reference": [], "low": [], "far": [], "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
@@ -172,14 +176,14 @@ class Distribution:
             (s["low"], f"sequence ESS below {self.ess:g}"),
             (s["far"], f"K3 above {self.factor:g} times its start"),
         ):
-            if len(steps) >= self.m:
+            if len(steps) >= self.consecutive:
                 s["fired"] = True
                 return {"onset": steps[0], "cause": cause}
         return None
 
 
 class Entropy:
-    """D4, a warning: entropy H < `share` · H_0 for m steps in a row, of which the first is the onset.
+    """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row, of which the first is the onset.
 
     H_0 is that of the first step. Alone it may be success, on a task with one answer; it is a cause only of a drawdown that
     follows (`harness.collapse.outcome`).
@@ -187,10 +191,10 @@ class Entropy:
 
     role = "warning"
 
-    def __init__(self, *, share: float, m: int):
-        if not (0 < share < 1 and m >= 1):
-            raise ValueError(f"entropy: share={share}, m={m}: needs 0 < share < 1, m ≥ 1")
-        self.share, self.m = share, m
+    def __init__(self, *, share: float, consecutive: int):
+        if not (0 < share < 1 and consecutive >= 1):
+            raise ValueError(f"entropy: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+        self.share, self.consecutive = share, consecutive
         self.state: dict[str, Any] = {"first": None, "low": [], "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
@@ -199,14 +203,14 @@ class Entropy:
             return None
         s["first"] = entropy if s["first"] is None else s["first"]
         s["low"] = [*s["low"], step] if entropy < self.share * s["first"] else []
-        if len(s["low"]) < self.m:
+        if len(s["low"]) < self.consecutive:
             return None
         s["fired"] = True
         return {"onset": s["low"][0], "cause": f"entropy below {self.share:g} of its start"}
 
 
 class Length:
-    """D4, a warning: for m steps in a row, the first the onset, more than `share` of the responses are cut off at the longest
+    """D4, a warning: for `consecutive` steps, the first the onset, more than `share` of the responses are cut off at the longest
     length, or have one and the same length where at some step before no length was so frequent.
 
     Only tasks whose responses can end have such shares, `rollout/truncated` and `rollout/same_length`. A length that degenerates
@@ -216,10 +220,10 @@ class Length:
 
     role = "warning"
 
-    def __init__(self, *, share: float, m: int):
-        if not (0 < share < 1 and m >= 1):
-            raise ValueError(f"length: share={share}, m={m}: needs 0 < share < 1, m ≥ 1")
-        self.share, self.m = share, m
+    def __init__(self, *, share: float, consecutive: int):
+        if not (0 < share < 1 and consecutive >= 1):
+            raise ValueError(f"length: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+        self.share, self.consecutive = share, consecutive
         self.state: dict[str, Any] = {"long": [], "same": [], "varied": False, "fired": False}
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
@@ -235,7 +239,7 @@ class Length:
             (s["long"], f"more than {self.share:g} of the responses cut off"),
             (s["same"], f"more than {self.share:g} of the responses of one length"),
         ):
-            if len(steps) >= self.m:
+            if len(steps) >= self.consecutive:
                 s["fired"] = True
                 return {"onset": steps[0], "cause": cause}
         return None

@@ -30,26 +30,33 @@ class Strict(BaseModel):
 
 
 class Model(Strict):
-    """A Qwen3 built from these sizes with random weights. heads must be a multiple of kv_heads."""
+    """A Qwen3 built from these sizes with random weights. num_attention_heads must be a multiple of num_key_value_heads."""
 
     name: Literal["qwen3"]
-    hidden: Count
-    layers: Count
-    heads: Count
-    kv_heads: Count
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
     head_dim: Annotated[int, Field(gt=0, multiple_of=2)]
-    mlp: Count
+    intermediate_size: Count
 
     @model_validator(mode="after")
     def _grouped(self) -> Model:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must be a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
         return self
 
     @property
     def widths(self) -> dict[str, int]:
         """Of the rows of its weights."""
-        return {"hidden": self.hidden, "mlp": self.mlp, "heads x head_dim": self.heads * self.head_dim}
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
+        }
 
 
 class Task(Strict):
@@ -160,7 +167,7 @@ def _model_tag(value: Any) -> str:
 
 
 class Rollout(Strict):
-    """prompts x samples responses per step, sampled at `temperature` by `engine` in `precision`.
+    """prompts x group_size responses per step, sampled at `temperature` by `engine` in `precision`.
 
     top_p, top_k: sample from the most probable tokens of so much mass, or so many; 1 and 0 for all.
     staleness: the rollout of a step is sampled by the weights of so many steps before. overlap: sample while the trainer trains.
@@ -173,7 +180,7 @@ class Rollout(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=0)]
     prompts: Count
-    samples: Annotated[int, Field(ge=2)]
+    group_size: Annotated[int, Field(ge=2)]
     staleness: Annotated[int, Field(ge=0)]
     overlap: bool
 
@@ -189,8 +196,9 @@ class Rollout(Strict):
 
 
 class Actor(Strict):
-    """DeepSpeed ZeRO around the model, AdamW. clip_norm: of the global gradient norm. minibatches: optimizer steps per epoch;
-    epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward, null for no limit;
+    """DeepSpeed ZeRO around the model, AdamW. max_grad_norm: of the global gradient norm. num_minibatches: optimizer steps
+    per epoch; epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward,
+    null for no limit;
     gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     scoring `exact`: π_old is scored along the sampling path, so that a rollout in the actor's own dtype has ratio exactly 1;
@@ -203,8 +211,8 @@ class Actor(Strict):
     betas: tuple[Momentum, Momentum]
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0)]
-    clip_norm: Positive
-    minibatches: Count
+    max_grad_norm: Positive
+    num_minibatches: Count
     epochs: Count
     micro_tokens: Count | None
     gradient_checkpointing: bool
@@ -346,11 +354,11 @@ class Config(Strict):
         for key, width in ({} if pretrained else self.model.widths).items():
             if self.rollout.precision.weights == "nvfp4" and width % 16:
                 raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
-        rows = self.rollout.prompts * self.rollout.samples
-        if rows % self.actor.minibatches:
+        rows = self.rollout.prompts * self.rollout.group_size
+        if rows % self.actor.num_minibatches:
             raise ValueError(
-                f"actor.minibatches={self.actor.minibatches} does not divide the {rows} responses of a step "
-                "(rollout.prompts x rollout.samples)"
+                f"actor.num_minibatches={self.actor.num_minibatches} does not divide the {rows} responses of a step "
+                "(rollout.prompts x rollout.group_size)"
             )
         return self
 

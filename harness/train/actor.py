@@ -76,7 +76,7 @@ class DeepSpeedActor:
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # a label only: batches are handed over as they come
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": config.clip_norm,
+            "gradient_clipping": config.max_grad_norm,
             "zero_optimization": {"stage": config.zero_stage},
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 10**9,

@@ -191,10 +191,10 @@ def join() -> Ranks:
 
 def check_ranks(config: Config, size: int) -> None:
     """Refuse what the ranks cannot share evenly."""
-    rows = config.rollout.prompts * config.rollout.samples
+    rows = config.rollout.prompts * config.rollout.group_size
     shares = {
-        f"rollout.prompts x rollout.samples = {rows} responses in {config.actor.minibatches} mini-batches": rows
-        // config.actor.minibatches,
+        f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
+        // config.actor.num_minibatches,
         "evaluation.prompts x evaluation.samples responses": config.evaluation.prompts * config.evaluation.samples,
     }
     for what, number in shares.items():

@@ -119,7 +119,7 @@ class Trainer:
         if not c.rollout.overlap:
             self.engine.rest()
         rewards = self.rewards(prompts, rollout.tokens)
-        groups = rewards.view(c.rollout.prompts, c.rollout.samples)
+        groups = rewards.view(c.rollout.prompts, c.rollout.group_size)
         written = rollout.tokens != PAD
         mask = written & rollout.logp.isfinite()
         order = self.order(step)
@@ -189,7 +189,7 @@ class Trainer:
     def greedy(self, prompts: Tensor) -> Tensor:
         """[P]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
         with self.clock("generate"):
-            asked = prompts[:: self.config.rollout.samples]
+            asked = prompts[:: self.config.rollout.group_size]
             tokens = self.engine.greedy(asked, self.task.answer_length)
         self.sampled += int((tokens != PAD).sum())
         rewards = torch.from_numpy(self.task.reward(asked.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
@@ -218,8 +218,8 @@ class Trainer:
     def order(self, step: int) -> list[Tensor]:
         """The rows of each mini-batch, every epoch in an order of its own."""
         a, drawn = self.config.actor, generator(self.config.seed, "minibatches", step)
-        rows = self.config.rollout.prompts * self.config.rollout.samples
-        return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=drawn).chunk(a.minibatches)]
+        rows = self.config.rollout.prompts * self.config.rollout.group_size
+        return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=drawn).chunk(a.num_minibatches)]
 
     def gathered(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
@@ -246,7 +246,7 @@ class Trainer:
         if not exact or len(order) > 1:
             forward = torch.zeros(tokens.shape, device=tokens.device)
             with torch.no_grad():
-                for rows in order[: self.config.actor.minibatches]:  # the first epoch, which has them all
+                for rows in order[: self.config.actor.num_minibatches]:  # the first epoch, which has them all
                     forward[rows] = self.forward(prompts[rows], tokens[rows])
         if not exact:
             return forward, forward
@@ -282,7 +282,7 @@ class Trainer:
             anew = self.config.correction.ratio == "current" and batch.logp_old is not None
             corrected = self.correction(mini) if anew else taken(whole, rows)
             inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
-            prompt = (rows // self.config.rollout.samples).unique(return_inverse=True)[1].to(mini.mask.device)
+            prompt = (rows // self.config.rollout.group_size).unique(return_inverse=True)[1].to(mini.mask.device)
             selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted, prompt), Counter()
             parts = self.parts(mini.prompts, mini.tokens)
             for part in parts:
@@ -344,7 +344,7 @@ class Trainer:
         places = range(step * per_step, (step + 1) * per_step)
         orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
         chosen = self.train_prompts[torch.stack([orders[p // n][p % n] for p in places])]
-        return chosen.repeat_interleave(self.config.rollout.samples, dim=0).to(device())
+        return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
         """(optimizer steps, what was sampled ahead of its use): all that is neither the actor's nor a function of the step."""

@@ -144,7 +144,7 @@ def test_the_rest_of_a_verl_config(imported):
     assert body["options"] == {"loss": "ppo", "reduce": "seq_mean_token_sum_norm", "advantage": "dr_grpo", "kl": "k3",
                                "rollout/precision": "fp8_tensor", "correction": "none"}  # fmt: skip
     assert body["rollout"] == {"samples": 8, "prompts": 256, "temperature": 0.9, "top_p": 0.95, "top_k": 0}
-    assert body["actor"] == {"lr": 1e-6, "epochs": 2, "minibatches": 4} and body["reduce"] == {"norm": 1024}
+    assert body["actor"] == {"lr": 1e-6, "epochs": 2, "num_minibatches": 4} and body["reduce"] == {"norm": 1024}
     assert notes == [
         "actor.clip_ratio=0.3: no effect in verl, whose clip_ratio_low and _high default to 0.2",
         CLAMPED.format("k3"),
@@ -200,7 +200,7 @@ def test_the_advantages_of_verl(imported):
         ({"algorithm": {"adv_estimator": "gae"}},
          "algorithm.adv_estimator=gae: no such advantage here, or no run provides what it needs"),
         ({"actor.ppo_mini_batch_size": 64},
-         "actor.ppo_mini_batch_size=64: actor.minibatches is data.train_batch_size over it, which is not set"),
+         "actor.ppo_mini_batch_size=64: actor.num_minibatches is data.train_batch_size over it, which is not set"),
         ({"actor.loss_agg_mode": "median"}, "actor.loss_agg_mode=median: no such reduce here, or no run provides what it needs"),
         ({"actor_rollout_ref.rollout.quantization": "torchao"},
          "actor_rollout_ref.rollout.quantization=torchao: no such rollout/precision here, or no run provides what it needs"),

@@ -79,12 +79,12 @@ def test_the_rest_of_a_skyrl_config(imported):
     )  # fmt: skip
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
     assert body["rollout"] == {"prompts": 64, "samples": 4, "top_p": 0.9, "top_k": 20}
-    assert body["actor"] == {"epochs": 3, "minibatches": 4}
+    assert body["actor"] == {"epochs": 3, "num_minibatches": 4}
     assert lost == ["trainer.epochs=2"]
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
     assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
         "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
-        "trainer.policy_mini_batch_size=8: actor.minibatches is trainer.train_batch_size over it, not set",
+        "trainer.policy_mini_batch_size=8: actor.num_minibatches is trainer.train_batch_size over it, not set",
     ]
 
 
@@ -217,11 +217,11 @@ OTHER_STEPS = "TRL counts optimizer steps"
 @pytest.mark.parametrize(
     ("settings", "actor", "steps", "said"),
     [
-        ({"gradient_accumulation_steps": 4}, {"minibatches": 1}, 100, ""),  # steps_per_generation is 4 as well
-        ({"steps_per_generation": 8, "gradient_accumulation_steps": 4}, {"minibatches": 2}, 50, OTHER_STEPS),
-        ({"steps_per_generation": 3, "num_iterations": 2}, {"epochs": 2, "minibatches": 3}, 17, OTHER_STEPS),  # ⌈100/6⌉
+        ({"gradient_accumulation_steps": 4}, {"num_minibatches": 1}, 100, ""),  # steps_per_generation is 4 as well
+        ({"steps_per_generation": 8, "gradient_accumulation_steps": 4}, {"num_minibatches": 2}, 50, OTHER_STEPS),
+        ({"steps_per_generation": 3, "num_iterations": 2}, {"epochs": 2, "num_minibatches": 3}, 17, OTHER_STEPS),  # ⌈100/6⌉
         ({"steps_per_generation": 6, "gradient_accumulation_steps": 4}, None, 100, "steps_per_generation=6: no multiple of"),
-        ({"generation_batch_size": 64}, None, 100, "generation_batch_size=64: actor.minibatches is it over"),
+        ({"generation_batch_size": 64}, None, 100, "generation_batch_size=64: actor.num_minibatches is it over"),
     ],
 )
 def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):

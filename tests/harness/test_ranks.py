@@ -23,7 +23,7 @@ from harness.train.warmstart import policy_config
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed
 
-SHARED = ["rollout/precision=fp32", "actor.minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
+SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
 
 
@@ -203,7 +203,8 @@ def test_srun_starts_ranks(tiny, root):
     assert listening == {"127.0.0.1"}
 
 
-VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.minibatches=2", "correction=token_truncate", "steps=2"]
+VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.num_minibatches=2", "steps=2",
+        "correction=token_truncate"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

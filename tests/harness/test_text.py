@@ -68,7 +68,7 @@ def text(root, model, questions, request):
     def make(*overrides: str):
         sweep = "run.sweep=" + request.node.originalname
         data = [f"task.path={questions}", f"task.verifier={__name__}:agrees", "task.held_out=8", "task.max_prompt=12"]
-        small = ["rollout.prompts=4", "rollout.samples=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
+        small = ["rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
         hub = ["model=hub", f"model.path={model}", "warmstart=none", "task=jsonl", "task.answer_length=6"]
         return parse(composed("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
 
