@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from algos.objective import Objective
 from algos.registry import ADVANTAGES, KL, LOSSES, Registry
 from harness.collapse import DETECTORS
-from harness.config import Config, Hub, Named, Precision
+from harness.config import Config, HubConfig, PluginConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import hub_tokenizer
 from harness.rollouts import ENGINES
@@ -51,7 +51,7 @@ def build_engine(config: Config) -> functools.partial:
 
 def build_task(config: Config) -> Task:
     """The task of a config. Raises UserError on data that cannot be used."""
-    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, Hub) else None
+    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, HubConfig) else None
     return TASKS[config.task.name](config.task, tokenizer)
 
 
@@ -60,7 +60,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
     return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
-def bound(registry: Registry, key: str, named: Named, provided: tuple[str, ...] = ()) -> functools.partial:
+def bound(registry: Registry, key: str, named: PluginConfig, provided: tuple[str, ...] = ()) -> functools.partial:
     """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
     return bind(registry[named.name], key, named.params, provided)
 
@@ -102,6 +102,6 @@ def needs_own_sampler(config: Config) -> bool:
     return local or (config.kl.name is not None and config.kl.reference == "start")
 
 
-def own_precision(config: Config) -> Precision:
+def own_precision(config: Config) -> PrecisionConfig:
     """The precision of the trainer's own policy."""
-    return Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
+    return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)

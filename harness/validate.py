@@ -12,7 +12,7 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
-from harness.config import Config, Text
+from harness.config import Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.tasks import TurnTask
@@ -108,7 +108,7 @@ def _check_model_and_task(config: Config) -> None:
     if by_turn and not has_turns:
         raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, Text) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, TextConfig) and task.max_prompt + task.answer_length > context:
         raise UserError(
             f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
             f"model's context of {context}; lower one of them"

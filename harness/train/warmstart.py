@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from harness.config import Config, Hub, Precision
+from harness.config import Config, HubConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, hub_model, policy_config
 from harness.rollouts.local import LocalEngine
@@ -54,7 +54,7 @@ def start(config: Config, task: Task) -> Start:
 
     Raises UserError on a task that is not for this model.
     """
-    if isinstance(config.model, Hub):
+    if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
@@ -133,7 +133,7 @@ def _train(config: Config, task: Task, prompts: np.ndarray) -> Qwen3ForCausalLM:
 def _solve_rates(config: Config, task: Task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
     """Mean reward of each prompt over warmstart.filter_samples responses, [N]."""
     samples = config.warmstart.filter_samples
-    engine = LocalEngine(net.config, Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    engine = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
     rates = []
     for first in range(0, len(prompts), 64):  # in slices, so that the cache stays small

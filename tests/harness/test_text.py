@@ -1,4 +1,4 @@
-"""Text tasks on a small pretrained model with its tokenizer and chat template, all of it made here."""
+"""TextConfig tasks on a small pretrained model with its tokenizer and chat template, all of it made here."""
 
 import json
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from harness.build import build_task
-from harness.config import Hub, Precision, Text, parse
+from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
@@ -29,7 +29,7 @@ WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"
 )
-FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def agrees(response: str, record: dict) -> float:
@@ -213,7 +213,7 @@ def test_bad_input_is_refused_by_name(text, overrides, message):
 
 
 def test_a_reward_outside_0_and_1_is_refused(model, questions):
-    config = Text(
+    config = TextConfig(
         name="jsonl", path=questions, held_out_path=None, held_out=4, prompt="prompt", verifier="math:isqrt", instruction="",
         chat=True, max_prompt=12, long_prompts="drop", answer_length=4,
     )  # fmt: skip
@@ -253,4 +253,4 @@ def test_a_task_for_the_other_kind_of_model_is_refused(tiny):
     with pytest.raises(UserError, match="model=qwen3: Bare lacks vocab_size or demonstrations; set model=hub"):
         start(config, Bare())
     with pytest.raises(UserError, match="task=chain: lacks the prompts `train` and `held_out`, which model=hub needs"):
-        start(config.model_copy(update={"model": Hub(name="hub", path="/nowhere")}), Bare())
+        start(config.model_copy(update={"model": HubConfig(name="hub", path="/nowhere")}), Bare())
