@@ -56,7 +56,7 @@ def transplant(found: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
     """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
-    from harness.build import check
+    from harness.validate import check
     from harness.run.loop import Run
 
     check(found.config)
