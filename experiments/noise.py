@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from algos.batch import Batch
-from algos.diagnostics.mismatch import mismatch
+from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
+from algos.diagnostics.rows import merge
 from harness.build import needs_own_sampler, own_precision
 from harness.errors import UserError
 from harness.rollouts import RolloutEngine
@@ -49,14 +49,9 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
 def _k3(collector: Collector, engine: RolloutEngine, prompts: int) -> float:
     """K3 of an engine, over VERSIONS rollouts of the same prompts and by the same uniform numbers each time."""
     rows = collector.prompts[:prompts].repeat_interleave(collector.config.rollout.group_size, dim=0)
-    batches = []
+    parts = []
     for version in range(VERSIONS):
         engine.load_weights(collector.actor.weights(), version)
         uniforms = torch.rand(len(rows), collector.task.answer_length, generator=generator(0, "matching noise", version))
-        batches.append(collector.scored_batch(engine, rows, uniforms))
-    return float(mismatch(_joined(batches))["rollout_corr/k3_kl"])
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    logp_rollout, mask, logp_old = (torch.cat(parts) for parts in zip(*(batch[:3] for batch in batches), strict=True))
-    return Batch(logp_rollout, mask, logp_old)
+        parts.append(mismatch_rows(collector.scored_batch(engine, rows, uniforms)))
+    return float(finish_mismatch(merge(parts))["rollout_corr/k3_kl"])

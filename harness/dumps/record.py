@@ -35,10 +35,11 @@ def dump(folder: RunFolder, step: int, sampled: Sampled, batch: Batch, order: li
         "advantages": batch.advantages,
         "version": sampled.rollout.version,
         "segments": batch.segments,
-        "group": sampled.prompt_numbers,
     }
     columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
-    columns |= {"step": np.full(len(minibatch), step), "minibatch": minibatch}
+    columns["step"] = np.full(len(minibatch), step)
+    columns["group"] = sampled.prompt_numbers.cpu().numpy()
+    columns["minibatch"] = minibatch
     path = folder.path / "dumps" / f"step-{step:08d}.parquet"
     with writing(path):
         write(path, columns)

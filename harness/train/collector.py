@@ -268,7 +268,7 @@ class Collector:
 
     def _kept_responses(self, batch: Batch) -> Tensor:
         """[B] bool: whether the correction keeps a token of the response."""
-        return correct(batch._replace(advantages=torch.zeros_like(batch.logp_rollout)), self.config.correction).kept.any(-1)
+        return correct(batch, self.config.correction).kept.any(-1)
 
     @property
     def own_policy(self) -> LocalEngine:

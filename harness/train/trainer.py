@@ -58,8 +58,8 @@ class Trainer:
         collector.queue.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and collector.ranks.rank == 0:
             dump(self.folder, step, sampled, batch, order, logp)
-        metrics |= {name: float(value) for name, value in (responses | updated | diagnosed).items()}
-        return metrics | self.clock.metrics()
+        recorded = metrics | responses | updated | diagnosed
+        return {name: float(value) for name, value in recorded.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:
         """The actor's weights to the rollout engine and to the trainer's own policy."""
