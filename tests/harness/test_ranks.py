@@ -206,6 +206,7 @@ def test_srun_starts_ranks(tiny, root):
 VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.minibatches=2", "correction=token_truncate", "steps=2"]
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("group", "k3", "engine"),
     [
