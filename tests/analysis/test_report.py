@@ -119,6 +119,7 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
 
 
+@pytest.mark.slow
 def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     """Of two seeds each: the words pool no run with a cache of 8 bits with one without."""
     for cache in ("compute", "fp8_e4m3"):
@@ -152,6 +153,7 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_results_go_between_the_marks(made, tmp_path):
     readme = tmp_path / "README.md"
     begin, end = BEGIN.format(made[0]), END.format(made[0])
@@ -189,6 +191,7 @@ def test_csv_holds_the_numbers(made):
     assert (runs.loc[runs.event, "final eval"] < 0.5 * runs.loc[runs.event, "best eval"]).all()
 
 
+@pytest.mark.slow
 def test_the_command_line(made, tmp_path):
     command = [sys.executable, "-m", "experiments.cli", "report"]
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)

@@ -141,6 +141,7 @@ def test_a_resumed_online_run_is_one_run(server, tmp_path):
     same(load(tmp_path / "s"), load("wandb:someone/faultline"))
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_named(monkeypatch, tmp_path):
     for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
@@ -148,6 +149,7 @@ def test_an_unreachable_server_is_named(monkeypatch, tmp_path):
         load("wandb:someone/faultline")
 
 
+@pytest.mark.slow
 def test_the_mirror_of_a_killed_process_holds_what_was_flushed(tmp_path):
     """Killed without warning three seconds after the last row: the flush of every second has written all of them."""
     folder = write(tmp_path / "s", FP8, steps=30)

@@ -17,6 +17,8 @@ from harness.run import Run, train
 from harness.trainer import Trainer
 from harness.warmstart import warm_start
 
+pytestmark = pytest.mark.slow
+
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
 
