@@ -13,7 +13,7 @@ from rich.table import Table
 
 from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
-from harness.rollouts.vllm_support import installed, kv_cache_refusal, weight_formats
+from harness.rollouts.vllm_support import installed, kv_cache_refusal, slow_formats, weight_formats
 
 
 def doctor(parity: bool) -> None:
@@ -23,8 +23,9 @@ def doctor(parity: bool) -> None:
     print(f"vLLM: {installed() or 'not installed; `make vllm` does it, or says why it cannot'}")
     if installed():
         caches = {f"kv_cache={name}": kv_cache_refusal(name, head_dim=128) for name in ("fp8_e4m3", "fp8_e5m2")}
+        slow = slow_formats()
         for option, refusal in (weight_formats() | caches).items():
-            print(f"  {option}: {'yes' if refusal is None else f'no, {refusal}'}")
+            print(f"  {option}: {f'no, {refusal}' if refusal else f'slow, {slow[option]}' if option in slow else 'yes'}")
     if parity:
         _parity()
 

@@ -207,6 +207,7 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     files.write(tmp_path / "d" / "step-7.parquet", random_columns())
     files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))

@@ -16,6 +16,8 @@ from harness.run.loop import Run, train
 from harness.run.restore import find, transplant
 from sweeps.branch import branch, overridden
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
     """The control has no mismatch: each correction is uncorrected, and within its interval of the truth; and with fp8 the exact

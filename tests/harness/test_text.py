@@ -23,6 +23,8 @@ from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789"]
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"

@@ -17,6 +17,8 @@ from harness.run.loop import Run, train
 from harness.train.trainer import Trainer
 from harness.train.warmstart import warm_start
 
+pytestmark = pytest.mark.slow
+
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
 
