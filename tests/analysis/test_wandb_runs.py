@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 from analysis.load import load
+from harness.compose import compose
 from harness.errors import UserError
 from harness.run.wandb import Tracker
 from tests.analysis.fake_wandb import FakeServer
 from tests.analysis.synthetic import write
-from tests.harness.conftest import TINY, composed
+from tests.harness.conftest import TINY
 
 FP8 = "rollout/precision=fp8_tensor"
 
@@ -168,7 +169,7 @@ def test_a_row_costs_the_run_at_most_5_ms_at_the_median(tmp_path):
     """Wall clock of the caller, 60 metrics a row, as a run of this harness writes them."""
     from harness.config import parse
 
-    config = parse(composed(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
+    config = parse(compose(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
     tracker = Tracker(config, tmp_path / "run")
     taken = []
     for step in range(200):
