@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
+from harness.compose import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
 COMMON = {"retry_failed": False, "extend": False}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
 from harness.build import PROVIDED, build_objective, check
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
 from harness.rollouts import vllm_support
@@ -31,15 +31,9 @@ NESTED = {"rollout/engine", "rollout/precision"}
 """Groups that lie in the folder of another; other subfolders belong to the name of the option, as in correction=verl/disabled."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        yield
-
-
 @functools.cache
 def config(*overrides):
-    return parse(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    return parse(compose(*overrides))
 
 
 def override(path):

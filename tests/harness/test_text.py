@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from harness.build import check
+from harness.compose import compose
 from harness.config import PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
@@ -19,7 +20,6 @@ from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
 from harness.train.actor import DeepSpeedActor
 from harness.train.trainer import Trainer
-from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
 
@@ -72,7 +72,7 @@ def text(root, model, questions, request):
         data = [f"task.path={questions}", f"task.verifier={__name__}:agrees", "task.held_out=8", "task.max_prompt=12"]
         small = ["rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
         hub = ["model=hub", f"model.path={model}", "warmstart=none", "task=jsonl", "task.answer_length=6"]
-        return parse(composed("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
+        return parse(compose("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
 
     return make
 
