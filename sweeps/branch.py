@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from analysis.load import flatten
 from experiments.train import refusal
+from harness.arms import flatten
 from harness.collapse import DETECTORS
 from harness.config import Config, parse
 from harness.errors import UserError
