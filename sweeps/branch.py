@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
-from analysis.load import flatten
+from harness.arms import flatten
 from harness.collapse import DETECTORS
 from harness.compose import compose
 from harness.config import Config, parse

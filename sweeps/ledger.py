@@ -14,24 +14,28 @@ process ended.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from harness.arms import arm, arms
 from harness.config import Config, RunConfig, explain
 from harness.errors import Unavailable, UserError
-from harness.run.folder import FINISHED, RunFolder, arm_name, writing
+from harness.recorded import recorded
+from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps import STARTED
 
 EVENTS = {
     "planned": "a run belongs to the sweep: arm, seed, steps",
+    "renamed": "its arm has another name, for the sweep got runs that differ from it in another key: arm",
     "submitted": "a launcher took it up: the batch given to Slurm, empty for the local launcher",
     "started": "its process began: job, host, pid, the step of its checkpoint",
     "ended": "its process ended: state, error, steps done, seconds",
@@ -39,6 +43,7 @@ EVENTS = {
 }
 KEYS: dict[str, dict[str, type]] = {
     "planned": {"arm": str, "seed": int, "steps": int},
+    "renamed": {"arm": str},
     "submitted": {"batch": str},
     "started": {"job": str, "step": int},
     "ended": {"state": str},
@@ -206,22 +211,33 @@ class Sweep:
     def states(self) -> dict[str, RunState]:
         """The state of each run of the sweep as the ledger alone tells it."""
         states: dict[str, RunState] = {}
+        arms = functools.cache(self.arms)
         for event in self.events():
             run = event["run"]
             if event["event"] == "planned":
                 planned = {key: event[key] for key in KEYS["planned"]}
                 states[run] = states[run]._replace(**planned) if run in states else RunState(**planned)
-            elif known := states.get(run) or self._planned(run):
+            elif known := states.get(run) or self._planned(run, arms):
                 states[run] = _after(known, event)
         return states
 
-    def _planned(self, run: str) -> RunState | None:
+    def arms(self) -> dict[str, str]:
+        """The arm of each run that has a readable config, by the name that a report gives it."""
+        configs = {}
+        for path in self.path.glob("*/config.json"):
+            with suppress(UserError, KeyError, TypeError):  # what is no config has no arm
+                config = recorded(RunFolder(path.parent).read("config.json"))
+                arm(config)
+                configs[path.parent.name] = config
+        return {run: str(name) for run, name in arms(configs).items()}
+
+    def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
         """What the lost line said when `run` was planned; None if it has no folder."""
         try:
             config = self.config(run)
         except UserError:
             return None
-        return RunState(arm_name(config.model_dump(), seed=False), config.seed, config.steps)
+        return RunState(arms()[run], config.seed, config.steps)
 
     def settle(self, run: str, state: RunState, why: str) -> RunState:
         """The state of a run whose process is gone without an `ended`: its folder may tell, else it was interrupted."""
@@ -245,6 +261,8 @@ def claimed(folder: RunFolder) -> bool:
 
 def _after(state: RunState, event: dict[str, Any]) -> RunState:
     match event["event"]:
+        case "renamed":
+            return state._replace(arm=event["arm"])
         case "submitted":
             return state._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
         case "started":

@@ -49,8 +49,8 @@ def mirror(mode, *parts, **environment):
 def tidy(found):
     """Frames without the ids, which folders written by hand do not share with W&B."""
     runs = found.runs.set_index(["arm", "seed"]).sort_index()
-    steps = found.steps.assign(arm=found.steps.run.astype(str).map(found.runs.arm)).drop(columns="run")
-    return runs.sort_index(axis=1), steps.sort_values(["arm", "step"]).sort_index(axis=1).reset_index(drop=True)
+    steps = found.steps.join(found.runs[["arm", "seed"]], on="run").drop(columns="run")
+    return runs.sort_index(axis=1), steps.sort_values(["arm", "seed", "step"]).sort_index(axis=1).reset_index(drop=True)
 
 
 def same(one, other):
