@@ -43,7 +43,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
     from analysis.report import report
-    from harness.build import check
+    from harness.validate import check
 
     if noise:
         configs += _seeded(found, _noise_arm(found), seeds, sweep)

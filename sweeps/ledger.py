@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import json
 import os
 import platform
 import time
@@ -30,6 +29,7 @@ from harness.arms import arm, arms
 from harness.config import Config, RunConfig, explain
 from harness.errors import Unavailable, UserError
 from harness.recorded import recorded
+from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps import STARTED
 
@@ -182,30 +182,20 @@ class Sweep:
         """Append one event of each of `runs`."""
         assert event in EVENTS
         now = round(time.time(), 3)
-        text = "".join(json.dumps({"event": event, "run": run, "time": now, **more}) + "\n" for run in runs)
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / "ledger.jsonl", "ab+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # jobs on other nodes append too
-                if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                    text = "\n" + text  # a line that was cut short stays alone on its line
-                file.write(text.encode())
+            jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. A line that is no event is left out and named in `damaged`."""
         path = self.home / "ledger.jsonl"
         self.damaged = []
         events = []
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-            try:
-                event = json.loads(line)
-                needed = {"run": str, **KEYS[event["event"]]}
-                if not all(isinstance(event[key], kind) for key, kind in needed.items()):
-                    raise ValueError
-            except (ValueError, KeyError, TypeError):
-                self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
-            else:
+        for number, event in jsonl.read(path):
+            if event is not None and _whole(event):
                 events.append(event)
+            else:
+                self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
         return events
 
     def states(self) -> dict[str, RunState]:
@@ -257,6 +247,12 @@ def claimed(folder: RunFolder) -> bool:
             return False
     except Unavailable:
         return True
+
+
+def _whole(event: dict[str, Any]) -> bool:
+    """Whether it is one of EVENTS and has all that such an event must have."""
+    needed = KEYS.get(event["event"]) if isinstance(event.get("event"), str) else None
+    return needed is not None and all(isinstance(event.get(key), kind) for key, kind in {"run": str, **needed}.items())
 
 
 def _after(state: RunState, event: dict[str, Any]) -> RunState:

@@ -101,7 +101,7 @@ class VllmEngine(RolloutEngine):
         llm = package().LLM
         if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
-        self.sleep, self.asleep = sleep, False
+        self.sleeps, self.asleep = sleep, False
         if self.quantization == "int8":
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
@@ -206,8 +206,8 @@ class VllmEngine(RolloutEngine):
         dist.all_gather(parts, rows.cpu().contiguous(), group=get_tp_group().cpu_group)
         return torch.cat(parts)
 
-    def rest(self) -> None:
-        if self.sleep and not self.asleep:
+    def sleep(self) -> None:
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=1)
             self.version, self.asleep = None, True
 

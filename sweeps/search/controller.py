@@ -269,8 +269,8 @@ class Controller:
 
     def _check_space(self) -> None:
         """One config of each corner: what a run would refuse is told before the first is submitted."""
-        from harness.build import check  # torch
         from harness.train.ranks import check_ranks
+        from harness.validate import check  # torch
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():

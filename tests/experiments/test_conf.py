@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
-from harness.build import PROVIDED, build_objective, check
+from harness.build import PROVIDED, build_objective
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
 from harness.rollouts import vllm_support
+from harness.validate import check
 from tests.algos.algo_cases import f64, shared_batch
 from tests.machines import MACHINES
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from faultline.import_config import import_config
-from harness.build import check
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.validate import check
 from tests.faultline.expected import NONE, correction, keep, weight
 
 SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)

@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
+from harness.build import build_task
 from harness.errors import UserError
-from harness.models import build
+from harness.models import build, policy_config
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import train
 from harness.train.actor import DeepSpeedActor
 from harness.train.ranks import check_ranks
-from harness.train.warmstart import policy_config
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed
 
@@ -74,7 +74,7 @@ def assert_resumes_alike(config, folder: RunFolder) -> None:
     after = []
     for source, ranks in ((folder, 2), (folder_of(config), 1)):
         settings = config.actor.model_copy(update={"zero_stage": source.read("config.json")["actor"]["zero_stage"]})
-        actor = DeepSpeedActor(build(policy_config(config), 5), settings)
+        actor = DeepSpeedActor(build(policy_config(config.model, build_task(config)), 5), settings)
         actor.load(source.path / "checkpoints/step-00000003/actor", ranks=ranks)
         before = {name: w.detach().clone() for name, w in actor.weights()}
         tokens = torch.arange(12).view(2, 6) % 5

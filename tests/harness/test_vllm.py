@@ -15,7 +15,6 @@ from transformers import BertConfig
 
 from experiments.install_vllm import plan
 from faultline.doctor import doctor
-from harness.build import check
 from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
@@ -26,6 +25,7 @@ from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, kv_cache_refusal, slow_formats, weight_formats
 from harness.run.loop import train
 from harness.tasks import PAD
+from harness.validate import check
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
 from tests.machines import MACHINES
@@ -391,7 +391,7 @@ def test_an_engine_at_rest_lends_its_memory_and_comes_back_with_the_same_answers
     made = VllmEngine(net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
     made.load_weights(net().named_parameters(), 1)
     before, free = made.generate(*asked()), torch.cuda.mem_get_info()[0]
-    made.rest()
+    made.sleep()
     assert torch.cuda.mem_get_info()[0] - free > 2**29
     with pytest.raises(RuntimeError, match="load_weights comes first"):
         made.generate(*asked())
