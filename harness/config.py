@@ -255,7 +255,8 @@ class Diagnostics(Strict):
 class Evaluation(Strict):
     """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
 
-    policy `own`: sampled from the trainer's own policy in its own dtype, for Qwen3 models; `rollout`: by the rollout engine.
+    policy `own`: sampled from the trainer's own policy in its own dtype, for models of the local engine; `rollout`: by the
+    rollout engine.
     probe: precisions whose mismatch is measured then too, though they do not sample for the training.
     """
 

@@ -18,6 +18,7 @@ from harness.config import Config, Named, Precision, Text
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import ENGINES
+from harness.rollouts.architecture import describe
 from harness.warmstart import build_task, policy_config
 
 PROVIDED = {"lengths", "greedy"}
@@ -54,11 +55,14 @@ def _check_model(config: Config) -> None:
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape = policy_config(config)
     build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
-    if needs_own_sampler(config) and shape.model_type != "qwen3":
-        raise UserError(
-            f"actor.scoring=exact, evaluation.policy=own, .probe and kl sample from the trainer's policy, which is done "
-            f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
-        )
+    if needs_own_sampler(config):
+        try:
+            describe(shape)
+        except UserError as error:
+            raise UserError(
+                f"actor.scoring=exact, evaluation.policy=own, .probe and kl need the trainer's own policy as a local engine "
+                f"({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
+            ) from None
     by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
     if not hasattr(build_task(config), "segments") and by_turn:
         raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
