@@ -39,10 +39,10 @@ notebooks: $(VENV)/installed
 
 bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
-	$(RUN) -m experiments.bench_vllm
-	$(RUN) -m experiments.bench_replay
-	$(RUN) -m experiments.bench_load
-	$(RUN) -m experiments.bench_zero
+	$(RUN) -m experiments.bench.vllm
+	$(RUN) -m experiments.bench.replay
+	$(RUN) -m experiments.bench.load
+	$(RUN) -m experiments.bench.zero
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

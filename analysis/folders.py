@@ -10,7 +10,7 @@ import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
 from harness.errors import UserError
-from harness.records import RunFolder, arm_name, changes, run_folders
+from harness.run.folder import RunFolder, arm_name, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 
@@ -45,7 +45,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             onsets.setdefault(event["detector"], event["onset"])
     config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
     try:
-        arm_name(config), config["actor"]["minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
+        arm_name(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
         config["rollout"]["engine"]["name"]
     except (KeyError, TypeError) as error:
         raise UserError(

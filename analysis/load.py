@@ -19,7 +19,7 @@ from analysis.problems import problems
 from analysis.store import Record, collect
 from harness.collapse import outcome
 from harness.errors import UserError
-from harness.records import FINISHED, arm_name
+from harness.run.folder import FINISHED, arm_name
 
 OPERATION = ("run.", "tracking.", "checkpoint.", "dump.")
 """Keys that say how a run is operated: they change no result."""
@@ -92,7 +92,7 @@ def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[s
     rows, seen = [], {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
-        updates = actor["minibatches"] * actor.get("epochs", 1)
+        updates = actor["num_minibatches"] * actor.get("epochs", 1)
         twin = seen.setdefault((arms[run]["arm"], seed), run)
         if twin != run:
             what = f"seed {seed} of {arms[run]['arm']}"

@@ -131,7 +131,7 @@ def read_server(run: Any) -> tuple[Record, pa.Table]:
 
 
 def _run(run: str, config: dict, summary: dict, rows: list[dict], damage: str) -> tuple[Record, pa.Table]:
-    """What the harness's mirror says of a run (harness/tracking.py)."""
+    """What the harness's mirror says of a run (harness/run/wandb.py)."""
     if "record" not in config:
         raise UserError(f"W&B run {run}: no config of this harness in it{'; ' + damage if damage else ''}")
     record = json.loads(config["record"])

@@ -23,8 +23,8 @@ SETTINGS = {
     "loss.name": "loss {}",
     "steps": "{} RL steps",
     "rollout.prompts": "{} prompts a step",
-    "rollout.samples": "{} responses a prompt",
-    "actor.minibatches": "{} mini-batches",
+    "rollout.group_size": "{} responses a prompt",
+    "actor.num_minibatches": "{} mini-batches",
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }

@@ -21,7 +21,7 @@ def main(composed: DictConfig) -> str:
     """Check the composed config, then run it. Returns the state in which the run ended."""
     try:
         config = parse(OmegaConf.to_container(composed, resolve=True))
-        from harness.run import train
+        from harness.run.loop import train
 
         return train(config)
     except UserError as error:

@@ -32,11 +32,11 @@ def qwen3_config(model: Model, vocab_size: int, max_tokens: int) -> Qwen3Config:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
     return Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=model.hidden,
-        intermediate_size=model.mlp,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
         head_dim=model.head_dim,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=False,

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.actor import DeepSpeedActor
 from harness.config import Actor as ActorConfig
 from harness.config import Model, Precision
 from harness.errors import UserError
@@ -22,8 +21,12 @@ from harness.models import build, device, qwen3_config
 from harness.rollouts import RolloutEngine
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
+from harness.train.actor import DeepSpeedActor
 
-SIZES = Model(name="qwen3", hidden=128, layers=3, heads=4, kv_heads=2, head_dim=32, mlp=256)  # multiples of 128: FP8 in blocks
+SIZES = Model(
+    name="qwen3", hidden_size=128, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, intermediate_size=256,
+)  # multiples of 128: FP8 in blocks
 VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0
 """Factor on the random matrices: the entropy is then that of a trained policy rather than of a uniform one."""

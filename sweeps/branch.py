@@ -15,12 +15,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from analysis.load import flatten
-from experiments.restore import Checkpoint, find, transplant
 from experiments.train import refusal
 from harness.collapse import DETECTORS
 from harness.config import Config, parse
 from harness.errors import UserError
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
+from harness.run.restore import Checkpoint, find, transplant
 from sweeps.launch import launch
 from sweeps.local import Local
 
@@ -45,7 +45,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
     from analysis.report import report
-    from harness.plugins import check
+    from harness.build import check
 
     if noise:
         configs += _seeded(found, _noise_arm(found), seeds, sweep)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, RunFolder, arm_name, writing
+from harness.run.folder import FINISHED, RunFolder, arm_name, writing
 from sweeps.ledger import ENDS, RunState, Sweep, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
@@ -206,7 +206,7 @@ def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
 def cost(config: Config) -> str:
     """Runs that have this in common take the same time a step."""
     parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
-    return hashlib.sha256(json.dumps([parts, config.actor.minibatches], sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def arm_names(configs: Iterable[Config]) -> list[str]:

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from harness.config import Config, Run, explain
 from harness.errors import Unavailable, UserError
-from harness.records import FINISHED, RunFolder, arm_name, writing
+from harness.run.folder import FINISHED, RunFolder, arm_name, writing
 from sweeps import STARTED
 
 EVENTS = {

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, STATES, RunFolder, arm_name
+from harness.run.folder import FINISHED, STATES, RunFolder, arm_name
 
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""

@@ -15,11 +15,11 @@ from transformers import GenerationConfig
 
 from harness.config import Config, Precision, parse
 from harness.models import DTYPES, build
-from harness.records import RunFolder
 from harness.rollouts.local import LocalEngine
+from harness.run.folder import RunFolder
 from harness.seeding import generator
-from harness.trainer import Trainer
-from harness.warmstart import policy_config, warm_start
+from harness.train.trainer import Trainer
+from harness.train.warmstart import policy_config, warm_start
 
 ROUNDS = 7
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
@@ -43,7 +43,7 @@ def sampling(config: Config) -> None:
     shape = policy_config(config)
     length = shape.max_position_embeddings - start.train.shape[1]
     print(f"\nsampling responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
-    batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.samples, dim=0)
+    batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.group_size, dim=0)
     single = torch.cat([start.train, start.held_out])
     for name in ("fp32", "bf16"):
         engine = LocalEngine(shape, Precision(name=name, compute=name, weights=None, activations=None))
@@ -53,7 +53,7 @@ def sampling(config: Config) -> None:
         net = net.to(DTYPES[name])
         # Sampling from the whole distribution, to the full length: what the engine does.
         settings = GenerationConfig(do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length, pad_token_id=0)
-        batches = ((f"{config.rollout.prompts} prompts x {config.rollout.samples}", batch), ("1 of each prompt", single))
+        batches = ((f"{config.rollout.prompts} prompts x {config.rollout.group_size}", batch), ("1 of each prompt", single))
         for what, prompts in batches:
             uniforms = torch.rand(len(prompts), length, generator=generator(0, "bench"))
             ours = partial(engine.generate, prompts, uniforms)

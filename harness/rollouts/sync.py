@@ -18,7 +18,7 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 if TYPE_CHECKING:
-    from harness.actor import Actor
+    from harness.train.actor import Actor
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.3}
 """Mean |log μ − log π| in nats, 20 times or more what is normal (docs/vllm.md), so that a policy in trouble does not trip it."""

@@ -22,7 +22,7 @@ from scipy.stats import t as student
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.records import FINISHED, writing
+from harness.run.folder import FINISHED, writing
 from sweeps.cluster import Slurm
 from sweeps.launch import plan, remember
 from sweeps.ledger import RunState, Sweep
@@ -275,8 +275,8 @@ class Controller:
 
     def _check_space(self) -> None:
         """One config of each corner: what a run would refuse is told before the first is submitted."""
-        from harness.plugins import check  # torch
-        from harness.ranks import check_ranks
+        from harness.build import check  # torch
+        from harness.train.ranks import check_ranks
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.collapse import replay
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from tests.harness.conftest import composed
 
 EVERY, PROMPTS, SAMPLES = 5, 48, 8

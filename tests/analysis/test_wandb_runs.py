@@ -12,7 +12,7 @@ import pytest
 
 from analysis.load import load
 from harness.errors import UserError
-from harness.tracking import Tracker
+from harness.run.wandb import Tracker
 from tests.analysis.fake_wandb import FakeServer
 from tests.analysis.synthetic import write
 from tests.harness.conftest import TINY, composed

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
+from harness.build import PROVIDED, build_objective, check
 from harness.config import parse
 from harness.errors import UserError
-from harness.plugins import PROVIDED, build_objective, check
 from tests.algos.algo_cases import f64, shared_batch
 
 CONF = Path("experiments/conf")
@@ -74,7 +74,7 @@ def test_the_screening_composes_for_every_loss_and_correction():
 
 
 def test_the_regime_is_the_control_with_probes():
-    made = config("+experiment=regime", "rollout.staleness=4", "actor.minibatches=4", "task.choices=4")
+    made = config("+experiment=regime", "rollout.staleness=4", "actor.num_minibatches=4", "task.choices=4")
     assert made.rollout.precision.name == "fp32" and list(made.evaluation.probe) == ["bf16", "fp8_tensor", "nvfp4"]
     assert made.evaluation.probe["nvfp4"].weights == "nvfp4"
 

@@ -7,13 +7,13 @@ import torch
 
 from harness.config import Precision
 from harness.rollouts.local import LocalEngine
-from harness.run import train
-from harness.trainer import Trainer
-from harness.warmstart import policy_config
+from harness.run.loop import train
+from harness.train.trainer import Trainer
+from harness.train.warmstart import policy_config
 from tests.harness.test_ranks import train_until
 from tests.harness.test_trainer import folder_of, untimed
 
-STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.minibatches=2", "steps=5"]
+STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.num_minibatches=2", "steps=5"]
 FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
 
 
@@ -63,7 +63,7 @@ def test_a_stale_run_resumes_to_the_bit(tiny, overlap):
 
 def test_epochs_pass_over_a_rollout_again(tiny):
     """Two epochs of two mini-batches are four optimizer steps, each epoch with every row once and in its own order."""
-    config = tiny("actor.epochs=2", "actor.minibatches=2")
+    config = tiny("actor.epochs=2", "actor.num_minibatches=2")
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
         order = trainer.order(0)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from harness.errors import UserError
-from harness.records import METRICS, RunFolder, run_folders
+from harness.run.folder import METRICS, RunFolder, run_folders
 
 
 @pytest.fixture

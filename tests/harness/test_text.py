@@ -8,17 +8,17 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from harness.actor import DeepSpeedActor
+from harness.build import check
 from harness.config import Precision, Text, parse
 from harness.errors import UserError
 from harness.models import hub_model
-from harness.plugins import check
 from harness.rollouts.local import LocalEngine
-from harness.run import train
+from harness.run.loop import train
 from harness.tasks import PAD
 from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
-from harness.trainer import Trainer
+from harness.train.actor import DeepSpeedActor
+from harness.train.trainer import Trainer
 from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
@@ -68,7 +68,7 @@ def text(root, model, questions, request):
     def make(*overrides: str):
         sweep = "run.sweep=" + request.node.originalname
         data = [f"task.path={questions}", f"task.verifier={__name__}:agrees", "task.held_out=8", "task.max_prompt=12"]
-        small = ["rollout.prompts=4", "rollout.samples=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
+        small = ["rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
         hub = ["model=hub", f"model.path={model}", "warmstart=none", "task=jsonl", "task.answer_length=6"]
         return parse(composed("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
 
@@ -76,7 +76,7 @@ def text(root, model, questions, request):
 
 
 def task(config, model) -> Jsonl:
-    from harness.warmstart import build_task
+    from harness.train.warmstart import build_task
 
     return build_task(config)
 

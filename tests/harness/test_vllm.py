@@ -13,21 +13,24 @@ import torch
 from transformers import BertConfig
 
 from experiments.install_vllm import plan
+from harness.build import check
 from harness.config import Model, Precision
 from harness.errors import UserError
 from harness.models import build, qwen3_config
-from harness.plugins import check
 from harness.rollouts import vllm as vllm_engine
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, weight_formats
-from harness.run import train
+from harness.run.loop import train
 from harness.tasks import PAD
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
 
 ENGINE = "rollout/engine=vllm"
-SIZES = Model(name="qwen3", hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=256)  # multiples of 128: FP8 in blocks
+SIZES = Model(
+    name="qwen3", hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, intermediate_size=256,
+)  # multiples of 128: FP8 in blocks
 VOCABULARY, CONTEXT = 17, 320
 BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 

@@ -11,14 +11,14 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from algos.effects import examine, finish
+from algos.corrections.spec import Correction
+from algos.diagnostics.correction import examine, finish
 from algos.objective import Objective
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
-from algos.spec import Correction
+from harness.build import build_objective
 from harness.config import Config, parse
-from harness.plugins import build_objective
 
 TOLERANCE = 1e-6
 NORM = 40

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from harness.errors import UserError
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from sweeps.cluster import Task
 from sweeps.commands import cancel, logs, retry, status
 from sweeps.launch import _estimate, arm_names, cost, launch, plan
@@ -350,7 +350,7 @@ def test_status_of_two_thousand_runs_takes_less_than_two_seconds(sweep):
         sweep.folder(run).path.mkdir()
         sweep.folder(run).status("done")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-m", "sweeps.cli", "sweep", "status", sweep.path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "faultline.cli", "sweep", "status", sweep.path], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and "2000 runs, 2000 done" in done.stdout
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime  # of the processor, which others use too
