@@ -14,7 +14,7 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES, Registry, RegistryError
 from harness.collapse import DETECTORS
-from harness.config import Config, Named, Precision, Text
+from harness.config import Arithmetic, Config, Named, Precision, Text
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import ENGINES
@@ -67,7 +67,7 @@ def _check_model(config: Config) -> None:
     if not hasattr(build_task(config), "segments") and by_turn:
         raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, Text) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, (Text, Arithmetic)) and task.max_prompt + task.answer_length > context:
         raise UserError(
             f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
             f"model's context of {context}; lower one of them"

@@ -1,4 +1,5 @@
-"""Tasks with a verifier. `chain` is embedded and has tokens of its own; `gsm8k` and `jsonl` are text and need a tokenizer.
+"""Tasks with a verifier. `chain` is embedded and has tokens of its own; `gsm8k`, `jsonl` and `arithmetic` are text and need a
+tokenizer.
 
 A task is made by `TASKS[name](config, tokenizer)`, where config is the config's `task` (a plug-in's own keys are in
 `config.params`) and tokenizer that of `model=hub`, else None. It has:
@@ -27,5 +28,6 @@ TASKS = Registry(
         "chain": "harness.tasks.chain:Chain",
         "gsm8k": "harness.tasks.gsm8k:Gsm8k",
         "jsonl": "harness.tasks.text:Jsonl",
+        "arithmetic": "harness.tasks.arithmetic:Sums",
     },
 )
