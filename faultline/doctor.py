@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import Precision, parse
+from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
 from harness.rollouts.vllm_support import installed, kv_cache_refusal, weight_formats
 
@@ -36,7 +36,7 @@ def _parity() -> None:
     with initialize_config_module("experiments.conf", version_base="1.3"):
         configs = {name: compose("config", [f"rollout/precision={name}"]) for name in names}
     composed = {name: OmegaConf.to_container(config, resolve=True) for name, config in configs.items()}
-    precisions = {name: Precision.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
+    precisions = {name: PrecisionConfig.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
     table = Table("precision", "KV cache", "pair", "mean |Δ|", "largest |Δ|", "K3", "normal mean", "")
     abnormal, refusals = [], {}
     for row in parity(precisions, parse(composed["fp32"]).actor):

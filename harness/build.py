@@ -14,7 +14,7 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES, Registry, RegistryError
 from harness.collapse import DETECTORS
-from harness.config import Arithmetic, Config, Named, Precision, Text
+from harness.config import ArithmeticConfig, Config, PluginConfig, PrecisionConfig, TextConfig
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import ENGINES
@@ -67,7 +67,7 @@ def _check_model(config: Config) -> None:
     if not hasattr(build_task(config), "segments") and by_turn:
         raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, (Text, Arithmetic)) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, (TextConfig, ArithmeticConfig)) and task.max_prompt + task.answer_length > context:
         raise UserError(
             f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
             f"model's context of {context}; lower one of them"
@@ -80,9 +80,9 @@ def needs_own_sampler(config: Config) -> bool:
     return local or (config.kl.name is not None and config.kl.reference == "start")
 
 
-def own_precision(config: Config) -> Precision:
+def own_precision(config: Config) -> PrecisionConfig:
     """The precision of the trainer's own policy."""
-    return Precision(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
+    return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
 
 
 def _check_scoring(config: Config, objective: Objective) -> None:
@@ -144,7 +144,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
     return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
-def bound(registry: Registry, key: str, named: Named, provided: tuple[str, ...] = ()) -> functools.partial:
+def bound(registry: Registry, key: str, named: PluginConfig, provided: tuple[str, ...] = ()) -> functools.partial:
     """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
     return bind(registry[named.name], key, named.params, provided)
 

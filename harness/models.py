@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from harness.config import Hub, Model
+from harness.config import HubConfig, ModelConfig
 from harness.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,7 +29,7 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def qwen3_config(model: Model, vocab_size: int, max_tokens: int) -> Qwen3Config:
+def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3Config:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
     return Qwen3Config(
         vocab_size=vocab_size,
@@ -53,13 +53,13 @@ def build(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
-def hub_config(model: Hub) -> PretrainedConfig:
+def hub_config(model: HubConfig) -> PretrainedConfig:
     """The transformers config of a pretrained model."""
     with _explained(model):
         return AutoConfig.from_pretrained(model.path)
 
 
-def hub_model(model: Hub) -> PreTrainedModel:
+def hub_model(model: HubConfig) -> PreTrainedModel:
     """A pretrained model in fp32, from safetensors only: nothing of a checkpoint is executed."""
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
@@ -67,7 +67,7 @@ def hub_model(model: Hub) -> PreTrainedModel:
         )
 
 
-def hub_tokenizer(model: Hub) -> PreTrainedTokenizerBase:
+def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a pretrained model."""
     with _explained(model):
         return AutoTokenizer.from_pretrained(model.path)
@@ -78,7 +78,7 @@ MADE = Path("models")
 
 
 @contextmanager
-def _explained(model: Hub) -> Iterator[None]:
+def _explained(model: HubConfig) -> Iterator[None]:
     if MADE in (path := Path(model.path)).parents and not path.exists():
         raise UserError(f"model.path={model.path}: there is no such folder here; `make llm` makes models/smollm2")
     try:

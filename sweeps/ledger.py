@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from harness.config import Config, Run, explain
+from harness.config import Config, RunConfig, explain
 from harness.errors import Unavailable, UserError
 from harness.run.folder import FINISHED, RunFolder, arm_name, writing
 from sweeps import STARTED
@@ -115,7 +115,7 @@ class Sweep:
             told = "; ".join(explain(problem) for problem in error.errors()[:3])
             raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {told}") from None
         place = self.path.resolve()
-        return config.model_copy(update={"run": Run(root=str(place.parent), sweep=place.name)})
+        return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
         """Whether its folder says so. Not where that cannot be read: the run's own process will tell."""

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.profiler import profile
 from transformers import GenerationConfig
 
-from harness.config import Config, Precision, parse
+from harness.config import Config, PrecisionConfig, parse
 from harness.models import DTYPES, build
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import RunFolder
@@ -46,7 +46,7 @@ def sampling(config: Config) -> None:
     batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.group_size, dim=0)
     single = torch.cat([start.train, start.held_out])
     for name in ("fp32", "bf16"):
-        engine = LocalEngine(shape, Precision(name=name, compute=name, weights=None, activations=None))
+        engine = LocalEngine(shape, PrecisionConfig(name=name, compute=name, weights=None, activations=None))
         engine.load_weights(start.state.items(), 0)
         net = build(shape, 0).eval()
         net.load_state_dict(start.state)

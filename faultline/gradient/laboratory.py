@@ -13,7 +13,7 @@ from algos.objective import Objective
 from faultline.gradient.estimate import Grams, drowned
 from faultline.gradient.methods import Method, Samples, coefficients, load_loss
 from faultline.gradient.progress import Progress
-from harness.config import Model
+from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import RolloutEngine
@@ -35,7 +35,7 @@ class Laboratory:
 
     def __init__(self, trainer: Trainer, prompts: int, seed: int):
         self.trainer, self.seed, config = trainer, seed, trainer.config
-        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, Model):
+        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, ModelConfig):
             raise UserError(
                 "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
                 "no padding, and asks the trainer's own policy for samples"

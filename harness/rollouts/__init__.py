@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from algos.registry import Registry
-from harness.config import Precision
+from harness.config import PrecisionConfig
 
 ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "vllm": "harness.rollouts.vllm:VllmEngine"})
 
@@ -40,7 +40,7 @@ class RolloutEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing."""
 
     @abstractmethod

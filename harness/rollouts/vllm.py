@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
@@ -62,7 +62,7 @@ class VllmEngine(RolloutEngine):
     def __init__(
         self,
         shape: PretrainedConfig,
-        precision: Precision,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -121,7 +121,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:

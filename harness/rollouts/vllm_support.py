@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
@@ -110,7 +110,7 @@ def head_sizes() -> list[int] | None:
     return CPUAttentionBackend.get_supported_head_sizes() if current_platform.is_cpu() else None
 
 
-def option(precision: Precision) -> str | None:
+def option(precision: PrecisionConfig) -> str | None:
     """The key of QUANTIZATIONS for this precision; None where vLLM has no such combination."""
     formats = (precision.weights, precision.activations)
     return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)

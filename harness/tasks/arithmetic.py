@@ -19,7 +19,7 @@ NUMBER = re.compile(r"(?<![\d.])-?\d+")
 
 
 class Sums(Jsonl):
-    """See harness.config.Arithmetic. Multiplication binds first, as everywhere."""
+    """See harness.config.ArithmeticConfig. Multiplication binds first, as everywhere."""
 
     def load(self, split: str) -> list[dict[str, Any]]:
         """The records of `train` or `held_out`: prompt, and value, the right answer."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.config import Task
+from harness.config import ChainConfig
 
 
 class Chain:
@@ -22,7 +22,7 @@ class Chain:
 
     stop = ()  # every answer has the full length
 
-    def __init__(self, config: Task, tokenizer: None = None):
+    def __init__(self, config: ChainConfig, tokenizer: None = None):
         self.config, self.counts = config, {}
         m, c = config.modulus, config.choices
         self.moves = c if c > 1 else 0

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from harness.config import Config, Hub, Precision
+from harness.config import Config, HubConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, hub_config, hub_model, hub_tokenizer, qwen3_config
 from harness.rollouts.local import LocalEngine
@@ -51,7 +51,7 @@ class WarmStart(NamedTuple):
 
 def start(config: Config, task) -> Start:
     """A pretrained model and the task's own division of its prompts, or a warm start."""
-    if isinstance(config.model, Hub):
+    if isinstance(config.model, HubConfig):
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
     made = warm_start(config)
     net = build(policy_config(config), config.seed)
@@ -61,7 +61,7 @@ def start(config: Config, task) -> Start:
 
 def build_task(config: Config):
     """The task of a config, see harness/tasks."""
-    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, Hub) else None
+    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, HubConfig) else None
     return TASKS[config.task.name](config.task, tokenizer)
 
 
@@ -132,7 +132,7 @@ def _train(config: Config, task, prompts: np.ndarray) -> Qwen3ForCausalLM:
 
 def _solve_rates(config: Config, task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
     samples = config.warmstart.filter_samples
-    engine = LocalEngine(policy_config(config), Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    engine = LocalEngine(policy_config(config), PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
     rates = []
     for start in range(0, len(prompts), 64):  # in slices, so that the cache stays small
@@ -145,7 +145,7 @@ def _solve_rates(config: Config, task, net: Qwen3ForCausalLM, prompts: np.ndarra
 
 def policy_config(config: Config):
     """The transformers config of the policy: a pretrained one's own, else vocabulary and context are the task's."""
-    if isinstance(config.model, Hub):
+    if isinstance(config.model, HubConfig):
         return hub_config(config.model)
     task = build_task(config)
     return qwen3_config(config.model, task.vocab_size, task.prompts().shape[1] + task.answer_length)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.rollouts.local import LocalEngine
 from harness.run.loop import train
 from harness.train.trainer import Trainer
@@ -14,7 +14,7 @@ from tests.harness.test_ranks import train_until
 from tests.harness.test_trainer import folder_of, untimed
 
 STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.num_minibatches=2", "steps=5"]
-FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def rows_of(config) -> list[dict]:

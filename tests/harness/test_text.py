@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from harness.build import check
-from harness.config import Precision, Text, parse
+from harness.config import PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
@@ -27,7 +27,7 @@ WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"
 )
-FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def agrees(response: str, record: dict) -> float:
@@ -213,7 +213,7 @@ def test_bad_input_is_refused_by_name(text, overrides, message):
 
 
 def test_a_reward_outside_0_and_1_is_refused(model, questions):
-    config = Text(
+    config = TextConfig(
         name="jsonl", path=questions, held_out_path=None, held_out=4, prompt="prompt", verifier="math:isqrt", instruction="",
         chat=True, max_prompt=12, long_prompts="drop", answer_length=4,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from transformers import BertConfig
 
 from experiments.install_vllm import plan
 from harness.build import check
-from harness.config import Model, Precision
+from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
 from harness.rollouts import vllm as vllm_engine
@@ -27,7 +27,7 @@ from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
 
 ENGINE = "rollout/engine=vllm"
-SIZES = Model(
+SIZES = ModelConfig(
     name="qwen3", hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, intermediate_size=256,
 )  # multiples of 128: FP8 in blocks
@@ -35,10 +35,10 @@ VOCABULARY, CONTEXT = 17, 320
 BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 
 
-def precision(option: str) -> Precision:
+def precision(option: str) -> PrecisionConfig:
     name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
     weights, activations, _ = QUANTIZATIONS[name]
-    return Precision(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
+    return PrecisionConfig(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
 
 
 @functools.cache
