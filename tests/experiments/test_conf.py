@@ -42,8 +42,19 @@ def override(path):
     return f"{'+' if group == 'experiment' else ''}{group}={path.relative_to(group)}"
 
 
+COMPLETE = ("model/smollm2", "task/arithmetic")
+"""Options of these groups that need nothing more of the user."""
+
+
 def pretrained(path):
-    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k")
+    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k", *COMPLETE)
+
+
+def needed(path):
+    """The overrides beside `path` itself."""
+    group = path.parts[0]
+    dropped = f"{group}." if str(path) in COMPLETE else None
+    return {key: value for key, value in NEEDED.items() if dropped is None or not key.startswith(dropped)}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, marks=pytest.mark.vllm if "vllm" in str(p) else (), id=str(p)) for p in FILES])
@@ -51,7 +62,7 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.
     more = ["rollout/precision=bf16"] if path.stem == "vllm" else []
-    chosen = {**NEEDED, path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
+    chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":
         return  # its weights are elsewhere; tests/harness/test_text.py runs such a config on a model of its own
