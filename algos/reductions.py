@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from algos.chunks import highest
+from algos.corrections.spec import REDUCTIONS
 from algos.masks import only
-from algos.rows import highest
-from algos.spec import REDUCTIONS
 
 
 class Counts(NamedTuple):

@@ -94,7 +94,7 @@ ADVANTAGES = Registry(
 )
 """Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
 
-CORRECTIONS = Registry("corrections", {"m2po": "algos.m2po:m2po"})
+CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
 """Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that are no setting of `spec.Reject`."""
 
 KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})

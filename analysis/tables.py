@@ -280,7 +280,7 @@ def robustness(sweep: Sweep) -> pd.DataFrame:
         if configured is None or run.Index not in curves:
             continue
         for delta, m in product(DELTAS, LENGTHS):
-            fired = replay(curves[run.Index], {"drawdown": configured | {"delta": delta, "m": m}})
+            fired = replay(curves[run.Index], {"drawdown": configured | {"delta": delta, "consecutive": m}})
             column = f"δ={delta:g} m={m}"
             counts.loc[run.arm, column] = np.nansum([counts.loc[run.arm, column], bool(fired)])
     return counts

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import survival, tables
-from analysis.load import Sweep, shared
+from analysis.load import Sweep
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
+from harness.arms import shared
 
 MATRIX = (
     "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most); its difference from the "
@@ -23,8 +24,8 @@ SETTINGS = {
     "loss.name": "loss {}",
     "steps": "{} RL steps",
     "rollout.prompts": "{} prompts a step",
-    "rollout.samples": "{} responses a prompt",
-    "actor.minibatches": "{} mini-batches",
+    "rollout.group_size": "{} responses a prompt",
+    "actor.num_minibatches": "{} mini-batches",
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algos.diagnostics import mismatch
+from algos.diagnostics.mismatch import mismatch
 from algos.ratios import log_ratio
-from experiments.restore import Checkpoint, trainer_of
+from harness.build import needs_own_sampler, own_precision
 from harness.errors import UserError
-from harness.plugins import needs_own_sampler, own_precision
 from harness.rollouts import RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.run.restore import Checkpoint, trainer_of
 from harness.seeding import generator
 from harness.tasks import PAD
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 
 VERSIONS = 16
 """Draws of the noise over which K3 is averaged."""
@@ -52,7 +52,7 @@ def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, 
 
 def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:
     """Of the same prompts and the same uniform numbers each time."""
-    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.samples, dim=0)
+    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.group_size, dim=0)
     rows: list[tuple[Tensor, Tensor]] = []
     for version in range(VERSIONS):
         engine.load_weights(trainer.actor.weights(), version)

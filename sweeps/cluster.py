@@ -19,7 +19,7 @@ from typing import Any
 import submitit
 
 from harness.errors import UserError
-from harness.records import writing
+from harness.run.folder import writing
 from sweeps.ledger import STUCK, RunState, Sweep
 from sweeps.local import Pool, follow
 from sweeps.options import SlurmOptions

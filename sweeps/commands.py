@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.errors import UserError
-from harness.records import FINISHED
+from harness.run.folder import FINISHED
 from sweeps.ledger import Launcher, RunState, Sweep
 from sweeps.local import last_lines
 from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from sweeps.ledger import STUCK, RunState, Sweep, claimed
 from sweeps.orphans import end_with_parent
 
@@ -168,7 +168,7 @@ def _train(config_json: str, log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from harness.config import Config
-    from harness.run import train
+    from harness.run.loop import train
 
     try:
         train(Config.model_validate_json(config_json))

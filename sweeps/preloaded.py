@@ -14,7 +14,7 @@ for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process o
     signal.signal(number, signal.SIG_IGN)
 end_with_parent(signal.SIGKILL)
 PRELOADED = (
-    "harness.run",
+    "harness.run.loop",
     "transformers.models.qwen3.modeling_qwen3",
     "wandb",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it

@@ -9,12 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
-from harness.code import HOME, code_version
 from harness.errors import UserError
-from harness.records import writing
+from harness.run.code_version import HOME, code_version
+from harness.run.folder import writing
 from sweeps.ledger import Sweep
 
-PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "hydra_plugins")
+PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "faultline", "hydra_plugins")
 SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wait
 
 

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.corrections import Corrected
-from algos.effects import examine, finish
+from algos.corrections.apply import Corrected
+from algos.corrections.spec import Correction, Reject, Weight
+from algos.diagnostics.correction import examine, finish
 from algos.losses import ppo
 from algos.objective import Objective
 from algos.ratios import log_ratio
 from algos.reductions import Counts
-from algos.spec import Correction, Reject, Weight
 
 SHAPES = ((256, 1024), (512, 8192))
 ROUNDS = 7

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from harness.dumps.files import write
-from harness.records import RunFolder, writing
+from harness.run.folder import RunFolder, writing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 if TYPE_CHECKING:
-    from harness.actor import Actor
+    from harness.train.actor import Actor
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.3}
 """Mean |log μ − log π| in nats, 20 times or more what is normal (docs/vllm.md), so that a policy in trouble does not trip it."""
@@ -28,7 +28,7 @@ UNNOTICED = 0.1
 """Share of the tolerance by which the actor's answer may move before an engine whose answer has not moved counts as stale."""
 
 
-def tolerance(precision: Precision, kv_cache: str) -> float:
+def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
     """What an engine in this precision may be off by."""
     return TOLERANCES[precision.compute] if precision.weights is None and kv_cache == "compute" else QUANTISED
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
@@ -72,7 +72,7 @@ class VllmEngine(RolloutEngine):
     def __init__(
         self,
         shape: PretrainedConfig,
-        precision: Precision,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -101,7 +101,7 @@ class VllmEngine(RolloutEngine):
         llm = package().LLM
         if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
-        self.sleep, self.asleep = sleep, False
+        self.sleeps, self.asleep = sleep, False
         if self.quantization == "int8":
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
@@ -206,8 +206,8 @@ class VllmEngine(RolloutEngine):
         dist.all_gather(parts, rows.cpu().contiguous(), group=get_tp_group().cpu_group)
         return torch.cat(parts)
 
-    def rest(self) -> None:
-        if self.sleep and not self.asleep:
+    def sleep(self) -> None:
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=1)
             self.version, self.asleep = None, True
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.machine import FP8_KERNELS, Machine
 
@@ -137,7 +137,7 @@ def head_sizes() -> tuple[int, ...]:
     return this_machine().head_sizes
 
 
-def option(precision: Precision) -> str | None:
+def option(precision: PrecisionConfig) -> str | None:
     """The key of QUANTIZATIONS for this precision; None where vLLM has no such combination."""
     formats = (precision.weights, precision.activations)
     return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)

@@ -10,17 +10,17 @@ import torch
 from hypothesis import assume, given, settings
 
 from algos.advantages import gigpo, optimal_token_baseline
-from algos.corrections import correct, weight_sum
-from algos.details import details
-from algos.diagnostics import mismatch
+from algos.corrections.apply import correct, weight_sum
+from algos.corrections.m2po import m2po
+from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
+from algos.diagnostics.mismatch import mismatch
+from algos.diagnostics.pareto import pareto_k
+from algos.diagnostics.positions import by_length, by_position, position_rows, profiles
+from algos.diagnostics.probabilities import details
 from algos.kl import k1, k2, k3
-from algos.m2po import m2po
-from algos.profiles import by_length, by_position, position_rows, profiles
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
 from algos.registry import ADVANTAGES, LOSSES
-from algos.spec import REDUCTIONS, Correction, Reject, Weight
-from algos.tails import pareto_k
 from tests.algos import oracles
 from tests.algos.algo_cases import LOSS_PARAMS
 

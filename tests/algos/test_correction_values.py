@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from algos.corrections import correct, weight_sum
-from algos.m2po import m2po
+from algos.corrections.apply import correct, weight_sum
+from algos.corrections.m2po import m2po
+from algos.corrections.spec import Correction, Plugin, Reject, Weight
 from algos.ratios import LEVELS, at_level, log_ratio
 from algos.reductions import Counts, reduce
-from algos.spec import Correction, Plugin, Reject, Weight
 from tests.algos.algo_cases import f64, shared_batch
 
 

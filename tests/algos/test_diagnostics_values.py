@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from algos.corrections import correct
-from algos.details import details
-from algos.diagnostics import mismatch
-from algos.effects import applied, filter_rows, finish_filters, finish_weights, weight_rows
-from algos.profiles import bin_of
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction, Reject, Weight
+from algos.diagnostics.correction import applied, filter_rows, finish_filters, finish_weights, weight_rows
+from algos.diagnostics.mismatch import mismatch
+from algos.diagnostics.pareto import pareto_k
+from algos.diagnostics.positions import bin_of
+from algos.diagnostics.probabilities import details
 from algos.ratios import log_ratio
-from algos.spec import Correction, Reject, Weight
-from algos.tails import pareto_k
 from tests.algos.algo_cases import f64, shared_batch
 
 

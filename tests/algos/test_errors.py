@@ -10,14 +10,14 @@ import torch
 
 from algos.advantages import gae, gdpo
 from algos.conformance import example
-from algos.corrections import correct
+from algos.corrections.apply import correct
+from algos.corrections.m2po import m2po
+from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
 from algos.kl import k3_unbiased
-from algos.m2po import m2po
 from algos.objective import Objective
 from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
-from algos.spec import Correction, Plugin, Reject, Weight, check_combination
 from tests.algos.algo_cases import LOSS_PARAMS, shared_batch
 
 NAN = math.nan

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from algos.advantages import dr_grpo, pass_at_k, rloo
-from algos.corrections import bounded_weights, correct
-from algos.diagnostics import mismatch
+from algos.corrections.apply import bounded_weights, correct
+from algos.corrections.spec import Correction, Reject, Weight
+from algos.diagnostics.mismatch import mismatch
 from algos.enumerable import policies, rewards, toy
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.losses import gspo, ppo, sapo
@@ -23,7 +24,6 @@ from algos.objective import Objective
 from algos.ratios import Ratio, at_level, log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
-from algos.spec import Correction, Reject, Weight
 from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED
 
 SPACE = toy(3, 4)

@@ -13,13 +13,13 @@ import math
 import pytest
 import torch
 
-from algos.corrections import correct
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction, Reject, Weight
 from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
 from algos.losses.covariance import covariance, select_band
 from algos.objective import Objective
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
-from algos.spec import Correction, Reject, Weight
 from tests.algos.algo_cases import f64, shared_batch
 
 PPO = {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 3.0}

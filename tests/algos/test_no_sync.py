@@ -5,16 +5,16 @@ import functools
 import pytest
 import torch
 
-from algos.corrections import weight_sum
-from algos.details import details
-from algos.effects import examine, finish
-from algos.m2po import m2po
+from algos.corrections.apply import weight_sum
+from algos.corrections.m2po import m2po
+from algos.corrections.spec import Correction, Plugin, Reject, Weight
+from algos.diagnostics.correction import examine, finish
+from algos.diagnostics.positions import by_length, by_position, position_rows
+from algos.diagnostics.probabilities import details
 from algos.objective import Objective
-from algos.profiles import by_length, by_position, position_rows
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import KL, LOSSES
-from algos.spec import Correction, Plugin, Reject, Weight
 from tests.algos.algo_cases import LOSS_PARAMS
 
 SPEC = Correction(

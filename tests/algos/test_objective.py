@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from algos import kl
+from algos.corrections.spec import Correction, Reject, Weight, check_baseline
 from algos.losses import pg, ppo
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import KL
-from algos.spec import Correction, Reject, Weight, check_baseline
 from tests.algos.algo_cases import f64, shared_batch
 
 PPO = functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0)

@@ -5,14 +5,14 @@ import functools
 import pytest
 import torch
 
-from algos import rows
-from algos.corrections import correct
-from algos.effects import applied_rows, examine, finish, weight_rows
+from algos import chunks
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction, Reject, Weight
+from algos.diagnostics.correction import applied_rows, examine, finish, weight_rows
 from algos.losses import ppo
 from algos.objective import Objective
 from algos.ratios import log_ratio
 from algos.reductions import Counts
-from algos.spec import Correction, Reject, Weight
 
 SPEC = Correction(
     weight=Weight("token", "truncate", None, 1.2),
@@ -59,7 +59,7 @@ def everything():
 @pytest.mark.parametrize("chunk", [1, 100, 160])
 def test_in_parts_as_at_once(monkeypatch, chunk):
     at_once = everything()
-    monkeypatch.setattr(rows, "CHUNK", chunk)
+    monkeypatch.setattr(chunks, "CHUNK", chunk)
     in_parts = everything()
     assert at_once.keys() == in_parts.keys()
     for name, value in at_once.items():
@@ -68,11 +68,11 @@ def test_in_parts_as_at_once(monkeypatch, chunk):
 
 
 def test_parts_hold_every_token_once(monkeypatch):
-    monkeypatch.setattr(rows, "CHUNK", 100)
+    monkeypatch.setattr(chunks, "CHUNK", 100)
     mask = batch()[1]
     seen = torch.zeros_like(mask, dtype=torch.long)
     widths = []
-    for part in rows.parts(mask):
+    for part in chunks.parts(mask):
         seen[part.rows, : part.width] += 1
         widths.append(part.width)
     assert (seen[mask] == 1).all() and seen.max() == 1

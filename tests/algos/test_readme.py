@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from algos.details import details
-from algos.effects import examine, finish
+from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
+from algos.diagnostics.correction import examine, finish
+from algos.diagnostics.positions import position_rows, profiles
+from algos.diagnostics.probabilities import details
 from algos.objective import Objective
-from algos.profiles import position_rows, profiles
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
-from algos.spec import REDUCTIONS, Correction, Reject, Weight
 
 TEXT = Path("algos/README.md").read_text()
 

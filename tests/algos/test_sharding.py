@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algos.corrections import correct, weight_sum
-from algos.details import details, details_rows, finish_details
-from algos.diagnostics import finish_mismatch, mismatch, mismatch_rows
-from algos.effects import (
+from algos.chunks import merge
+from algos.corrections.apply import correct, weight_sum
+from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
+from algos.diagnostics.correction import (
     applied,
     applied_rows,
     filter_rows,
@@ -22,13 +22,13 @@ from algos.effects import (
     finish_weights,
     weight_rows,
 )
+from algos.diagnostics.mismatch import finish_mismatch, mismatch, mismatch_rows
+from algos.diagnostics.positions import by_length, by_position, position_rows
+from algos.diagnostics.probabilities import details, details_rows, finish_details
 from algos.objective import Objective
-from algos.profiles import by_length, by_position, position_rows
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
-from algos.rows import merge
-from algos.spec import REDUCTIONS, Correction, Reject, Weight
 from tests.algos import oracles
 from tests.algos.algo_cases import LOSS_PARAMS
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from harness.collapse import outcome
 from harness.config import parse
-from harness.records import RunFolder
-from harness.tracking import Tracker
+from harness.run.folder import RunFolder
+from harness.run.wandb import Tracker
 
 
 def mirror(folder: RunFolder, first: int = 0, last: int | None = None, mode: str = "offline") -> None:

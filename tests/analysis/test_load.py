@@ -50,7 +50,7 @@ def test_outcomes_and_times(sweep):
 
 
 def test_the_clock_counts_optimizer_steps(tmp_path):
-    write(tmp_path, FP8, "actor.minibatches=4", steps=100, collapse=60)
+    write(tmp_path, FP8, "actor.num_minibatches=4", steps=100, collapse=60)
     assert load(tmp_path).runs.time.item() == 71 * 4
 
 

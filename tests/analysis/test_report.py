@@ -106,7 +106,7 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
         for parts in (1, 4):
             for seed in (0, 1):
                 at = 20 if rate == "1e-3" and parts == 4 else None
-                write(tmp_path, FP32, f"actor.lr={rate}", f"actor.minibatches={parts}", seed=seed, collapse=at)
+                write(tmp_path, FP32, f"actor.lr={rate}", f"actor.num_minibatches={parts}", seed=seed, collapse=at)
     sweep = load(tmp_path)
     page = report(tmp_path).read_text()
     assert "where is the control stable?" in page and page.index('id="frontier"') < page.index('id="survival"')
@@ -193,7 +193,7 @@ def test_csv_holds_the_numbers(made):
 
 @pytest.mark.slow
 def test_the_command_line(made, tmp_path):
-    command = [sys.executable, "-m", "experiments.cli", "report"]
+    command = [sys.executable, "-m", "faultline.tools", "report"]
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)
     assert done.returncode == 0 and f"Page: {tmp_path}/r/report.html" in done.stdout, done.stderr
     for wrong, said in (

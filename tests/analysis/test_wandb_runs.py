@@ -12,12 +12,13 @@ import pytest
 import wandb
 
 from analysis.load import load
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
-from harness.tracking import Tracker
+from harness.run.wandb import Tracker
 from tests.analysis.fake_wandb import FakeServer
 from tests.analysis.synthetic import write
-from tests.harness.conftest import TINY, composed
+from tests.harness.conftest import TINY
 
 FP8 = "rollout/precision=fp8_tensor"
 
@@ -48,8 +49,8 @@ def mirror(mode, *parts, **environment):
 def tidy(found):
     """Frames without the ids, which folders written by hand do not share with W&B."""
     runs = found.runs.set_index(["arm", "seed"]).sort_index()
-    steps = found.steps.assign(arm=found.steps.run.astype(str).map(found.runs.arm)).drop(columns="run")
-    return runs.sort_index(axis=1), steps.sort_values(["arm", "step"]).sort_index(axis=1).reset_index(drop=True)
+    steps = found.steps.join(found.runs[["arm", "seed"]], on="run").drop(columns="run")
+    return runs.sort_index(axis=1), steps.sort_values(["arm", "seed", "step"]).sort_index(axis=1).reset_index(drop=True)
 
 
 def same(one, other):
@@ -175,7 +176,7 @@ def test_a_row_does_not_wait_for_its_mirror(tmp_path, monkeypatch):
     """
     monkeypatch.delenv("WANDB_SERVICE", raising=False)  # the service of an earlier test would be used instead of an own one
     wandb.teardown()
-    config = parse(composed(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
+    config = parse(compose(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
     tracker = Tracker(config, tmp_path / "run")
     (mirror,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "wandb-core"]
     mirror.suspend()

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
+from harness.compose import compose
 from harness.config import Config, parse
 
 TINY = [
@@ -14,25 +13,20 @@ TINY = [
     "task.length=4",
     "task.slip=0.15",
     "task.modulus=5",
-    "model.hidden=32",
-    "model.layers=2",
-    "model.mlp=64",
+    "model.hidden_size=32",
+    "model.num_hidden_layers=2",
+    "model.intermediate_size=64",
     "warmstart.steps=150",
     "warmstart.keep_low=0.05",
     "warmstart.keep_high=0.95",
     "rollout.prompts=4",
-    "rollout.samples=4",
+    "rollout.group_size=4",
     "evaluation.every=2",
     "evaluation.prompts=4",
     "evaluation.samples=4",
     "actor.lr=3e-4",
     "steps=4",
 ]
-
-
-def composed(*overrides: str) -> dict:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +41,6 @@ def tiny(root, request):
 
     def make(*overrides: str) -> Config:
         sweep = "run.sweep=" + re.sub(r"[^\w.-]+", "-", request.node.name)
-        return parse(composed(*TINY, f"run.root={root}", sweep, *overrides))
+        return parse(compose(*TINY, f"run.root={root}", sweep, *overrides))
 
     return make

@@ -4,21 +4,24 @@ import psutil
 import pytest
 import torch
 
-from harness.actor import DeepSpeedActor
-from harness.config import Actor, Model
+from harness.config import ActorConfig, ModelConfig
 from harness.models import build, qwen3_config
+from harness.train.actor import DeepSpeedActor
 
-SIZES = Model(name="qwen3", hidden=32, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=48)
+SIZES = ModelConfig(
+    name="qwen3", hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=32, intermediate_size=48,
+)
 SHAPE = qwen3_config(SIZES, 11, 32)
 
 
-def settings(**changes) -> Actor:
+def settings(**changes) -> ActorConfig:
     values = {
         "zero_stage": 1, "dtype": "fp32", "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1,
-        "clip_norm": 0.5, "minibatches": 1, "epochs": 1, "micro_tokens": None,
+        "max_grad_norm": 0.5, "num_minibatches": 1, "epochs": 1, "micro_tokens": None,
         "gradient_checkpointing": False, "scoring": "exact",
     }  # fmt: skip
-    return Actor(**{**values, **changes})
+    return ActorConfig(**{**values, **changes})
 
 
 def data(seed: int):
@@ -39,7 +42,7 @@ def plain(steps: int):
         logits = net(torch.cat([prompts, tokens], 1)).logits[:, 2:-1]
         logp = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
         (-logp * weights).mean().backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(net.parameters(), config.clip_norm)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(net.parameters(), config.max_grad_norm)))
         optimizer.step()
         optimizer.zero_grad()
     return norms, dict(net.named_parameters())
@@ -57,7 +60,7 @@ def trained(actor: DeepSpeedActor, steps: range) -> list[float]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_trains_as_plain_torch_does(stage):
-    """Pre-clip norms and weights after 4 clipped AdamW steps. The norms exceed clip_norm, so clipping is in play."""
+    """Pre-clip norms and weights after 4 clipped AdamW steps. The norms exceed max_grad_norm, so clipping is in play."""
     norms, weights = plain(4)
     actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=stage))
     assert min(norms) > 0.5

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.collapse import DETECTORS, Outcome, outcome, replay
-from harness.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
+from harness.collapse.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
 
 
 def evaluation(reward, n=320):
@@ -15,7 +15,7 @@ def evaluation(reward, n=320):
 
 def drawdown(rewards, n=320, **changes):
     """The event of a curve of evaluations at steps 0, 5, 10, ..."""
-    detector = Drawdown(**{"delta": 0.5, "m": 3, "warm": 0, "floor": 0.1, **changes})
+    detector = Drawdown(**{"delta": 0.5, "consecutive": 3, "warm": 0, "floor": 0.1, **changes})
     for i, reward in enumerate(rewards):
         event = detector.observe(5 * i, evaluation(reward, n))
         if event:
@@ -75,17 +75,17 @@ def test_zero_right_of_a_few_is_not_certainty():
 def test_drawdown_reports_once_and_survives_a_resume_at_any_point():
     curve = [*RISE, 0.0, 0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0]
     for cut in range(len(curve)):
-        events, detector = [], Drawdown(delta=0.5, m=3, warm=0, floor=0.1)
+        events, detector = [], Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1)
         for i, reward in enumerate(curve):
             if i == cut:
-                state, detector = detector.state, Drawdown(delta=0.5, m=3, warm=0, floor=0.1)
+                state, detector = detector.state, Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1)
                 detector.state = state
             events.append(detector.observe(5 * i, evaluation(reward)))
         assert [e["onset"] for e in events if e] == [40]
 
 
 def numerical(norms, losses=None):
-    detector = Numerical(factor=20, window=50, hits=5, of=10)
+    detector = Numerical(factor=20, window=50, hits=5, hits_window=10)
     for i, norm in enumerate(norms):
         event = detector.observe(i, {"actor/grad_norm": norm, "actor/loss": losses[i] if losses else 0.0})
         if event:
@@ -97,7 +97,7 @@ def numerical(norms, losses=None):
 def test_a_non_finite_gradient_or_loss_is_an_event_at_once(bad):
     assert numerical([1.0, 1.0, bad])[1]["onset"] == 2
     assert numerical([1.0, 1.0, 1.0], [0.0, bad, 0.0])[1] == {"onset": 1, "cause": "actor/loss is not finite"}
-    event = Numerical(factor=20, window=50, hits=5, of=10).observe(4, {"actor/grad_norm": 1.0, "actor/entropy": bad})
+    event = Numerical(factor=20, window=50, hits=5, hits_window=10).observe(4, {"actor/grad_norm": 1.0, "actor/entropy": bad})
     assert event == {"onset": 4, "cause": "actor/entropy is not finite"}
 
 
@@ -120,7 +120,7 @@ def test_half_of_the_steps_skipped():
     """30 of 50 are; the first row at which 50 are known is step 49. Half of them, 25, is not more than half."""
 
     def event(share):
-        detector = Numerical(factor=20, window=50, hits=5, of=10)
+        detector = Numerical(factor=20, window=50, hits=5, hits_window=10)
         rows = [{"actor/skipped": float(i % 50 < share)} for i in range(50)]
         return [e for i, row in enumerate(rows) if (e := detector.observe(i, row))]
 
@@ -128,9 +128,9 @@ def test_half_of_the_steps_skipped():
 
 
 def test_rows_without_the_metric_are_passed_over():
-    assert Drawdown(delta=0.5, m=3, warm=0, floor=0.1).observe(1, {"actor/loss": 0.0}) is None
-    assert Numerical(factor=20, window=50, hits=5, of=10).observe(1, {"eval/reward": 0.0}) is None
-    assert Entropy(share=0.05, m=1).observe(1, {"eval/reward": 0.0}) is None
+    assert Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1).observe(1, {"actor/loss": 0.0}) is None
+    assert Numerical(factor=20, window=50, hits=5, hits_window=10).observe(1, {"eval/reward": 0.0}) is None
+    assert Entropy(share=0.05, consecutive=1).observe(1, {"eval/reward": 0.0}) is None
     assert distribution([{}] * 60) is None
 
 
@@ -140,7 +140,7 @@ def test_the_error_is_that_of_prompts_not_of_responses():
     rows = [(0.1, 0.043)] + [(0.9, 0.0438)] * 4
 
     def event(error):
-        detector = Drawdown(delta=0.2, m=3, warm=0, floor=0.07)
+        detector = Drawdown(delta=0.2, consecutive=3, warm=0, floor=0.07)
         found = [
             detector.observe(i, {"eval/reward": r, "eval/stderr": e}) for i, (r, e) in enumerate([*rows, *[(0.7, error)] * 3])
         ]
@@ -150,7 +150,7 @@ def test_the_error_is_that_of_prompts_not_of_responses():
 
 
 def distribution(rows, **changes):
-    detector = Distribution(**{"ess": 0.1, "factor": 10, "first": 5, "last": 25, "null_band": 1e-9, "m": 5, **changes})
+    detector = Distribution(**{"ess": 0.1, "factor": 10, "first": 5, "last": 25, "null_band": 1e-9, "consecutive": 5, **changes})
     return next((e for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
 
 
@@ -176,7 +176,7 @@ def test_entropy_below_a_twentieth_of_its_start_warns():
     """H_0 = 2, so below 0.1; the last row of a run has no entropy and does not break the count."""
 
     def warned(entropies):
-        detector = Entropy(share=0.05, m=3)
+        detector = Entropy(share=0.05, consecutive=3)
         rows = [{} if h is None else {"actor/entropy": h} for h in entropies]
         return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
 
@@ -188,25 +188,25 @@ def test_responses_that_do_not_end_warn():
     """Above a half, three in a row; a task whose responses have one length has no such share."""
 
     def warned(shares):
-        detector = Length(share=0.5, m=3)
+        detector = Length(share=0.5, consecutive=3)
         rows = [{} if share is None else {"rollout/truncated": share} for share in shares]
         return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
 
     assert warned([0.6, 0.6, 0.5, 0.6, 0.6]) is None and warned([None] * 9) is None
     assert warned([0.1, 0.6, 0.7, None, 0.8, 0.9]) == 1
     def same(shares):
-        detector = Length(share=0.5, m=3)
+        detector = Length(share=0.5, consecutive=3)
         rows = [{"rollout/truncated": 0.0, "rollout/same_length": share} for share in shares]
         return next((e["onset"] for i, row in enumerate(rows) if (e := detector.observe(i, row))), None)
 
     assert same([0.2, 0.6, 0.5, 0.9, 0.9, 0.9]) == 3
     assert same([0.9] * 9) is None  # a task whose answers are of one length
-    old = Length(share=0.5, m=3)
+    old = Length(share=0.5, consecutive=3)
     old.state = {"long": [], "fired": False}  # of a checkpoint made before lengths were compared
     told = [old.observe(i, {"rollout/truncated": 0.0, "rollout/same_length": s}) for i, s in enumerate((0.2, 0.6, 0.6, 0.6))]
     assert told[:3] == [None] * 3 and told[3]["onset"] == 1
-    with pytest.raises(ValueError, match=r"length: share=1.5, m=3: needs 0 < share < 1"):
-        Length(share=1.5, m=3)
+    with pytest.raises(ValueError, match=r"length: share=1.5, consecutive=3: needs 0 < share < 1"):
+        Length(share=1.5, consecutive=3)
 
 
 def learned(rewards, n=320):
@@ -224,8 +224,8 @@ def test_learning_is_a_median_three_errors_above_the_start():
 
 
 SETTINGS = {
-    "drawdown": {"delta": 0.5, "m": 3, "warm": 0, "floor": 0.1},
-    "numerical": {"factor": 20, "window": 50, "hits": 5, "of": 10},
+    "drawdown": {"delta": 0.5, "consecutive": 3, "warm": 0, "floor": 0.1},
+    "numerical": {"factor": 20, "window": 50, "hits": 5, "hits_window": 10},
     "learning": {"solved": 0.95},
 }
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
-from tests.harness.conftest import composed
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from tests.harness.conftest import composed
         (["correction.weight.action=mask"], r"correction.weight.action=mask has no effect while level is null"),
         (["warmstart.keep_low=0.9"], r"warmstart.keep_low=0.9 must be below keep_high=0.8"),
         (["actor.betas=[1.0,0.9]"], r"actor.betas.0=1.0"),
-        (["rollout/precision=nvfp4", "model.mlp=100"], r"nvfp4 needs rows of a multiple of 16 values; model.mlp is 100"),
+        (["rollout/precision=nvfp4", "model.intermediate_size=100"], r"a multiple of 16 values; model.intermediate_size is 100"),
         (["reduce.norm=5"], r"reduce.norm=5 has no effect with mode=token_mean"),
         (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
         (["kl.coef=0.1"], r"kl.coef=0.1 with name=None: a KL term needs both an estimator and a positive coef"),
@@ -35,7 +35,7 @@ from tests.harness.conftest import composed
         (["kl.reference=rollout"], r"kl.reference=rollout has no effect with name=null"),
         (["kl=k2", "kl.reference=old"], r"kl.reference='old': input should be 'start' or 'rollout'"),
         (["baseline=kept"], r"baseline=kept has no effect without a filter under correction.reject"),
-        (["actor.minibatches=3"], r"actor.minibatches=3 does not divide the 256 responses"),
+        (["actor.num_minibatches=3"], r"actor.num_minibatches=3 does not divide the 256 responses"),
         (["rollout.overlap=true"], r"rollout.overlap=true needs staleness of at least 1"),
         (
             ["rollout/engine=vllm", "rollout.overlap=true", "rollout.staleness=1", "rollout.engine.sleep=true"],
@@ -56,7 +56,8 @@ from tests.harness.conftest import composed
         (["actor.lr=-1"], r"actor.lr=-1: input should be greater than 0"),
         (["actor.zero_stage=4"], r"actor.zero_stage=4: input should be less than or equal to 3"),
         (["steps=abc"], r"steps='abc'"),
-        (["model.heads=3", "model.kv_heads=2"], r"model.heads=3 must be a multiple of kv_heads=2"),
+        (["model.num_attention_heads=3", "model.num_key_value_heads=2"],
+         r"model.num_attention_heads=3 must be a multiple of num_key_value_heads=2"),
         (["task.choices=20"], r"task.choices=20 exceeds modulus=14"),
         (["rollout.precision.weights=fp4"], r"rollout.precision.weights='fp4'"),
         (["rollout.precision.weights=null"], r"rollout.precision.activations=fp8_token need weights of the same format"),
@@ -69,17 +70,17 @@ from tests.harness.conftest import composed
 )
 def test_a_wrong_value_is_refused_by_name(overrides, message):
     with pytest.raises(UserError, match=message):
-        parse(composed(*overrides))
+        parse(compose(*overrides))
 
 
 def test_the_hash_is_of_what_decides_the_result():
-    base = parse(composed())
+    base = parse(compose())
     for same in ("run.sweep=other", "tracking=disabled", "checkpoint.every=7"):
-        assert parse(composed(same)).digest == base.digest
-    different = {parse(composed(o)).digest for o in ("seed=1", "actor.lr=1e-5", "correction=token_truncate", "steps=3")}
+        assert parse(compose(same)).digest == base.digest
+    different = {parse(compose(o)).digest for o in ("seed=1", "actor.lr=1e-5", "correction=token_truncate", "steps=3")}
     assert len({base.digest, *different}) == 5
-    assert parse(composed("seed=1")).warmstart_digest == base.warmstart_digest
-    assert parse(composed("task.length=9")).warmstart_digest != base.warmstart_digest
+    assert parse(compose("seed=1")).warmstart_digest == base.warmstart_digest
+    assert parse(compose("task.length=9")).warmstart_digest != base.warmstart_digest
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
@@ -113,7 +114,7 @@ def test_the_command_line_answers_wrong_input_without_importing_torch(arguments,
 
 def test_checking_a_config_imports_nothing_heavy():
     code = (
-        "import sys; from tests.harness.conftest import composed; from harness.config import parse; parse(composed());"
+        "import sys; from harness.compose import compose; from harness.config import parse; parse(compose());"
         "print([m for m in ('torch', 'transformers', 'deepspeed', 'wandb', 'vllm', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,14 +5,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.replay.collect import collect
-from experiments.replay.presets import presets
-from experiments.replay.sources import Dump
+from faultline.replay.collect import collect
+from faultline.replay.presets import presets
+from faultline.replay.sources import Dump
 from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
 from harness.errors import UserError
-from harness.records import RunFolder
-from harness.run import train
+from harness.run.folder import RunFolder
+from harness.run.loop import train
 
 
 def columns(dtype=np.float32):
@@ -138,7 +138,7 @@ def test_a_mask_of_numbers_is_read_if_they_are_0_and_1(tmp_path):
 
 @pytest.mark.parametrize(("correction", "minibatches"), [("token_truncate", 2), ("verl/decoupled_geo_rs_seq_tis", 1)])
 def test_replay_of_a_run_gives_what_the_run_has_logged(tiny, correction, minibatches):
-    run = tiny("steps=2", "dump.every=1", f"actor.minibatches={minibatches}", f"correction={correction}")
+    run = tiny("steps=2", "dump.every=1", f"actor.num_minibatches={minibatches}", f"correction={correction}")
     assert train(run) == "done"
     logged = RunFolder(run.path).metrics()
     for path, row in zip(sorted((run.path / "dumps").iterdir()), logged[:2], strict=True):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import Model, Precision
+from harness.config import ModelConfig, PrecisionConfig
 from harness.models import build, qwen3_config
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
@@ -20,14 +20,17 @@ PRECISIONS = {
 }
 
 
-def precision(name: str) -> Precision:
+def precision(name: str) -> PrecisionConfig:
     compute, weights, activations = PRECISIONS[name]
-    return Precision(name=name, compute=compute, weights=weights, activations=activations)
+    return PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations)
 
 
 @pytest.fixture(scope="module")
 def net():
-    sizes = Model(name="qwen3", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=96)
+    sizes = ModelConfig(
+        name="qwen3", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, intermediate_size=96,
+    )
     net = build(qwen3_config(sizes, 13, 40), seed=1)
     with torch.no_grad():
         for parameter in net.parameters():  # gains off 1 and sharp logits, so that no term can be missing unnoticed

@@ -13,19 +13,19 @@ import psutil
 import pytest
 import torch
 
-from harness.actor import DeepSpeedActor
+from harness.build import build_task
 from harness.errors import UserError
-from harness.models import build
-from harness.ranks import check_ranks
-from harness.records import RunFolder, run_folders
-from harness.run import train
-from harness.warmstart import policy_config
+from harness.models import build, policy_config
+from harness.run.folder import RunFolder, run_folders
+from harness.run.loop import train
+from harness.train.actor import DeepSpeedActor
+from harness.train.ranks import check_ranks
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed
 
 pytestmark = pytest.mark.slow
 
-SHARED = ["rollout/precision=fp32", "actor.minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
+SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
 
 
@@ -74,7 +74,7 @@ def assert_resumes_alike(config, folder: RunFolder) -> None:
     after = []
     for source, ranks in ((folder, 2), (folder_of(config), 1)):
         settings = config.actor.model_copy(update={"zero_stage": source.read("config.json")["actor"]["zero_stage"]})
-        actor = DeepSpeedActor(build(policy_config(config), 5), settings)
+        actor = DeepSpeedActor(build(policy_config(config.model, build_task(config)), 5), settings)
         actor.load(source.path / "checkpoints/step-00000003/actor", ranks=ranks)
         before = {name: w.detach().clone() for name, w in actor.weights()}
         tokens = torch.arange(12).view(2, 6) % 5
@@ -126,7 +126,7 @@ def test_the_other_ranks_end_with_the_code_of_the_reason(error, code):
     """A full disk of rank 1 may have space the next time, so 75; what it cannot do at all it cannot do then either, so 1."""
     program = f"""if True:
         from harness.errors import Unavailable, UserError
-        from harness.ranks import join
+        from harness.train.ranks import join
         ranks = join()
         with ranks.together(lambda rank, reason: None):
             if ranks.rank == 1:
@@ -205,7 +205,8 @@ def test_srun_starts_ranks(tiny, root):
     assert listening == {"127.0.0.1"}
 
 
-VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.minibatches=2", "correction=token_truncate", "steps=2"]
+VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.num_minibatches=2", "steps=2",
+        "correction=token_truncate"]  # fmt: skip
 
 
 @pytest.mark.vllm

@@ -7,13 +7,14 @@ import pytest
 
 from analysis.load import load
 from analysis.tables import disagreements
-from experiments.gradient.laboratory import Laboratory
-from experiments.gradient.methods import EXACT, methods
 from experiments.noise import matching_noise
-from experiments.restore import find, transplant
+from faultline.gradient.laboratory import Laboratory
+from faultline.gradient.methods import EXACT, methods
 from harness.errors import UserError
-from harness.records import METRICS, RunFolder, run_folders
-from harness.run import Run, train
+from harness.run.folder import RunFolder, run_folders
+from harness.run.loop import Run, train
+from harness.run.metrics import METRICS
+from harness.run.restore import find, transplant
 from sweeps.branch import branch, overridden
 
 pytestmark = pytest.mark.slow
@@ -79,8 +80,8 @@ def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny)
     ]:
         with pytest.raises(UserError, match=message):
             branch(config.path, 2, [arm], 1)
-    with pytest.raises(UserError, match=r"model.hidden cannot change on the way, the checkpoint was made with 32"):
-        branch(config.path, 2, ["model.hidden=64"], 1)
+    with pytest.raises(UserError, match=r"model.hidden_size cannot change on the way, the checkpoint was made with 32"):
+        branch(config.path, 2, ["model.hidden_size=64"], 1)
     with pytest.raises(UserError, match=r"steps=4: the checkpoint is of step 4, .*; branch from an earlier one: --at 2$"):
         branch(config.path, 4, [], 1)
 
@@ -88,7 +89,7 @@ def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny)
 def test_the_noise_arm_has_the_mismatch_of_the_run(tiny):
     """K3 of the noise arm over its own steps is that of the unchanged one. From one draw of the noise to the next it differs by
     37 % (standard deviation), measured on this policy: the mean of four by 18 %."""
-    overrides = ["rollout/precision=nvfp4", "rollout.prompts=16", "rollout.samples=8", "actor.lr=1e-6"]
+    overrides = ["rollout/precision=nvfp4", "rollout.prompts=16", "rollout.group_size=8", "actor.lr=1e-6"]
     config = tiny(*overrides, "steps=6", "checkpoint.every=2", "checkpoint.keep=3")
     train(config)
     noise, reached, wanted = matching_noise(find(config.path, 2))

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import harness.run
-from harness.records import RunFolder
-from harness.run import Run, train
+import harness.run.loop
+from harness.run.folder import RunFolder
+from harness.run.loop import Run, train
 from sweeps.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 
 pytestmark = pytest.mark.slow
 
 # Long enough that a test on a busy machine still finds the run under way when it strikes.
-OVERRIDES = ["steps=60", "checkpoint.every=5", "actor.minibatches=2", "rollout/precision=fp8_tensor", "correction=token_truncate"]
+OVERRIDES = ["steps=60", "checkpoint.every=5", "actor.num_minibatches=2", "rollout/precision=fp8_tensor",
+             "correction=token_truncate"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_a_resumed_run_that_is_stopped_before_its_next_step_keeps_the_step_that_
     """Once while it records what it is, once while it makes its engines."""
     config = tiny("steps=2", "checkpoint.every=1", "seed=12")
     folder = folder_of(config)
-    for place, name in ((RunFolder, "log_metrics"), (harness.run, "_add_provenance"), (Run, "resume")):
+    for place, name in ((RunFolder, "log_metrics"), (harness.run.loop, "_add_provenance"), (Run, "resume")):
         before = getattr(place, name)
         with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
             patch.setattr(place, name, lambda *given, before=before: (before(*given), signal.raise_signal(signal.SIGTERM)))

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import wandb
 
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from tests.harness.test_trainer import folder_of
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def command(config) -> list[str]:
     """Of a run in a process of its own, as W&B keeps state in the process that called it."""
     code = (
-        "import sys; from harness.config import Config; from harness.run import train;"
+        "import sys; from harness.config import Config; from harness.run.loop import train;"
         "train(Config.model_validate_json(sys.argv[1]))"
     )
     return [sys.executable, "-c", code, config.model_dump_json()]

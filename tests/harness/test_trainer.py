@@ -9,13 +9,15 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES, RegistryError
+from harness.build import build_task
 from harness.collapse import replay
 from harness.errors import UserError
-from harness.plugins import check
-from harness.records import METRICS, RunFolder
-from harness.run import Run, train
-from harness.trainer import Trainer
-from harness.warmstart import warm_start
+from harness.run.folder import RunFolder
+from harness.run.loop import Run, train
+from harness.run.metrics import METRICS
+from harness.train.trainer import Trainer
+from harness.train.warmstart import warm_start
+from harness.validate import check
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def test_the_control_is_exact(tiny, minibatches, ratio):
     Not by the current ratio with two mini-batches: the second sees a policy that has moved, so its ratio is not 1.
     """
     # A weight on the current ratio belongs to a loss without a ratio of its own.
-    shared = ["rollout/precision=fp32", f"actor.minibatches={minibatches}", f"loss={'ppo' if ratio == 'old' else 'pg'}"]
+    shared = ["rollout/precision=fp32", f"actor.num_minibatches={minibatches}", f"loss={'ppo' if ratio == 'old' else 'pg'}"]
     outcomes = []
     for correction in CORRECTIONS:
         config = tiny(*shared, f"correction={correction}", *([f"correction.ratio={ratio}"] if correction != "none" else []))
@@ -73,7 +75,7 @@ def test_with_one_minibatch_ppo_is_pure_policy_gradient(tiny):
 
 def test_the_mean_over_prompts_is_that_over_tokens_when_all_have_as_many(tiny):
     """One mini-batch has four responses of four tokens of each prompt; of two at random they are fewer, and differ."""
-    for more, same in (["actor.micro_tokens=30"], True), (["actor.minibatches=2", "seed=1"], False):
+    for more, same in (["actor.micro_tokens=30"], True), (["actor.num_minibatches=2", "seed=1"], False):
         (_, prompts), (_, tokens) = (stepped(tiny(f"reduce={mode}_mean", *more)) for mode in ("prompt", "token"))
         assert all(torch.allclose(prompts[name], tokens[name], atol=1e-6) for name in prompts) == same
 
@@ -187,7 +189,7 @@ def test_more_evaluation_prompts_than_are_held_out(tiny):
 
 
 def test_several_choices_and_a_bf16_actor_go_through_the_loop(tiny):
-    numerics = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.minibatches=2"]
+    numerics = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.num_minibatches=2"]
     config = tiny("task.choices=2", "task.length=2", *numerics, "steps=2")
     assert train(config) == "done"
     rows = folder_of(config).metrics()
@@ -202,7 +204,7 @@ def test_a_damaged_warm_start_is_named(tiny):
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"unreadable warm start \(model.safetensors differs.*delete that folder"):
-        warm_start(config)
+        warm_start(config, build_task(config))
 
 
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
@@ -217,7 +219,7 @@ def test_everything_rejected_is_a_step_of_zero_gradient(tiny):
 
 def test_a_run_learns_and_its_folder_is_whole(tiny):
     """Real RL with an fp8 rollout: the sampled reward rises by more than its noise, about 0.02 over ten steps of 128."""
-    batch = ["rollout.prompts=16", "rollout.samples=8"]
+    batch = ["rollout.prompts=16", "rollout.group_size=8"]
     config = tiny("steps=40", *batch, "actor.lr=1e-3", "actor.eps=1e-3", "~collapse.detectors.drawdown")
     assert train(config) == "done"
     folder = folder_of(config)
@@ -249,8 +251,8 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
         (["correction=token_truncate", "proximal=rollout"], "proximal=rollout .* counts the mismatch twice"),
         (["loss.eps_low=abc"], "loss.eps_low=abc: Input should be a valid number"),
-        (["collapse.detectors.drawdown.m=x"], "collapse.detectors.drawdown.m=x: Input should be a valid integer"),
-        (["collapse.detectors.drawdown.m=0"], "drawdown: delta=0.5, m=0"),
+        (["collapse.detectors.drawdown.consecutive=x"], "drawdown.consecutive=x: Input should be a valid integer"),
+        (["collapse.detectors.drawdown.consecutive=0"], "drawdown: delta=0.5, consecutive=0"),
         (["collapse.detectors.numerical.hits=20"], "numerical: .*hits=20"),
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
         (["loss=pg", f"loss.name={__name__}:bare"], "loss.name=.*:bare: does not say whether .* @loss"),

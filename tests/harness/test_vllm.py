@@ -13,34 +13,37 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from experiments.doctor import doctor
 from experiments.install_vllm import plan
-from harness.config import Model, Precision
+from faultline.doctor import doctor
+from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
-from harness.plugins import check
 from harness.rollouts import vllm as vllm_engine
 from harness.rollouts import vllm_support
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, kv_cache_refusal, slow_formats, weight_formats
-from harness.run import train
+from harness.run.loop import train
 from harness.tasks import PAD
+from harness.validate import check
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
 from tests.machines import MACHINES
 
 pytestmark = pytest.mark.vllm
 ENGINE = "rollout/engine=vllm"
-SIZES = Model(name="qwen3", hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=256)  # multiples of 128: FP8 in blocks
+SIZES = ModelConfig(
+    name="qwen3", hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, intermediate_size=256,
+)  # multiples of 128: FP8 in blocks
 VOCABULARY, CONTEXT = 17, 320
 BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 
 
-def precision(option: str) -> Precision:
+def precision(option: str) -> PrecisionConfig:
     name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
     weights, activations, _ = QUANTIZATIONS[name]
-    return Precision(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
+    return PrecisionConfig(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
 
 
 @functools.cache
@@ -388,7 +391,7 @@ def test_an_engine_at_rest_lends_its_memory_and_comes_back_with_the_same_answers
     made = VllmEngine(net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
     made.load_weights(net().named_parameters(), 1)
     before, free = made.generate(*asked()), torch.cuda.mem_get_info()[0]
-    made.rest()
+    made.sleep()
     assert torch.cuda.mem_get_info()[0] - free > 2**29
     with pytest.raises(RuntimeError, match="load_weights comes first"):
         made.generate(*asked())

@@ -10,10 +10,10 @@ from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import compute_off_policy_correction
 from skyrl.train.config.config import AlgorithmConfig
 
+from algos.corrections.spec import Correction, Reject
 from algos.losses.covariance import select_band, select_top
 from algos.objective import Objective
 from algos.registry import ADVANTAGES, KL
-from algos.spec import Correction, Reject
 from tests.oracles.comparing import NORM, Batch, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
 
 REDUCTIONS = {

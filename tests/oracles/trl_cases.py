@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from algos.corrections.spec import Correction, Reject
 from algos.losses import vespo
 from algos.objective import Objective
 from algos.registry import KL
-from algos.spec import Correction, Reject
 from tests.oracles.comparing import NORM, Batch, Case, batch, objective, our_loss, our_metrics, preset, with_gradient
 
 CLIP = {"eps_low": 0.2, "eps_high": 0.28}

@@ -14,9 +14,9 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
+from algos.corrections.spec import Correction, Weight
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
-from algos.spec import Correction, Weight
 from tests.oracles.comparing import NORM, Batch, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
 
 REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")

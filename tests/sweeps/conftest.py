@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY, root, tiny  # noqa: F401 (fixtures)
 

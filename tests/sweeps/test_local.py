@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import run_folders
+from harness.run.folder import run_folders
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, started, until

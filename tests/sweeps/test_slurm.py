@@ -11,7 +11,7 @@ import pytest
 import submitit
 
 from harness.errors import UserError
-from harness.records import RunFolder
+from harness.run.folder import RunFolder
 from sweeps.cluster import Slurm
 from sweeps.commands import cancel
 from sweeps.ledger import Sweep
@@ -31,7 +31,7 @@ def sh(*command: str) -> str:
 
 
 def faultline(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-m", "sweeps.cli", *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "faultline.cli", *map(str, arguments)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

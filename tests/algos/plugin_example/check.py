@@ -5,10 +5,10 @@ import functools
 import torch
 
 from algos.conformance import check_advantage, check_filter, check_loss
+from algos.corrections.spec import Correction, Plugin
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, LOSSES
-from algos.spec import Correction, Plugin
 
 assert "tempered_pg" in LOSSES.names() and "opening" in CORRECTIONS.names() and "median" in ADVANTAGES.names()
 check_loss(LOSSES["tempered_pg"], {"temperature": 0.5})

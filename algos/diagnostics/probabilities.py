@@ -1,0 +1,85 @@
+"""The tokens' ratios and probabilities more closely than `diagnostics`: more passes over the batch, so by choice."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from algos.chunks import Rows, chunked, count, extreme, over, total
+
+SHARES_ABOVE = (1.1, 2.0, 10.0)
+"""Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
+
+ROUNDING = 1e-12
+"""A variance E[x²] − E[x]² below this share of E[x²] is taken for the rounding of fp64 sums."""
+
+SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
+
+
+def details(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> dict[str, Tensor]:
+    """Token statistics of a whole batch as fp64 scalars: `finish_details` of `details_rows`."""
+    return finish_details(details_rows(log_ratio, mask, logp_rollout))
+
+
+@torch.no_grad()
+def details_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
+    """Per-response sums over tokens of l, |l|, π and μ; l = log π − log μ [B, T], nats, 0 off `mask`."""
+    return chunked(_details_chunk, mask, log_ratio, logp_rollout)
+
+
+def _details_chunk(mask: Tensor, l: Tensor, logp_rollout: Tensor) -> Rows:
+    size = l.abs()
+    rollout = torch.where(mask, logp_rollout.to(l.dtype), -torch.inf)
+    p, q = (rollout + l).exp().double(), rollout.exp().double()  # 0 off the mask
+    difference = (p - q).abs()
+    return {
+        "n": count(mask),
+        "mult_error": total(torch.where(mask, size.exp(), 0.0)),
+        "reverse": total(torch.expm1(-l.double()) + l),
+        "js": total(torch.log1p(2 * torch.sinh(size.double() / 4).square())),  # log cosh(l/2), exact where l ≈ 0
+        "above": torch.stack([count(size > math.log(ratio)) for ratio in SHARES_ABOVE], -1),
+        "diff": total(difference),
+        "diff_sq": total(difference.square()),
+        "diff_max": torch.nn.functional.pad(difference, (0, 1)).amax(-1),
+        "p": total(p),
+        "q": total(q),
+        "pp": total(p.square()),
+        "qq": total(q.square()),
+        "pq": total(p * q),
+    }
+
+
+@torch.no_grad()
+def finish_details(rows: Rows) -> dict[str, Tensor]:
+    """From the rows of the whole batch, E over tokens, π and μ the probabilities of the sampled tokens.
+
+    mult_prob_error = E[max(ρ, 1/ρ)], seq_mult_prob_error_mean, max and min of its mean over each response, k3_reverse =
+    E[1/ρ − 1 + l] ≥ 0, which would estimate KL(π‖μ) were the tokens from π, and js_divergence = E[log cosh(l/2)],
+    NeMo-RL's (its ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2 is this); share_above_r = P(max(ρ, 1/ρ) > r); prob_diff_mean,
+    std, max of |π − μ|; prob_pearson, the correlation of π and μ over tokens, 0 where one of them does not vary
+    (`ROUNDING`).
+    """
+    tokens = rows["n"].sum().clamp(min=1)
+    mean = {name: rows[name].sum() / tokens for name in SUMMED}
+    of_response, present = rows["mult_error"] / rows["n"].clamp(min=1), rows["n"] > 0
+    least, most = -extreme(-of_response, present), extreme(of_response, present)
+    of_p, of_q = mean["pp"] - mean["p"] ** 2, mean["qq"] - mean["q"] ** 2
+    varies = (of_p > ROUNDING * mean["pp"]) & (of_q > ROUNDING * mean["qq"])
+    covariance = mean["pq"] - mean["p"] * mean["q"]
+    out = {
+        "mismatch/mult_prob_error": torch.where(rows["n"].sum() > 0, mean["mult_error"], 1.0),
+        "mismatch/seq_mult_prob_error_mean": torch.where(present.any(), over(of_response, present), 1.0),
+        "mismatch/seq_mult_prob_error_max": torch.where(present.any(), most, 1.0),
+        "mismatch/seq_mult_prob_error_min": torch.where(present.any(), least, 1.0),
+        "mismatch/k3_reverse": mean["reverse"],
+        "mismatch/js_divergence": mean["js"],
+        "mismatch/prob_diff_mean": mean["diff"],
+        "mismatch/prob_diff_std": (mean["diff_sq"] - mean["diff"] ** 2).clamp(min=0).sqrt(),
+        "mismatch/prob_diff_max": rows["diff_max"].amax() if rows["n"].numel() else mean["diff"],
+        "mismatch/prob_pearson": torch.where(varies, covariance / (of_p * of_q).clamp(min=1e-300).sqrt(), 0.0),
+    }
+    for i, ratio in enumerate(SHARES_ABOVE):
+        out[f"mismatch/share_above_{ratio:g}"] = rows["above"][:, i].sum() / tokens
+    return out

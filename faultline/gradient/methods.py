@@ -1,0 +1,103 @@
+"""The estimators that are compared: losses x corrections, and corrections along their bounds."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from algos.corrections.spec import Correction, Weight, check_combination
+from algos.objective import Objective
+from algos.reductions import Counts
+from algos.registry import LOSSES
+from faultline.replay.presets import presets
+from faultline.replay.thresholds import Family
+from harness.errors import UserError
+
+EXACT = "exact sequence weight"
+DEFAULT = (
+    "none",
+    "token_truncate",
+    "sequence_truncate",
+    "sequence_mask",
+    "icepop",
+    "skyrl/geometric_mask",
+    "skyrl/token_mask",
+    "verl/bypass_ppo_clip",
+)
+ALONG = (Family("truncate", "token"), Family("truncate", "sequence"), Family("mask", "sequence"), Family("reject", "geometric"))
+BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
+
+
+class Method(NamedTuple):
+    """An estimator. family and bound: where it lies along a family's bounds; None of a named one."""
+
+    name: str
+    objective: Objective
+    family: str | None = None
+    bound: float | None = None
+
+
+class Samples(NamedTuple):
+    """Responses of one batch, [B, T]: log π_θ = log π_old and log μ of their tokens (nats), advantages, mask.
+
+    prompt: [B], the number of the prompt that each answers, for reduce=prompt_mean.
+    """
+
+    logp: Tensor
+    logp_rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+    prompt: Tensor | None = None
+
+
+def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
+    """Every loss with every correction that it goes with, the exact sequence weight, and pg along the bounds of `ALONG`."""
+    exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
+    pg = load_loss("pg")
+    found = [Method(EXACT, Objective(pg, exact, "old", reduction, norm))]
+    for loss in losses:
+        for name, preset in presets(corrections).items():
+            correction, proximal = preset.correction, preset.proximal
+            function = load_loss("ppo" if proximal == "rollout" and not LOSSES[loss].anchored else loss)
+            try:
+                check_combination(correction, proximal, LOSSES[loss].anchored)
+            except ValueError as error:
+                raise UserError(f"loss {loss} with correction {name}: {error}") from None
+            shown = loss if function.func is LOSSES[loss] else "ppo"
+            found.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
+    for family in ALONG:
+        for c in BOUNDS:
+            objective = Objective(pg, family.at(c), "old", reduction, norm)
+            found.append(Method(f"{family.name} C={c:g}", objective, family.name, c))
+    return found
+
+
+def load_loss(name: str) -> functools.partial:
+    """A loss with the parameters of its config file. Raises UserError if it has none, or if they refer to other keys."""
+    path = Path(__file__).parents[2] / "experiments" / "conf" / "loss" / f"{name}.yaml"
+    if not path.exists():
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")
+    params = OmegaConf.to_container(OmegaConf.load(path))
+    del params["name"]
+    return functools.partial(LOSSES[name], **params)
+
+
+def coefficients(objective: Objective, batch: Samples) -> Tensor:
+    """c [B, T] with which the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
+
+    Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
+    """
+    old = batch.logp.double()
+    logp = old.clone().requires_grad_()
+    rest = batch.logp_rollout.double(), batch.advantages.double(), batch.mask
+    corrected = objective.corrected(old, rest[0], batch.mask, rest[1])
+    counts = Counts.of(corrected.counted, batch.prompt)
+    value, _ = objective(logp, old, *rest, corrected, counts, objective.select(old, rest[0], rest[1], batch.mask))
+    (gradient,) = torch.autograd.grad(value, logp)
+    return gradient

@@ -1,0 +1,253 @@
+"""The built-in detectors D1 to D4, and the one that tells whether a run learned at all.
+
+R_k is the held-out reward of the trainer's own policy at evaluation k, σ_k its standard error clustered by prompt, as recorded:
+the responses to one prompt are not independent, so σ_k is no function of R_k and the number of responses.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+Reading = list[float]
+"""[reward, standard error] of an evaluation."""
+
+
+class Drawdown:
+    """D1: a sustained drawdown of the held-out reward.
+
+    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row; the onset is
+    the first of them.
+    M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j is that of R_j or of M_j,
+    whichever is larger: at R_j = 0 alone it would be 0, and any dip of a small evaluation an event.
+    Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else the run never learned, which is another outcome.
+    `warm` counts evaluations, `floor` is the reward of chance.
+    """
+
+    role = "collapse"
+
+    def __init__(self, *, delta: float, consecutive: int, warm: int, floor: float):
+        if not (0 < delta <= 1 and consecutive >= 1 and warm >= 0):
+            values = f"delta={delta}, consecutive={consecutive}, warm={warm}"
+            raise ValueError(f"drawdown: {values}: needs 0 < delta ≤ 1, consecutive ≥ 1, warm ≥ 0")
+        self.delta, self.consecutive, self.warm, self.floor = delta, consecutive, warm, floor
+        self.state: dict[str, Any] = {
+            "first": None,
+            "last": [],
+            "best": None,
+            "seen": 0,
+            "down": 0,
+            "onset": None,
+            "fired": False,
+        }
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s = self.state
+        if "eval/reward" not in metrics or s["fired"]:
+            return None
+        now = [metrics["eval/reward"], metrics["eval/stderr"]]
+        s["seen"] += 1
+        s["first"] = s["first"] or now
+        s["last"] = [*s["last"], now][-3:]
+        s["best"] = max(s["best"] or now, _median(s["last"]))
+        if s["seen"] <= self.warm or not self._down(now):
+            s["down"], s["onset"] = 0, None
+            return None
+        s["down"] += 1
+        s["onset"] = step if s["down"] == 1 else s["onset"]
+        if s["down"] < self.consecutive:
+            return None
+        s["fired"] = True
+        return {"onset": s["onset"], "best": s["best"][0], "reward": now[0]}
+
+    def _down(self, now: Reading) -> bool:
+        (reward, error), (best, error_best), (first, error_first) = now, self.state["best"], self.state["first"]
+        deep = best - reward >= max(self.delta * (best - self.floor), 3 * max(error, error_best))
+        moved = best - first >= 3 * error_first or reward <= first - 3 * error_first
+        return best > max(reward, self.floor) and deep and moved
+
+
+class Learning:
+    """The run learned: the median of three evaluations is above R_0 by 3σ (of either), or R_0 ≥ `solved` already.
+
+    A finished run without this event has the competing outcome "never learned", unless it collapsed below its start.
+    """
+
+    role = "learned"
+
+    def __init__(self, *, solved: float):
+        self.solved = solved
+        self.state: dict[str, Any] = {"first": None, "last": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s = self.state
+        if "eval/reward" not in metrics or s["fired"]:
+            return None
+        now = [metrics["eval/reward"], metrics["eval/stderr"]]
+        s["first"] = s["first"] or now
+        s["last"] = [*s["last"], now][-3:]
+        (reward, error), (first, error_first) = _median(s["last"]), s["first"]
+        margin = 3 * max(error, error_first)
+        if first < self.solved and not reward - first >= max(margin, 1e-12):
+            return None
+        s["fired"] = True
+        return {"onset": step, "reward": reward}
+
+
+class Numerical:
+    """D2: numerical failure.
+
+    A non-finite loss, gradient norm or entropy (so non-finite log-probabilities of the trainer's); or no finite
+    log-probability in a whole rollout; or a pre-clip gradient norm
+    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of
+    the last `hits_window` steps; or more than half of the optimizer steps skipped over the last `window`.
+    """
+
+    role = "collapse"
+
+    def __init__(self, *, factor: float, window: int, hits: int, hits_window: int):
+        if not (factor > 1 and window >= 1 and 1 <= hits <= hits_window):
+            values = f"factor={factor}, window={window}, hits={hits}, hits_window={hits_window}"
+            raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ hits_window")
+        self.factor, self.window, self.hits, self.hits_window = factor, window, hits, hits_window
+        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s = self.state
+        if s["fired"]:
+            return None
+        watched = ("actor/loss", "actor/grad_norm", "actor/entropy")
+        bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
+        if bad:
+            s["fired"] = True
+            return {"onset": step, "cause": f"{bad[0]} is not finite"}
+        if metrics.get("mismatch/dropped", 0) and "mismatch/ess_token" not in metrics:
+            s["fired"] = True
+            return {"onset": step, "cause": "no rollout log-probability is finite"}
+        s["skipped"] = [*s["skipped"], metrics.get("actor/skipped", 0.0)][-self.window :]
+        if len(s["skipped"]) == self.window and sum(s["skipped"]) > self.window / 2:
+            s["fired"] = True
+            return {"onset": step, "cause": "more than half of the optimizer steps skipped"}
+        if "actor/grad_norm" not in metrics:
+            return None  # skipped steps, or the last row, which holds an evaluation only
+        norm, full = metrics["actor/grad_norm"], len(s["norms"]) >= self.window
+        exceeded = full and norm > self.factor * median(s["norms"])
+        s["exceeded"] = [*s["exceeded"], step if exceeded else None][-self.hits_window :]
+        steps = [at for at in s["exceeded"] if at is not None]
+        if not steps:
+            s["norms"] = [*s["norms"], norm][-self.window :]
+        if len(steps) < self.hits:
+            return None
+        s["fired"] = True
+        return {"onset": steps[0], "cause": f"gradient norm above {self.factor:g} times its median"}
+
+
+class Distribution:
+    """D3, a warning: the rollout has left the trainer's distribution.
+
+    Raw self-normalised sequence ESS fraction < `ess`; or K3 > `factor` times its median over steps `first`..`last` and
+    > 3 · `null_band`; either for `consecutive` steps in a row, the first the onset. `null_band`: K3 of two executions of
+    the same weights: what the engines' arithmetic gives without any mismatch, nats per token.
+    """
+
+    role = "warning"
+
+    def __init__(self, *, ess: float, factor: float, first: int, last: int, null_band: float, consecutive: int):
+        if not (0 <= ess < 1 and factor > 1 and 0 <= first <= last and null_band >= 0 and consecutive >= 1):
+            values = f"ess={ess}, factor={factor}, first={first}, last={last}, null_band={null_band}, consecutive={consecutive}"
+            needed = "0 ≤ ess < 1, factor > 1, 0 ≤ first ≤ last, null_band ≥ 0, consecutive ≥ 1"
+            raise ValueError(f"distribution: {values}: needs {needed}")
+        self.ess, self.factor, self.null_band = ess, factor, null_band
+        self.first, self.last, self.consecutive = first, last, consecutive
+        self.state: dict[str, Any] = {"reference": [], "low": [], "far": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s, k3 = self.state, metrics.get("rollout_corr/k3_kl")
+        if k3 is None or s["fired"]:
+            return None
+        if self.first <= step <= self.last:
+            s["reference"] = [*s["reference"], k3]
+        known = step > self.last and s["reference"]
+        far = known and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
+        s["low"] = [*s["low"], step] if metrics["mismatch/ess_sequence"] < self.ess else []
+        s["far"] = [*s["far"], step] if far else []
+        for steps, cause in (
+            (s["low"], f"sequence ESS below {self.ess:g}"),
+            (s["far"], f"K3 above {self.factor:g} times its start"),
+        ):
+            if len(steps) >= self.consecutive:
+                s["fired"] = True
+                return {"onset": steps[0], "cause": cause}
+        return None
+
+
+class Entropy:
+    """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row, of which the first is the onset.
+
+    H_0 is that of the first step. Alone it may be success, on a task with one answer; it is a cause only of a drawdown that
+    follows (`harness.collapse.outcome`).
+    """
+
+    role = "warning"
+
+    def __init__(self, *, share: float, consecutive: int):
+        if not (0 < share < 1 and consecutive >= 1):
+            raise ValueError(f"entropy: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+        self.share, self.consecutive = share, consecutive
+        self.state: dict[str, Any] = {"first": None, "low": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s, entropy = self.state, metrics.get("actor/entropy")
+        if entropy is None or s["fired"]:
+            return None
+        s["first"] = entropy if s["first"] is None else s["first"]
+        s["low"] = [*s["low"], step] if entropy < self.share * s["first"] else []
+        if len(s["low"]) < self.consecutive:
+            return None
+        s["fired"] = True
+        return {"onset": s["low"][0], "cause": f"entropy below {self.share:g} of its start"}
+
+
+class Length:
+    """D4, a warning: for `consecutive` steps, the first the onset, more than `share` of the responses are cut off at the longest
+    length, or have one and the same length where at some step before no length was so frequent.
+
+    Only tasks whose responses can end have such shares, `rollout/truncated` and `rollout/same_length`. A length that degenerates
+    may come before a drawdown, and a correction that rejects long responses can cause it. Where all answers are of one length
+    from the start, that is the task.
+    """
+
+    role = "warning"
+
+    def __init__(self, *, share: float, consecutive: int):
+        if not (0 < share < 1 and consecutive >= 1):
+            raise ValueError(f"length: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+        self.share, self.consecutive = share, consecutive
+        self.state: dict[str, Any] = {"long": [], "same": [], "varied": False, "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s, truncated = self.state, metrics.get("rollout/truncated")
+        if truncated is None or s["fired"]:
+            return None
+        same = metrics.get("rollout/same_length", 0.0)
+        varied = s.get("varied", False)  # a checkpoint made before this was watched has no such state
+        s["long"] = [*s["long"], step] if truncated > self.share else []
+        s["same"] = [*s.get("same", []), step] if varied and same > self.share else []
+        s["varied"] = varied or same <= self.share
+        for steps, cause in (
+            (s["long"], f"more than {self.share:g} of the responses cut off"),
+            (s["same"], f"more than {self.share:g} of the responses of one length"),
+        ):
+            if len(steps) >= self.consecutive:
+                s["fired"] = True
+                return {"onset": steps[0], "cause": cause}
+        return None
+
+
+def _median(readings: list[Reading]) -> Reading:
+    """The median reward of up to three evaluations with the error of the one it is; of two, their mean with the larger error."""
+    ordered = sorted(readings)
+    if len(ordered) == 2:
+        return [(ordered[0][0] + ordered[1][0]) / 2, max(ordered[0][1], ordered[1][1])]
+    return ordered[len(ordered) // 2]

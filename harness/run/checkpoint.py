@@ -1,0 +1,99 @@
+"""Checkpoints of a run: whole or absent, verified before they are trusted, the one before kept.
+
+    checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
+                              state.json     next step, optimizer steps, detector states, number of ranks
+                              rollouts.safetensors  sampled ahead of their use, whole
+                              manifest.json  SHA-256 of every file above
+
+A checkpoint is written beside its place and renamed; rank 0 does all but the actor's files, and every rank sees the folder.
+Random generators need no place in it: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
+step. The manifest finds damage, not forgery: load checkpoints only from run folders you trust, since DeepSpeed's files are
+pickles.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from harness.run.folder import RunFolder, to_disk, writing
+from harness.run.manifest import damage_of, digests
+from harness.train.actor import Actor
+from harness.train.ranks import Ranks, lost_a_rank
+
+
+def save(
+    run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
+) -> None:
+    """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
+    step = state["step"]
+    folder = run.path / "checkpoints"
+    temporary = folder / f".writing-{step}"
+    try:
+        with writing(folder):
+            if ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            ranks.barrier()
+            _save(actor, temporary / "actor")
+            ranks.barrier()
+            if ranks.rank == 0:
+                save_file(rollouts, temporary / "rollouts.safetensors")
+                run.sync()
+                _complete(temporary, folder / f"step-{step:08d}", {**state, "ranks": ranks.size})
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        raise
+    if ranks.rank == 0:
+        for old in list(run.checkpoints.values())[:-keep]:
+            shutil.rmtree(old)
+    run.log_event("checkpoint", step)
+
+
+def _save(actor: Actor, folder: Path) -> None:
+    try:
+        actor.save(folder)
+    except RuntimeError as error:  # torch.save tells a full disk in its own words
+        if lost_a_rank(error):
+            raise
+        raise OSError(errno.EIO, f"torch.save: {str(error).splitlines()[0]}") from error
+
+
+def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
+    (temporary / "state.json").write_text(json.dumps(state))
+    (temporary / "manifest.json").write_text(json.dumps(digests(temporary)))
+    for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
+        to_disk(path)
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    to_disk(final.parent)
+
+
+def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
+    """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and told of."""
+    step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
+    if step < 0:
+        return None
+    folder = run.path / "checkpoints" / f"step-{step:08d}"
+    state = json.loads((folder / "state.json").read_text())
+    actor.load(folder / "actor", state["ranks"])
+    return {**state, "rollouts": load_file(folder / "rollouts.safetensors")}
+
+
+def _newest_sound(run: RunFolder) -> int:
+    """Its step, −1 if there is none."""
+    for step, folder in reversed(run.checkpoints.items()):
+        if (damage := damage_of(folder)) is None:
+            return step
+        aside = folder.with_name(f"damaged-{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        run.log_event("checkpoint_damaged", step, reason=damage)
+        print(f"{aside}: damaged ({damage}); using the checkpoint before it, if there is one", flush=True)
+    return -1

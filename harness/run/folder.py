@@ -1,0 +1,182 @@
+"""The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
+
+    <root>/<sweep>/<hash>/config.json       the resolved config
+                          provenance.json   of each process that worked on it: versions, commit, dirty diff, host
+                          metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
+                          events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
+                          status.json       state, step, steps; replaced atomically
+                          checkpoints/      see harness/run/checkpoint.py
+                          dumps/            batches as parquet, see harness/dumps
+                          log.txt           output of the process, when a launcher started it
+                          wandb/            the mirror
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.errors import Unavailable, UserError
+from harness.run import jsonl
+from harness.run.metrics import check_named
+
+STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
+FINISHED = ("done", "collapsed")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write under `path` (a full disk, a missing permission) into an Unavailable that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
+        raise Unavailable(f"{path}: cannot write ({error.strerror}); {remedy}") from error
+
+
+def to_disk(path: Path) -> None:
+    """Wait until what was written to a file, or the names in a folder, would survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunFolder:
+    """One run on disk. Reading needs no lock; `claim` keeps two writers apart."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    # --- writing -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def claim(self) -> Iterator[RunFolder]:
+        """Hold the folder for writing. Raises Unavailable if another process does."""
+        with ExitStack() as held:
+            with writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(open(self.path / ".lock", "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(f"{self.path}: another process is running this very config; wait for it or stop it") from None
+            except OSError as error:
+                raise Unavailable(f"{self.path}: its file system has no locks ({error.strerror}; Lustre: -o flock)") from None
+            yield self
+
+    def write(self, name: str, content: Any) -> None:
+        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
+        with writing(self.path):
+            temporary = self.path / f".{name}.{os.getpid()}"
+            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+            temporary.replace(self.path / name)
+
+    def status(self, state: str, **more: Any) -> None:
+        """Record the state of the run, one of STATES, with step and steps."""
+        assert state in STATES
+        self.write("status.json", {"state": state, "time": time.time(), **more})
+
+    def progress(self) -> dict[str, int]:
+        """step and steps as last recorded."""
+        status = self.read("status.json")
+        return {key: status[key] for key in ("step", "steps") if key in status}
+
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one step. Raises KeyError on a metric that `harness.run.metrics` does not have."""
+        check_named(metrics)
+        self._append("metrics.jsonl", {"step": step, **metrics})
+
+    def log_event(self, kind: str, step: int, **more: Any) -> None:
+        """Append one event."""
+        self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
+
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        with writing(self.path):
+            jsonl.append(self.path / name, [row])
+
+    def sync(self) -> None:
+        """Metrics and events to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
+        for name in ("metrics.jsonl", "events.jsonl"):
+            if (self.path / name).exists():
+                to_disk(self.path / name)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, name: str) -> dict[str, Any]:
+        """The JSON object in the file `name`. Raises UserError if it is missing, Unavailable if it is unreadable."""
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{path}: unreadable ({error}); delete this file: the run resumes from its checkpoints") from None
+        if not isinstance(content, dict) or (name == "status.json" and content.get("state") not in STATES):
+            raise Unavailable(f"{path}: not what a run writes there; delete this file: the run resumes from its checkpoints")
+        return content
+
+    @property
+    def state(self) -> str:
+        """One of STATES; `queued` when the run has not started."""
+        return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
+
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """Step -> folder of each checkpoint that it keeps, the oldest first."""
+        return {int(path.name.removeprefix("step-")): path for path in sorted((self.path / "checkpoints").glob("step-*"))}
+
+    @property
+    def checkpointed(self) -> int:
+        """The step of the newest checkpoint, from which the run would go on; 0 without one."""
+        return max(self.checkpoints, default=0)
+
+    def metrics(self) -> list[dict[str, float]]:
+        """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
+        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if isinstance(row["step"], int)}
+        return [rows[step] for step in sorted(rows)]
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events in the order they were written."""
+        return list(self._rows("events.jsonl"))
+
+    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Lines that are no row of a step are left out: a kill cut them short, and the resume has written the step again."""
+        return (row for _, row in jsonl.read(self.path / name) if row is not None and "step" in row)
+
+
+class ReadOnlyRunFolder(RunFolder):
+    """The folder as the ranks above 0 have it: they read it, and rank 0 alone claims and writes it."""
+
+    @contextmanager
+    def claim(self) -> Iterator[RunFolder]:
+        yield self
+
+    def write(self, name: str, content: Any) -> None:
+        pass
+
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        pass
+
+
+def changes(diff: str | None) -> str:
+    """A short hash of uncommitted changes, "" of none: enough to tell whether two runs had the same."""
+    return hashlib.sha256(diff.encode()).hexdigest()[:6] if diff else ""
+
+
+def run_folders(sweep: Path | str) -> list[RunFolder]:
+    """The run folders of a sweep, by name. Raises UserError if there is none."""
+    sweep = Path(sweep)
+    folders = sorted(path.parent for path in sweep.glob("*/config.json"))
+    if not folders:
+        hint = "it is one itself, give the folder above" if (sweep / "config.json").exists() else "give the folder of a sweep"
+        raise UserError(f"{sweep}: no run folder in it; {hint}, as runs/demo")
+    return [RunFolder(path) for path in folders]

@@ -1,0 +1,184 @@
+"""The life of one run: begun or resumed, recorded step by step, stopped by a signal, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import nullcontext, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.build import build_detectors
+from harness.collapse import outcome
+from harness.config import Config
+from harness.errors import UserError
+from harness.run import checkpoint
+from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
+from harness.run.provenance import provenance
+from harness.run.signals import Preempted, Progress, StopRequest, stop_signals
+from harness.run.wandb import Tracker
+from harness.train.ranks import Ranks, check_ranks, join
+from harness.train.trainer import Trainer
+from harness.validate import check
+
+
+class Run:
+    """A trainer, its folder, and what its detectors have seen.
+
+    Life cycle: built, then `train`, which resumes from the last checkpoint, and once the run has ended nothing more.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder):
+        self.config, self.folder, self.ranks = config, folder, join()
+        self.trainer = Trainer(config, folder)
+        self.detectors = {name: make() for name, make in build_detectors(config).items()}
+        self.events: dict[str, dict[str, Any]] = {}
+        """The event of each detector that has reported one."""
+
+    def train(self, request: StopRequest) -> str:
+        """Train to the end, from the last checkpoint if there is one, and return the final state.
+
+        When a signal asks it to stop, the run saves a checkpoint after its step and raises Preempted.
+        """
+        c, folder = self.config, self.folder
+        step = self.resume()
+        request.at_once = False
+        folder.status("running", step=step, steps=c.steps)
+        track, progress = Tracker(c, folder.path), Progress(step, c.steps)
+        exit_code, ending = 1, {"state": "interrupted"}
+        try:
+            self._record_missing_events(step, track)
+            while step < c.steps and not (c.collapse.stop and self.collapsed):
+                metrics = self.trainer.step(step)
+                self.record(step, metrics, track)
+                step += 1
+                progress.show(step, metrics)
+                folder.status("running", step=step, steps=c.steps)
+                stop = self.ranks.any(request.number)  # a signal to one rank is a signal to all
+                if step % c.checkpoint.every == 0 or step == c.steps or stop:
+                    self.save(step)
+                if stop and step < c.steps:
+                    ending = {"state": "preempted"}
+                    raise Preempted(128 + stop)
+            if not (c.collapse.stop and self.collapsed):
+                self.record(step, self.trainer.sync() | self.trainer.evaluate(), track)
+            state = "collapsed" if self.collapsed else "done"
+            folder.status(state, step=step, steps=c.steps)
+            ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
+            exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
+            return state
+        except Exception as error:
+            ending = {"state": "failed", "error": str(error) or type(error).__name__}
+            raise
+        finally:
+            track.finish(exit_code, **ending)
+
+    def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
+        """Record the row of a step, in the folder first and then in its mirror, and the events that the row completes."""
+        self.folder.log_metrics(step, metrics)
+        track.log(step, metrics)
+        if metrics.get("correction/kept_tokens") == 0:
+            self.folder.log_event("all_rejected", step)
+        for name, detector in self.detectors.items():
+            event = detector.observe(step, metrics)
+            if event:
+                self.events[name] = event
+                self._record_event(step, name, track)
+
+    def _record_missing_events(self, step: int, track: Tracker) -> None:
+        """Record the events from before the checkpoint that this folder lacks. The folder of a branch lacks all of them."""
+        recorded = {event.get("detector") for event in self.folder.events()}
+        for name in self.events.keys() - recorded:
+            self._record_event(step, name, track)
+
+    def _record_event(self, step: int, name: str, track: Tracker) -> None:
+        """Record a detector's event in the folder and in its mirror."""
+        role, event = self.detectors[name].role, self.events[name]
+        self.folder.log_event(role, step, detector=name, **event)
+        track.event(step, role, name, event)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a detector of collapse has reported."""
+        return any(self.detectors[name].role == "collapse" for name in self.events)
+
+    def resume(self) -> int:
+        """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
+        state = checkpoint.load(self.folder, self.ranks, self.trainer.actor)
+        if state is None:
+            return 0
+        self.events = state["events"]
+        self.trainer.restore(state["updates"], state["rollouts"])
+        for name, detector in self.detectors.items():
+            detector.state = state["detectors"][name]
+        self.folder.log_event("resumed", state["step"])
+        return state["step"]
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint of `step`, the next one to train."""
+        updates, rollouts = self.trainer.state()
+        state = {
+            "step": step,
+            "updates": updates,
+            "events": self.events,
+            "detectors": {name: detector.state for name, detector in self.detectors.items()},
+        }
+        checkpoint.save(self.folder, self.ranks, self.trainer.actor, state, rollouts, self.config.checkpoint.keep)
+
+
+def train(config: Config) -> str:
+    """Run a config in its folder and return its state. A finished run is skipped, one that was cut short is resumed.
+
+    On several ranks rank 0 alone records and prints. When a rank dies or fails, all stop and name it.
+    """
+    check(config)
+    ranks = join()
+    check_ranks(config, ranks.size)
+    if ranks.rank == 0:
+        state = _train_in(RunFolder(config.path), config, ranks)
+        print(f"{state}: {config.path}", flush=True)
+        return state
+    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        return _train_in(ReadOnlyRunFolder(config.path), config, ranks)
+
+
+def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
+    # A signal may end a single process at once. Of several ranks, the one that ends would count as dead.
+    lost = partial(_record_lost_rank, config.path)
+    with stop_signals(at_once=ranks.size == 1) as request, ranks.together(lost), folder.claim():
+        if ranks.first(folder.state in FINISHED):
+            return folder.state
+        folder.status("running", step=folder.checkpointed, steps=config.steps, phase="warm start")
+        try:
+            folder.write("config.json", config.model_dump(mode="json"))
+            _add_provenance(folder)
+            return Run(config, folder).train(request)
+        except Preempted as stop:
+            at, name = folder.progress(), signal.Signals(stop.code - 128).name
+            where = f"{'at' if request.at_once else 'saved at'} step {at['step']}/{at['steps']}"
+            folder.log_event("preempted", at["step"], signal=name)
+            folder.status("preempted", **at)
+            print(f"preempted: {config.path}: {name}, {where}; goes on from there", flush=True)
+            raise
+        except Exception as error:
+            with suppress(UserError):  # a full disk refuses this too, and the first error says so
+                folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
+            raise
+
+
+def _record_lost_rank(path: Path, rank: int, reason: str) -> None:
+    """Record that another rank has died. Rank 0 holds the folder already; if it died, another rank claims the folder."""
+    folder = RunFolder(path)
+    with suppress(UserError), folder.claim() if rank else nullcontext():
+        folder.status("failed", **folder.progress(), error=reason)
+
+
+def _add_provenance(folder: RunFolder) -> None:
+    """Add this process to those that worked on the run, and print a line if the code has changed in between."""
+    now = provenance()
+    earlier = folder.read("provenance.json")["processes"] if (folder.path / "provenance.json").exists() else []
+    if earlier and (earlier[-1]["commit"], earlier[-1]["diff"]) != (now["commit"], now["diff"]):
+        print(f"{folder.path}: the code has changed since the run began; provenance.json lists both versions", flush=True)
+    folder.write("provenance.json", {"processes": [*earlier, now]})

@@ -1,0 +1,28 @@
+"""Where a result comes from: code, versions, machine. No environment variables, which may hold secrets."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from harness.rollouts.vllm_support import installed
+from harness.run.code_version import code_version
+
+PACKAGES = ("torch", "transformers", "deepspeed", "hydra-core", "wandb", "numpy")
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit, dirty diff, host and device of this process."""
+    return {
+        "python": sys.version.split()[0],
+        "packages": {name: version(name) for name in PACKAGES} | {"vllm": installed()},
+        **code_version(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,119 @@
+"""W&B as a mirror of the run folder. The only file that imports wandb to write.
+
+Offline unless a key is present. The id is the hash of the config, the step is always explicit, so that the fragments which
+resumed runs leave behind can be merged. Everything that `analysis` needs of a run is in its mirror: the config with the
+provenance, every row, each event and the outcome as flat summary scalars.
+The folder is the record: whatever goes wrong with the mirror never stops a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.arms import arm
+from harness.config import Config
+from harness.run.folder import RunFolder, changes
+
+CONNECT_SECONDS = 20
+"""How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
+FINISH_SECONDS = 60
+"""How long the end of a run waits for an upload; what is left can be sent with `wandb sync`."""
+
+
+class Tracker:
+    """One W&B run in `<folder>/wandb`; nothing at all with tracking.mode=disabled."""
+
+    def __init__(self, config: Config, folder: Path):
+        self._run: Any = None
+        self._name = f"{arm(config.model_dump(mode='json'))} seed {config.seed}"
+        mode = config.tracking.mode
+        if mode == "auto":
+            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        if mode != "disabled":
+            self._guarded(lambda: self._start(config, folder, mode))
+        if self._run is None and mode == "online":
+            self._guarded(lambda: self._start_offline_after_all(config, folder))
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Mirror the row of a step. Committed at once: W&B would keep it in memory until the next step begins."""
+        if self._run is not None:
+            self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
+
+    def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
+        """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
+        if self._run is not None:
+            self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
+        if self._run is not None and role == "collapse":
+            text = f"{self._name}: {detector} from step {event['onset']} on, seen at step {step}"
+            self._guarded(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
+
+    def finish(self, exit_code: int, **summary: Any) -> None:
+        """Close the mirror with the run's outcome."""
+        if self._run is not None:
+            self._guarded(lambda: self._run.summary.update(summary))
+        if self._run is not None:
+            self._guarded(lambda: self._run.finish(exit_code=exit_code))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._run = None
+            cause = f"{type(error).__name__}: {error}"
+            if isinstance(error, ConnectionError):  # SIGTERM to a whole Slurm job reaches its process too, and ends it
+                cause = "its own process was stopped"
+                self._forget_service()
+            print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
+
+    def _forget_service(self) -> None:
+        """Else it would be told to end when Python exits, and its absence reported with a traceback."""
+        import wandb
+
+        with suppress(ConnectionError):
+            wandb.teardown()
+
+    def _start_offline_after_all(self, config: Config, folder: Path) -> None:
+        import wandb
+
+        # Its service still holds the id of the attempt that failed; so does one that a parent process has handed down.
+        wandb.teardown()
+        os.environ.pop("WANDB_SERVICE", None)
+        self._start(config, folder, "offline")
+
+    def _start(self, config: Config, folder: Path, mode: str) -> None:
+        import wandb
+
+        for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):  # else the home directory fills
+            os.environ.setdefault(variable, str(Path(config.run.root).resolve() / ".wandb"))
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        settings = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
+        settings["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", CONNECT_SECONDS))
+        # W&B loses what it has not flushed when the process is killed; its default is 15 s. A private setting, so it may go.
+        if "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
+            settings["x_transaction_log_flush_interval"] = 1
+        values = config.model_dump(mode="json")
+        self._run = wandb.init(
+            mode=mode,
+            settings=wandb.Settings(**settings),
+            project=config.tracking.project,
+            id=config.digest,
+            name=self._name,
+            group=config.run.sweep,
+            job_type="branch" if any(event["kind"] == "branched" for event in RunFolder(folder).events()) else "train",
+            tags=[config.rollout.precision.name, config.loss.name],
+            config={**values, "arm": str(arm(values)), "record": _record(values, folder)},
+            dir=str(folder),
+            resume="allow",
+        )
+
+
+def _record(config: dict[str, Any], folder: Path) -> str:
+    """Config and provenance as JSON, exact: W&B drops keys that hold nothing. Of uncommitted changes a short hash."""
+    made = (folder / "provenance.json").exists()
+    processes = RunFolder(folder).read("provenance.json")["processes"] if made else []
+    return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})

@@ -1,0 +1,169 @@
+"""The trainer's policy: DeepSpeed ZeRO around the model. The only file that imports deepspeed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.config import ActorConfig
+from harness.errors import UserError
+from harness.models import device
+from harness.tasks import PAD
+from harness.train.ranks import join
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
+import deepspeed
+import deepspeed.ops
+from deepspeed.checkpoint import ds_to_universal
+
+
+class Actor(Protocol):
+    """Life cycle: any number of (`logp` with gradient and `backward`, several times over, then `step`), weights readable between.
+
+    Every rank makes the same calls in the same order, each with its own rows.
+    """
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached).
+
+        Prompts and tokens may be padded with PAD, on the left and on the right; where tokens are, both results are 0.
+        """
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of `loss` to that of the coming step. `last`: of the micro-batches of this step."""
+
+    def step(self) -> float | None:
+        """One optimizer step along the gradient, summed over micro-batches and ranks; its global norm before clipping.
+
+        None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
+        """
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under their transformers names, in the actor's dtype."""
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimizer under `folder`, which every rank sees."""
+
+    def load(self, folder: Path, ranks: int) -> None:
+        """Read what `save` wrote on `ranks` ranks: bit for bit on as many, up to rounding on another number."""
+
+
+class DeepSpeedActor:
+    """ZeRO stage 0-3 on the ranks that there are. AdamW, clipped by global norm."""
+
+    def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
+        self.ranks = join()
+        deepspeed.logger.setLevel("ERROR")
+        # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.temperature, self.config = temperature, config
+        model = model.to(device()).train()
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        )
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,  # a label only: batches are handed over as they come
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": config.max_grad_norm,
+            "zero_optimization": {"stage": config.zero_stage},
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 10**9,
+        }
+        if config.dtype != "fp32":
+            settings[config.dtype] = {"enabled": True}
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        full = tokens.shape[1]
+        prompts, tokens = (part[:, (part != PAD).any(0)].to(self.engine.device) for part in (prompts, tokens))
+        ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
+        present = ids != PAD
+        padded = not present.all()
+        positions = (present.cumsum(-1) - 1).clamp(min=0)
+        places = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
+        ids = ids.clamp(min=0)
+        # The logits that predict the response: from the last prompt token to the last but one.
+        logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **places).logits
+        logp = (logits.float() / self.temperature).log_softmax(-1)
+        entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
+        chosen = logp.gather(-1, ids[:, -length:, None])[..., 0]
+        if not padded and length == full:
+            return chosen, entropy
+        here = tokens != PAD
+        return tuple(torch.nn.functional.pad(torch.where(here, x, 0.0), (0, full - length)) for x in (chosen, entropy))
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
+
+    def step(self) -> float | None:
+        # DeepSpeed reports no norm for stage 0 in fp32, so it is taken from the gradients before they are clipped.
+        norm = self._grad_norm() if self.config.zero_stage == 0 and self.config.dtype == "fp32" else None
+        self.engine.step()
+        if not self.engine.was_step_applied():
+            return None
+        return float(self.engine.get_global_grad_norm() if norm is None else norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        with self._gathered():
+            yield from self.engine.module.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        self.engine.save_checkpoint(str(folder), tag="actor")
+
+    def load(self, folder: Path, ranks: int) -> None:
+        resharded = ranks != self.ranks.size and self.config.zero_stage > 0  # stage 0 has no shards
+        if resharded and self.ranks.rank == 0:
+            _reshard(folder)
+        self.ranks.barrier()
+        self.engine._config.load_universal_checkpoint = resharded
+        path, _ = self.engine.load_checkpoint(str(folder), tag=RESHARDED if resharded else "actor")
+        self.engine._config.load_universal_checkpoint = False
+        if path is None:
+            raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
+        # A checkpoint brings the settings of the run that wrote it, which may be another: see `faultline branch`.
+        c = self.config
+        for group in self.engine.optimizer.param_groups:
+            group |= {"lr": c.lr, "betas": tuple(c.betas), "eps": c.eps, "weight_decay": c.weight_decay}
+        self.ranks.barrier()
+        if resharded and self.ranks.rank == 0:
+            shutil.rmtree(folder / RESHARDED)
+
+    def _gathered(self):
+        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
+
+    def _grad_norm(self) -> Tensor:
+        gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
+        return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+
+
+RESHARDED = "resharded"
+"""Name of a checkpoint in DeepSpeed's universal format, which any number of ranks can load."""
+
+
+def _reshard(folder: Path) -> None:
+    """Turn the shards of `save` into a universal checkpoint beside them."""
+    shutil.rmtree(folder / RESHARDED, ignore_errors=True)
+    settings = argparse.Namespace(
+        input_folder=str(folder / "actor"),
+        output_folder=str(folder / RESHARDED),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        ds_to_universal.main(settings)

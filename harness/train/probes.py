@@ -1,0 +1,40 @@
+"""What the mismatch of other precisions would be: they sample for a run's weights, and nothing is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from algos.diagnostics.mismatch import mismatch
+from algos.ratios import log_ratio
+from harness.config import PrecisionConfig
+from harness.rollouts.local import LocalEngine
+from harness.tasks import PAD
+from harness.train.actor import DeepSpeedActor
+
+MEASURED = {
+    "rollout_corr/k3_kl": "k3_kl",
+    "mismatch/ess_sequence": "ess_sequence",
+    "mismatch/log_ratio_max_abs": "log_ratio_max_abs",
+}
+
+
+class Probes:
+    """One engine per precision; `measure` is called at an evaluation, with its prompts and random numbers."""
+
+    def __init__(self, precisions: Mapping[str, PrecisionConfig], make: Callable[[PrecisionConfig], LocalEngine]):
+        self.engines = {name: make(precision) for name, precision in precisions.items()}
+
+    def measure(
+        self, actor: DeepSpeedActor, policy: LocalEngine, version: int, prompts: Tensor, uniforms: Tensor
+    ) -> dict[str, float]:
+        """probe/<precision>/<statistic> of responses that the precision samples and `policy`, with the same weights, scores."""
+        metrics = {}
+        for name, engine in self.engines.items():
+            engine.load_weights(actor.weights(), version)
+            rollout = engine.generate(prompts, uniforms)
+            mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+            found = mismatch(log_ratio(policy.score(prompts, rollout.tokens), rollout.logp, mask), mask)
+            metrics |= {f"probe/{name}/{short}": float(found[metric]) for metric, short in MEASURED.items()}
+        return metrics

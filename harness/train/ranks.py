@@ -1,0 +1,247 @@
+"""The ranks of one run: how they meet, share the rows of a batch, and stop together when one of them dies.
+
+A process that no launcher started is a group of one in memory, with no port open but gloo's own on loopback. Under torchrun, srun
+or the deepspeed launcher the ranks meet at MASTER_ADDR:MASTER_PORT; rank 0 listens on that address alone. Every rank holds the
+whole batch [B, T] of a step and computes rewards, generations and gradients for its share of the rows only, so that whatever is
+counted or averaged over a batch is the same on one rank and on many.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.config import Config
+from harness.errors import Unavailable, UserError
+
+
+class Ranks(NamedTuple):
+    """This process among `size`; `watch` is absent when it is alone."""
+
+    rank: int
+    size: int
+    watch: Watch | None = None
+
+    def share(self, rows: Tensor) -> Tensor:
+        """This rank's part of `rows`, whose number `size` divides."""
+        return rows.chunk(self.size)[self.rank]
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The rows of all ranks in order, given each rank's `share`. Collective."""
+        if self.size == 1:
+            return part
+        rows = part.new_empty(self.size * len(part), *part.shape[1:])
+        dist.all_gather_single(rows, part.contiguous())
+        return rows
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place. Collective."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def first(self, value: int) -> int:
+        """What rank 0 says. Collective."""
+        return self._agreed(value if self.rank == 0 else 0)
+
+    def any(self, value: int) -> int:
+        """The largest value of a rank. Collective."""
+        return self._agreed(value, dist.ReduceOp.MAX)
+
+    @contextmanager
+    def together(self, last_words: Callable[[int, str], None]) -> Iterator[None]:
+        """The ranks end what is in the body together: an error of one is told to the others, which then stop.
+
+        `last_words(rank, reason)` is called before this process is ended because of another rank.
+        """
+        if self.watch is None:
+            yield
+            return
+        self.watch.last_words = last_words
+        try:
+            yield
+            self.barrier()
+        except Exception as error:
+            if lost_a_rank(error):
+                self.watch.find_dead()
+            key = "unavailable" if isinstance(error, Unavailable) else "stopped"
+            self.watch.announce(key, f"rank {self.rank} stopped: {str(error) or type(error).__name__}")
+            raise
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.first(0)
+
+    def _agreed(self, value: int, operation=dist.ReduceOp.SUM) -> int:
+        if self.size == 1:
+            return value
+        agreed = torch.tensor(value, dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")
+        dist.all_reduce(agreed, operation)
+        return int(agreed)
+
+
+class Watch(threading.Thread):
+    """Ends this process when another rank has died, and says which.
+
+    Each rank counts up in the store that they met at. Rank 0 sees a count that stands still and tells the others; they see
+    rank 0's own. Counted in looks and not in seconds, so that a job that was suspended as a whole goes on.
+    """
+
+    EVERY, PATIENCE, HURRY = 0.5, 30, 6
+    """Seconds between looks; looks without a sign of life until a rank counts as dead; the same once a collective has failed."""
+
+    CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
+    """Key of the store under which a rank tells why all must end -> exit code: 75 where a rank died or its surroundings refused
+    it, which may go well the next time; 1 where it failed by itself."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int):
+        super().__init__(daemon=True, name="watch")
+        self.store, self.rank, self.size = store, rank, size
+        self.last_words: Callable[[int, str], None] = lambda rank, reason: None
+        self.leaving, self.patience = False, self.PATIENCE
+        atexit.register(self._leave)
+        self.start()
+
+    def run(self) -> None:
+        others = range(1, self.size) if self.rank == 0 else (0,)
+        counts, still = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
+        while not self.leaving:
+            try:
+                self.store.add(f"alive/{self.rank}", 1)
+                for other in others:
+                    count = self.store.add(f"alive/{other}", 0)
+                    still[other] = still[other] + 1 if count == counts[other] else 0
+                    counts[other] = count
+                    if still[other] > self.patience:
+                        self.store.set("unavailable", f"rank {other} died: no sign of life for {self.EVERY * still[other]:.0f} s")
+                for key, code in self.CODES.items():
+                    if self.store.check([key]):
+                        self._end(self.store.get(key).decode(), code)
+            except dist.DistError:
+                self._end("rank 0 died: the store that it held is gone", os.EX_TEMPFAIL)
+            time.sleep(self.EVERY)
+
+    def find_dead(self) -> None:
+        """After a failed collective: wait for the verdict, which ends this process."""
+        self.patience = self.HURRY
+        time.sleep(self.EVERY * self.PATIENCE)
+
+    def announce(self, key: str, reason: str) -> None:
+        """Tell the others why this rank ends, under one of CODES; it does so in its own time."""
+        self.leaving = True
+        with suppress(dist.DistError):
+            self.store.set(key, reason)
+
+    def _end(self, reason: str, code: int) -> None:
+        if self.leaving:
+            return
+        print(f"{reason}; rank {self.rank} stops too. Start again: the run resumes from its last checkpoint", file=sys.stderr)
+        try:
+            self.last_words(self.rank, reason)
+            self._leave()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # the main thread may be waiting for the dead rank for ever
+
+    def _leave(self) -> None:
+        """Rank 0, which may hold the store, goes last, but waits no longer than for a dead rank."""
+        self.leaving = True
+        with suppress(dist.DistError):
+            left = self.store.add("left", 1)
+            for _ in range(self.PATIENCE if self.rank == 0 else 0):
+                if left == self.size:
+                    break
+                time.sleep(self.EVERY / 5)
+                left = self.store.add("left", 0)
+
+
+_joined: Ranks | None = None
+
+
+def join() -> Ranks:
+    """Meet the other ranks; the second call returns what the first did. Sets the environment that DeepSpeed reads."""
+    global _joined
+    if _joined is None:
+        _environment()
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if not dist.is_initialized():
+            store = dist.HashStore() if size == 1 else _store(rank, size)
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+            _joined = Ranks(rank, size, None if size == 1 else Watch(dist.PrefixStore("watch", store.clone()), rank, size))
+        else:
+            _joined = Ranks(dist.get_rank(), dist.get_world_size())
+    return _joined
+
+
+def check_ranks(config: Config, size: int) -> None:
+    """Refuse what the ranks cannot share evenly."""
+    rows = config.rollout.prompts * config.rollout.group_size
+    shares = {
+        f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
+        // config.actor.num_minibatches,
+        "evaluation.prompts x evaluation.samples responses": config.evaluation.prompts * config.evaluation.samples,
+    }
+    for what, number in shares.items():
+        if number % size:
+            raise UserError(f"{what}: {number} rows cannot be shared evenly by {size} ranks; change them or the number of ranks")
+
+
+def _environment() -> None:
+    """RANK, WORLD_SIZE, LOCAL_RANK and the meeting point, as torchrun and the deepspeed launcher set them; from srun's."""
+    env = os.environ
+    if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"] = (
+            env[name] for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+        )
+        if int(env.get("SLURM_STEP_NUM_NODES", 1)) == 1:
+            env.setdefault("MASTER_ADDR", "127.0.0.1")
+        elif "MASTER_ADDR" not in env:
+            nodes = subprocess.run(
+                ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]], capture_output=True, text=True, check=True
+            )
+            env["MASTER_ADDR"] = nodes.stdout.split()[0]
+        # A port of this step's own below the ephemeral ones, the same on every rank.
+        env.setdefault("MASTER_PORT", str(15000 + (31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 15000))
+    env.setdefault("LOCAL_RANK", "0")
+    if env.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost"):
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _store(rank: int, size: int) -> dist.Store:
+    """The store at MASTER_ADDR:MASTER_PORT: torchrun's own, or one that rank 0 holds on that address and on no other."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        return dist.PrefixStore(f"faultline/{attempt}", dist.TCPStore(host, port, size, is_master=False))
+    if rank > 0:
+        return dist.TCPStore(host, port, size, is_master=False)
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        raise UserError(f"MASTER_ADDR={host} MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
+    listener.listen()
+    return dist.TCPStore(host, port, size, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False)
+
+
+def lost_a_rank(error: Exception) -> bool:
+    """Whether a collective failed: gloo raises a plain RuntimeError that names its source file."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,0 +1,144 @@
+"""The warm start: a policy that can do the task but slips, and the prompts it solves sometimes; cached by the hash of its config.
+
+Supervised training on slipping demonstrations gives a policy that a healthy RL run can bring to reward 1. The filter keeps the
+prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+from harness.config import Config, HubConfig, PrecisionConfig
+from harness.errors import UserError
+from harness.models import build, device, hub_model, policy_config
+from harness.rollouts.local import LocalEngine
+from harness.run.folder import writing
+from harness.seeding import derive, generator
+from harness.tasks import Task, TextTask, TokenTask
+
+HELD_OUT = 0.25
+"""Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that all can be solved."""
+
+
+class Start(NamedTuple):
+    """Where RL begins: the policy, and its prompts [N, P] int64 for training and for evaluation."""
+
+    net: PreTrainedModel
+    train: Tensor
+    held_out: Tensor
+
+
+class WarmStart(NamedTuple):
+    """state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean before the filter."""
+
+    state: dict[str, Tensor]
+    train: Tensor
+    held_out: Tensor
+    solve_rate: float
+
+
+def start(config: Config, task: Task) -> Start:
+    """A pretrained model with the task's own division of its prompts, or a warm start.
+
+    Raises UserError on a task that is not for this model.
+    """
+    if isinstance(config.model, HubConfig):
+        if not isinstance(task, TextTask):
+            raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
+        return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
+    made = warm_start(config, task)
+    net = build(policy_config(config.model, task), config.seed)
+    net.load_state_dict(made.state)
+    return Start(net, made.train, made.held_out)
+
+
+def warm_start(config: Config, task: Task) -> WarmStart:
+    """The warm start of a config, from the cache under `<run.root>/.warmstart` or made now; processes wait for one another."""
+    folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
+    with ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(open(folder / ".lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "prompts.json").exists():
+            _make(config, task, folder)
+        try:
+            prompts = json.loads((folder / "prompts.json").read_text())
+            content = (folder / "model.safetensors").read_bytes()
+            if hashlib.sha256(content).hexdigest() != prompts["sha256"]:
+                raise ValueError("model.safetensors differs from its checksum")
+            state = load(content)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{folder}: unreadable warm start ({error}); delete that folder, it is made anew") from None
+    return WarmStart(state, torch.tensor(prompts["train"]), torch.tensor(prompts["held_out"]), prompts["solve_rate"])
+
+
+def _make(config: Config, task: Task, folder: Path) -> None:
+    w = config.warmstart
+    prompts = np.random.default_rng(derive(w.seed, "split")).permutation(task.prompts())
+    net = _train(config, task, prompts)
+    rates = _solve_rates(config, task, net, prompts)
+    kept = prompts[(rates >= w.keep_low) & (rates <= w.keep_high)]
+    held_out = math.ceil(HELD_OUT * len(kept))
+    if len(kept) <= held_out:
+        raise UserError(
+            f"warmstart: {len(kept)} of {len(prompts)} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "
+            f"(mean rate {rates.mean():.2f}), too few to train and to evaluate; change warmstart.steps or task.slip"
+        )
+    content = save({name: w.contiguous() for name, w in net.state_dict().items()})
+    record = {"held_out": kept[:held_out].tolist(), "train": kept[held_out:].tolist(), "solve_rate": float(rates.mean())}
+    record["sha256"] = hashlib.sha256(content).hexdigest()
+    print(f"warm start solves {rates.mean():.2f}; {len(kept)} of {len(prompts)} prompts are kept", flush=True)
+    with writing(folder):
+        (folder / "model.safetensors").write_bytes(content)
+        temporary = folder / ".prompts.json"
+        temporary.write_text(json.dumps(record))
+        temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
+
+
+def _train(config: Config, task: Task, prompts: np.ndarray) -> Qwen3ForCausalLM:
+    w = config.warmstart
+    net = build(policy_config(config.model, task), derive(w.seed, "init")).to(device()).train()
+    assert isinstance(task, TokenTask)  # policy_config has refused any other
+    optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
+    rng = np.random.default_rng(derive(w.seed, "demonstrations"))
+    for step in range(w.steps):
+        batch = prompts[rng.integers(0, len(prompts), w.batch)]
+        ids = torch.from_numpy(np.concatenate([batch, task.demonstrations(batch, rng)], axis=1)).to(device())
+        logits = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if (step + 1) % 50 == 0:
+            print(f"warm start {step + 1}/{w.steps}  cross-entropy {loss.item():.4f}", flush=True)
+    return net
+
+
+def _solve_rates(config: Config, task: Task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
+    """Mean reward of each prompt over warmstart.filter_samples responses, [N]."""
+    samples = config.warmstart.filter_samples
+    engine = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
+    engine.load_weights(net.named_parameters(), 0)
+    rates = []
+    for first in range(0, len(prompts), 64):  # in slices, so that the cache stays small
+        rows = np.repeat(prompts[first : first + 64], samples, axis=0)
+        uniforms = torch.rand(len(rows), task.answer_length, generator=generator(config.warmstart.seed, "filter", first))
+        answers = engine.generate(torch.from_numpy(rows), uniforms).tokens.cpu().numpy()
+        rates.append(task.reward(rows, answers).reshape(-1, samples).mean(1))
+    return np.concatenate(rates)

@@ -1,0 +1,149 @@
+"""The gradient laboratory: exact statements on an enumerable policy, the estimators on known vectors, and a real checkpoint."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from algos.corrections.spec import Correction, Weight
+from algos.enumerable import policies, rewards, toy
+from algos.objective import Objective
+from algos.reductions import Counts
+from faultline.gradient.enumerable import _scores, exact_table
+from faultline.gradient.estimate import Grams
+from faultline.gradient.methods import EXACT, Method, Samples, coefficients, load_loss, methods
+from faultline.gradient.page import answer
+from faultline.gradient.progress import Progress
+from harness.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return exact_table(methods(["pg"], ["none", "token_truncate", "sequence_truncate", "sequence_mask"], "token_sum"))
+
+
+def test_the_exact_sequence_weight_is_unbiased_and_no_other_is(exact):
+    """Statement 2 of the invariants: the untruncated sequence weight's expected gradient is the true one."""
+    bias = exact.set_index("method").bias
+    assert bias[EXACT] < 1e-12
+    assert (bias[["pg none", "pg token_truncate", "pg sequence_truncate", "pg sequence_mask"]] > 0.05).all()
+
+
+def test_the_token_weight_is_biased_even_without_truncation_but_less_than_nothing():
+    """Statement 3; the reward is terminal."""
+    untruncated = Correction(weight=Weight("token", upper=float("inf")))
+    token, none = (Objective(load_loss("pg"), correction, "old", "token_sum") for correction in (untruncated, Correction()))
+    table = exact_table([Method("token", token), Method("none", none)]).set_index("method")
+    assert 1e-2 < table.bias["token"] < table.bias["none"]
+
+
+def test_bias_falls_and_variance_rises_along_the_bounds_of_a_truncated_sequence_weight(exact):
+    along = exact[exact.family == "truncate-sequence"].sort_values("bound")
+    assert (np.diff(along.bias) < 0).all() and (np.diff(along.sd) > 0).all()
+
+
+def test_a_mask_is_more_biased_than_a_truncation_at_the_same_bound(exact):
+    """Statement 6 in numbers: masking gives P_π(keep)·E_π[f | keep], so it loses what it rejects."""
+    bias = exact.dropna(subset="family").pivot(index="bound", columns="family", values="bias").loc[[1.2, 1.5, 2.0]]
+    assert (bias["mask-sequence"] > bias["truncate-sequence"]).all()
+
+
+def test_without_mismatch_every_method_is_the_truth():
+    table = exact_table(methods(["pg", "ppo"], ["none", "token_truncate", "skyrl/geometric_mask"], "token_sum"), noise=0.0)
+    assert (table.bias < 1e-12).all() and np.allclose(table.cosine, 1) and np.ptp(table.sd) < 1e-12
+
+
+def test_sd_and_rmse_by_simulation(exact):
+    """The exact sd of one response is that of responses drawn from μ: 200,000 draws give it to 1 %."""
+    space = toy(3, 4)
+    pi, mu = policies(space, 0.3)
+    probability = space.logp(pi).sum(-1).exp()
+    reward = rewards(space)
+    reward = reward - (probability * reward).sum()
+    score = _scores(space, pi).sum(1)
+    truth = -torch.einsum("n,n,np->p", probability, reward, score)
+    weight = (space.logp(pi) - space.logp(mu)).sum(-1).exp()
+    drawn = torch.multinomial(space.logp(mu).sum(-1).exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    estimates = -(weight * reward)[drawn, None] * score[drawn]
+    sd = estimates.var(0).sum().sqrt() / truth.norm()
+    row = exact.set_index("method").loc[EXACT]
+    assert row.sd == pytest.approx(float(sd), rel=0.01)
+    assert row.rmse == pytest.approx(row.sd / 16, rel=1e-9)  # 256 responses, no bias
+
+
+def test_coefficients_carry_the_whole_gradient():
+    """Through a policy with parameters: Σ c·∇log π is what autograd gives for the objective itself."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 3, generator=generator, dtype=torch.float64)
+    theta = torch.randn(3, generator=generator, dtype=torch.float64, requires_grad=True)
+    logp = -(x @ theta).square() - 0.1
+    rollout = (logp + 0.3 * torch.randn(6, 5, generator=generator)).detach()
+    advantages, mask = torch.randn(6, 5, generator=generator, dtype=torch.float64), torch.rand(6, 5, generator=generator) < 0.8
+    for method in methods(["ppo", "gspo", "sapo"], ["token_truncate", "sequence_mask", "verl/bypass_ppo_clip"], "token_mean"):
+        samples = Samples(logp.detach(), rollout, advantages, mask)
+        c = coefficients(method.objective, samples)
+        objective = method.objective
+        corrected = objective.corrected(logp.detach(), rollout, mask, advantages)
+        value, _ = objective(logp, logp.detach(), rollout, advantages, mask, corrected, Counts.of(corrected.counted))
+        expected = torch.autograd.grad(value, theta, retain_graph=True)[0]
+        actual = torch.autograd.grad((c * logp).sum(), theta, retain_graph=True)[0]
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_estimates_of_known_vectors():
+    """g_b ~ N(m, s²·I), r_b ~ N(e, s²·I) in 50 dimensions, 400 batches: m = (.6, .8, 0 …)·1.5 against e = (1, 0, …).
+
+    cosine .6, norm ratio 1.5, bias |m − e| = √(.01 + 1.44) = 1.2042, sd of one batch √50 = 7.071.
+    """
+    generator = torch.Generator().manual_seed(0)
+    m, e = torch.zeros(50), torch.zeros(50)
+    m[:2], e[0] = 1.5 * torch.tensor([0.6, 0.8]), 1.0
+    g, r = (v + torch.randn(400, 50, generator=generator) for v in (m, e))
+    found = Grams(g, r).summary()
+    for name, value in {"cosine": 0.6, "norm ratio": 1.5, "bias": 1.2042, "sd": 7.071, "rmse": 7.173}.items():
+        assert found[name] == pytest.approx(value, rel=0.15), name
+        assert found[f"{name} low"] <= value <= found[f"{name} high"] or name == "sd", name
+
+
+def test_noise_is_not_taken_for_bias():
+    """Equal expectations, few batches, much noise: the plug-in |ḡ − r̄| would be √(2·50·25/64) = 6.2 with |e| = 1."""
+    generator = torch.Generator().manual_seed(1)
+    e = torch.zeros(50)
+    e[0] = 1.0
+    draws = []
+    for _ in range(20):
+        g, r = (e + 5 * torch.randn(64, 50, generator=generator) for _ in range(2))
+        draws.append(Grams(g, r).summary()["bias"] ** 2)
+    assert np.nanmedian(draws) < 6.2**2 / 4
+
+
+def test_what_need_not_be_computed_is_not_waited_for(capsys, monkeypatch):
+    """Two methods of two batches, the second equal to the first: nothing is left after two gradients."""
+    monkeypatch.setattr(Progress, "EVERY", 0.0)
+    progress = Progress(4)
+    progress.skip(2)
+    progress.show("method 1/2, pg none, batch 1/2")
+    progress.show("method 1/2, pg none, batch 2/2")
+    assert capsys.readouterr().out == "method 1/2, pg none, batch 2/2  about 0 s left\n"
+
+
+def test_the_answer_in_words():
+    table = pd.DataFrame(
+        {
+            "method": [EXACT, "pg none", "pg a", "pg b"],
+            "bias": [0.0, 0.5, 0.1, 0.2],
+            "sd": [2.0, 1.0, 1.2, 1.0],
+            "rmse": [2.0, 1.118, 1.204, 1.02],
+            "family": None,
+        }
+    )
+    text = answer(table)
+    assert text.startswith("Closest in mean squared error: pg b") and "Least biased: pg a" in text
+    assert "the least biased has 1.44 times its variance" in text  # 1.2²
+
+
+@pytest.mark.parametrize(("losses", "corrections"), [(["pg"], ["m2po"]), (["pg"], ["slime/mis"]), (["clip_cov"], ["none"])])
+def test_what_couples_responses_has_no_exact_sum(losses, corrections):
+    """A plug-in on the batch's second moment, weights normalised over the batch, a loss that selects among its tokens."""
+    with pytest.raises(UserError, match="depends on the rest of the batch"):
+        exact_table(methods(losses, corrections, "token_sum"))

@@ -1,0 +1,210 @@
+"""verl configs of every version become what verl really did."""
+
+import math
+
+import pytest
+
+from tests.faultline.expected import NONE, correction, keep, weight
+
+BAND = 'rollout_rs=token_k1 at 0.6_1.4: verl bounds k1 = -log ρ: it keeps ρ in [0.714286, 1.66667], as here'
+VERL = {  # config → (loss, proximal, correction, notes, not translated)
+    "August 2025, the first spelling": (
+        {"actor": {"behav_imp_weight_cap": 3}}, "ppo", "old", correction(weight("token", upper=3)), [], []),
+    "August 2025, the second": (
+        {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 2.5}}}, "ppo", "old", correction(weight("token", upper=2.5)), [], []),
+    "August 2025, the third": (
+        {"actor_rollout_ref.actor.tis_imp_ratio_cap": "2"}, "ppo", "old", correction(weight("token", upper=2.0)), [], []),
+    "a bare cap that is off": ({"tis_imp_ratio_cap": -1}, "ppo", "old", correction(NONE), [], []),
+    "no log-probabilities": (
+        {"actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2}, "rollout": {"calculate_log_probs": False}}},
+        "ppo", "old", correction(weight("token", upper=2)),
+        ["rollout.calculate_log_probs=false: verl had no rollout log-probabilities then and corrected nothing"], []),
+    "October 2025, truncate": (
+        {"algorithm": {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_veto_threshold": "1e-4"}},
+        "ppo", "old", correction(weight("token", upper=2.0), {"veto": keep("worst_token", "ratio", 1e-4, None)}), [], []),
+    "October 2025, clip, the lower bound implied": (
+        "algorithm:\n  rollout_is: true\n  rollout_is_threshold: 4\n  rollout_is_threshold_lower: null\n"
+        "  rollout_is_level: sequence\n  rollout_is_mode: clip\n",
+        "ppo", "old", correction(weight("sequence", "mask", 0.25, 4)),
+        ["rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them",
+         "rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here"], []),
+    "October 2025, mask without weights": (
+        {"algorithm": {"rollout_is": False, "rollout_is_threshold": 1.001, "rollout_is_threshold_lower": 0.999,
+                       "rollout_is_level": "geometric", "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-4}},
+        "ppo", "old",
+        correction(NONE, {"rollout_is": keep("geometric", "ratio", 0.999, 1.001),
+                          "veto": keep("worst_token", "ratio", 1e-4, None)}, denominator="kept"),
+        ["rollout_is=false: verl computed the weights for its metrics only"], []),
+    "October 2025, metrics only": (
+        {"algorithm": {"rollout_is": False, "rollout_is_threshold": 2.0, "rollout_is_veto_threshold": 1e-4}},
+        "ppo", "old", correction(NONE), ["rollout_is=false: verl computed the weights for its metrics only"], []),
+    "October 2025, no threshold": (
+        {"algorithm": {"rollout_is": True, "rollout_is_level": "token"}}, "ppo", "old", correction(NONE),
+        ["rollout_is_threshold is not set, which switches everything off in that version"], []),
+    "November 2025, rejection": (
+        {"rollout_correction": {"rollout_is": "token", "rollout_rs": "geometric", "rollout_rs_threshold": 1.25,
+                                "rollout_token_veto_threshold": 1e-4}},
+        "ppo", "old",
+        correction(weight("token", upper=2.0), {"geometric": keep("geometric", "ratio", 0.8, 1.25),
+                                                "veto": keep("worst_token", "ratio", 1e-4, None)}, denominator="kept"), [], []),
+    "November 2025, the lower bound given": (
+        {"algorithm.rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 2, "rollout_rs_threshold_lower": 0.25}},
+        "ppo", "old", correction(NONE, {"token": keep("token", "ratio", 0.25, 2)}, denominator="kept"), [], []),
+    "November 2025, pure correction": (
+        {"algorithm": {"rollout_correction": {"rollout_is": "sequence", "rollout_is_threshold": 3.0,
+                                              "bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}}},
+        "pg", "old", correction(weight("sequence", upper=3.0), ratio="current"), [], []),
+    "bypass_mode and use_policy_gradient": (
+        {"algorithm": {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "use_policy_gradient": True}}},
+        "pg", "old", correction(weight("token", upper=2.0), ratio="current"), [], []),
+    "bypass with ppo_clip": (
+        {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01,
+                                              "bypass_mode": True, "loss_type": "ppo_clip"}}},
+        "ppo", "rollout", correction(NONE, {"seq_mean_k3": keep("geometric", "k3", None, 0.01)}, ratio="current"),
+        ["bypass mode with ppo_clip: verl computes the weights for its metrics only; none here"], []),
+    "loss_type without bypass": (
+        {"rollout_correction": {"rollout_is": None, "loss_type": "reinforce"}}, "ppo", "old", correction(NONE),
+        ["loss_type, use_policy_gradient: verl does not read them without bypass_mode"], []),
+    "IcePop, normalised": (
+        {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0", "rollout_is_batch_normalize": True}},
+        "ppo", "old", correction(weight("token", "mask", 0.5, 5.0), normalize="batch"), [], []),
+    "inverted bounds": (  # [1/1.4, 1/.6]
+        {"rollout_correction": {"rollout_rs": "token_k1, seq_max_k2", "rollout_rs_threshold": "0.6_1.4, 0.5"}}, "ppo", "old",
+        correction(NONE, {"token_k1": keep("token", "ratio", 1 / 1.4, 1 / 0.6),
+                          "seq_max_k2": keep("worst_token", "k2", None, 0.5)}, denominator="kept"), [BAND], []),
+    "one number for k1 is a reciprocal pair": (
+        {"rollout_correction": {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": 2}},
+        "ppo", "old", correction(NONE, {"seq_sum_k1": keep("sequence", "ratio", 0.5, 2)}, denominator="kept"), [], []),
+    "a misspelt key": ({"rollout_correction": {"rollout_iz": "token"}}, "ppo", "old", correction(NONE), [],
+                       ["rollout_correction.rollout_iz=token"]),
+    "a cap beside its successor": (
+        {"actor": {"tis_imp_ratio_cap": 2}, "rollout_correction": {"rollout_is": "token"}}, "ppo", "old",
+        correction(weight("token", upper=2.0)), [], ["actor.tis_imp_ratio_cap=2: rollout_is and rollout_rs replaced it"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VERL)
+def test_verl_corrections_of_every_version(imported, case):
+    source, loss, proximal, expected, notes, lost = VERL[case]
+    body, *said = imported(source)
+    assert body["options"]["loss"] == loss and body["proximal"] == proximal
+    assert body["correction"] == expected
+    assert said == [notes, lost]
+
+
+VERL_LOSSES = {
+    "vanilla": ("ppo", {"eps_low": 0.2, "eps_high": 0.3, "dual_clip": 3.0}),
+    "gspo": ("gspo", {"eps_low": 0.2, "eps_high": 0.3}),
+    "sapo": ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}),
+    "cispo": ("cispo", {"lower": 0.8, "upper": 1.3}),
+    "geo_mean": ("gmpo", {"lower": math.exp(-0.2), "upper": math.exp(0.3)}),
+    "clip_cov": ("clip_cov", {"eps_low": 0.2, "eps_high": 0.3, "share": 2e-4, "lower": 1.0, "upper": 5.0}),
+    "kl_cov": ("kl_cov", {"share": 2e-4, "coef": 0.1}),
+    "dppo_kl": ("dppo", {"divergence": "kl", "delta_low": 0.2, "delta_high": 0.3}),
+    "dro": ("dro", {"beta": 0.07}),
+    "gpg": ("pg", None),
+}
+
+
+@pytest.mark.parametrize("mode", VERL_LOSSES)
+def test_verl_losses(imported, mode):
+    policy = {"loss_mode": mode} | ({"dro_beta": 0.07} if mode == "dro" else {})
+    body, notes, lost = imported({"actor_rollout_ref": {"actor": {"clip_ratio_high": 0.3, "policy_loss": policy}}})
+    assert (body["options"]["loss"], body.get("loss")) == VERL_LOSSES[mode]
+    said = notes + lost
+    assert len(said) == (mode in ("gspo", "clip_cov", "kl_cov", "dppo_kl")) and all(mode in line for line in said)
+    assert body["options"]["reduce"] == ("seq_mean_token_mean" if mode in ("sapo", "geo_mean") else "token_mean")
+
+
+def test_verl_bypass_replaces_the_loss(imported):
+    actor = {"policy_loss": {"loss_mode": "gspo"}}
+    body, notes, _ = imported({"actor": actor, "rollout_correction": {"bypass_mode": True}})
+    assert body["options"]["loss"] == "ppo" and notes == ["loss_mode=gspo: bypass_mode replaces the loss by loss_type=ppo_clip"]
+
+
+def test_an_unknown_loss_is_named(imported):
+    assert imported({"actor.policy_loss.loss_mode": "cppo"})[2] == [
+        "actor.policy_loss.loss_mode=cppo: no such loss here, or its parameters are missing"
+    ]
+
+
+def test_the_rest_of_a_verl_config(imported):
+    """Renamed keys, the dead clip_ratio, sizes in prompts; what has no place here is named with its value."""
+    body, notes, lost = imported(
+        {
+            "data": {"train_batch_size": 256, "max_response_length": 1024},
+            "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False, "kl_ctrl": {"kl_coef": 0.001}},
+            "actor_rollout_ref": {
+                "actor": {"clip_ratio": 0.3, "ppo_mini_batch_size": 64, "loss_agg_mode": "seq-mean-token-sum-norm",
+                          "optim": {"lr": "1e-6"}, "use_kl_loss": True, "ppo_epochs": 2},
+                "rollout": {"n": 8, "dtype": "bfloat16", "quantization": "fp8", "temperature": 0.9, "top_p": 0.95, "top_k": -1},
+            },
+        }
+    )  # fmt: skip
+    assert body["options"] == {"loss": "ppo", "reduce": "seq_mean_token_sum_norm", "advantage": "dr_grpo", "kl": "k3",
+                               "rollout/precision": "fp8_tensor", "correction": "none"}  # fmt: skip
+    assert body["rollout"] == {"samples": 8, "prompts": 256, "temperature": 0.9, "top_p": 0.95, "top_k": 0}
+    assert body["actor"] == {"lr": 1e-6, "epochs": 2, "num_minibatches": 4} and body["reduce"] == {"norm": 1024}
+    assert notes == [
+        "actor.clip_ratio=0.3: no effect in verl, whose clip_ratio_low and _high default to 0.2",
+        CLAMPED.format("k3"),
+        "use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl",
+    ]
+    assert body["kl"] == {"coef": 0.001} and lost == []
+
+
+CLAMPED = "kl={}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here"
+
+
+@pytest.mark.parametrize(
+    ("kind", "kl", "notes"),
+    [
+        ("kl", "k1", ["actor.kl_loss_type=kl: the mean gradient of k1 as a loss is 0; it pulls towards no reference"]),
+        ("mse", "k2", []),
+        ("abs", "abs", []),
+        ("low_var_kl", "k3", [CLAMPED.format("k3")]),
+        ("low_var_kl+", "k3_k2", [CLAMPED.format("k3_k2")]),
+        ("k2+", "k2", []),
+        ("k1+", "k2", ["actor.kl_loss_type=k1+: of the value k1 and the gradient of k2; here the value is k2's too"]),
+    ],
+)
+def test_the_kl_of_verl(imported, kind, kl, notes):
+    body, *said = imported({"actor": {"use_kl_loss": True, "kl_loss_type": kind, "kl_loss_coef": 0.02}})
+    assert (body["options"]["kl"], body["kl"], said) == (kl, {"coef": 0.02}, [notes, []])
+
+
+def test_the_kl_that_verl_does_not_read_or_that_is_not_here(imported):
+    body, notes, lost = imported({"actor": {"kl_loss_coef": 0.02}, "algorithm": {"use_kl_in_reward": True, "kl_penalty": "k3"}})
+    assert "kl" not in body and notes == ["actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef"]
+    assert lost == ["algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss",
+                    "algorithm.kl_penalty=k3"]  # fmt: skip
+    assert imported({"actor": {"use_kl_loss": True, "kl_loss_type": "full"}})[2] == [
+        "actor.kl_loss_type=full: no such KL term here"
+    ]
+
+
+def test_the_advantages_of_verl(imported):
+    for std in (True, False):
+        body = imported({"algorithm": {"adv_estimator": "grpo_passk", "norm_adv_by_std_in_grpo": std}})[0]
+        assert (body["options"]["advantage"], body["advantage"]) == ("pass_at_k", {"std": std})
+    assert imported({"algorithm.adv_estimator": "remax"})[0]["options"]["advantage"] == "remax"
+    body, notes, _ = imported({"algorithm.adv_estimator": "gpg"})
+    assert body["options"]["advantage"] == "gpg" and notes == [
+        "gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ({"algorithm": {"adv_estimator": "gae"}},
+         "algorithm.adv_estimator=gae: no such advantage here, or no run provides what it needs"),
+        ({"actor.ppo_mini_batch_size": 64},
+         "actor.ppo_mini_batch_size=64: actor.num_minibatches is data.train_batch_size over it, which is not set"),
+        ({"actor.loss_agg_mode": "median"}, "actor.loss_agg_mode=median: no such reduce here, or no run provides what it needs"),
+        ({"actor_rollout_ref.rollout.quantization": "torchao"},
+         "actor_rollout_ref.rollout.quantization=torchao: no such rollout/precision here, or no run provides what it needs"),
+    ],
+)  # fmt: skip
+def test_what_a_verl_config_asks_and_no_run_has_is_named(imported, source, line):
+    assert imported(source)[2] == [line]

@@ -1,0 +1,314 @@
+"""Configs of other programs, old spellings included, become what those programs really did."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from faultline.import_config import import_config
+from harness.compose import compose
+from harness.config import parse
+from harness.errors import UserError
+from harness.validate import check
+from tests.faultline.expected import NONE, correction, keep, weight
+
+SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)
+    "use_tis": ({"use_tis": True, "tis_imp_ratio_cap": 2.0}, "ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
+                correction(weight("token", upper=2.0)), [], []),
+    "its recommendation": (
+        {"policy_loss_type": "dual_clip", "eps_clip_high": 0.28, "off_policy_correction": {
+            "tis_ratio_type": "token", "sequence_mask_metric": "geometric", "token_mask_is_threshold_low": 0.5,
+            "token_mask_is_threshold_high": 2.0, "outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100}},
+        "ppo", {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 3.0}, "old",
+        correction(weight("token", upper=2.0), {"token": keep("token", "ratio", 0.5, 2.0),
+                                                "outlier": keep("worst_token", "ratio", 1e-4, 100),
+                                                "geometric": keep("geometric", "ratio", 0.99, 1.01)}),
+        ["SkyRL takes sequence ratios over the tokens that its token mask left, this over the response"], []),
+    "sequence weight, product mask, half a token mask": (
+        {"off_policy_correction": {"tis_ratio_type": "sequence", "sequence_mask_metric": "product", "product_mask_low": 0.25,
+                                   "token_mask_is_threshold_high": 2.0}},
+        "ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
+        correction(weight("sequence", upper=5.0), {"product": keep("sequence", "ratio", 0.25, 2.0)}),
+        ["token_mask_is_threshold: SkyRL ignores one bound without the other; no token mask"], []),
+    "an outlier mask from above": (
+        {"off_policy_correction": {"outlier_token_is_threshold_low": 0.0, "outlier_token_is_threshold_high": 100}}, "ppo",
+        {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",
+        correction(NONE, {"outlier": keep("worst_token", "ratio", None, 100)}), [], []),
+    "cispo": ({"policy_loss_type": "cispo", "cispo": {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0,
+                                                     "cispo_anchor": "rollout"}},
+              "cispo", {"lower": 0.0, "upper": 5.0}, "rollout", correction(NONE), [], []),
+    "cispo of the package": (
+        {"policy_loss_type": "cispo"}, "cispo", {"lower": 1.0, "upper": 6.0}, "old", correction(NONE),
+        ["cispo bounds not set: SkyRL 0.3.0's are 0 and 5, ratios in [1, 6]; later ones 1 and 4"], []),
+    "rollout_is with a weight": (
+        {"policy_loss_type": "rollout_is", "off_policy_correction": {"tis_ratio_type": "token"}}, "rollout_is",
+        {"lower": 0.8, "upper": 1.2}, "rollout", correction(NONE),
+        ["rollout_is: SkyRL's bounds are exclusive, these are inclusive"],
+        ["the token weight with loss rollout_is: the mismatch would count twice; SkyRL refuses it for cispo only"]),
+    "dppo": ({"policy_loss_type": "dppo", "dppo": {"dppo_type": "binary_kl", "delta_high": 0.1}}, "dppo",
+             {"divergence": "kl", "delta_low": 0.2, "delta_high": 0.1}, "rollout", correction(NONE), [], []),
+    "gspo": ({"policy_loss_type": "gspo"}, "gspo", {"eps_low": 0.2, "eps_high": 0.2}, "old", correction(NONE), [], []),
+    "sapo": ({"policy_loss_type": "sapo", "sapo": {"tau_neg": 2}}, "sapo", {"tau_pos": 1.0, "tau_neg": 2}, "old",
+             correction(NONE), [], []),
+    "cross_entropy": ({"policy_loss_type": "cross_entropy"}, "cross_entropy", None, "old", correction(NONE), [], []),
+    "clip_cov": ({"policy_loss_type": "clip_cov"}, None, None, "old", correction(NONE), [],
+                 ["trainer.algorithm.policy_loss_type=clip_cov: SkyRL pre-divides advantages by the token count, so its "
+                  "covariance bounds never match what they say"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SKYRL)
+def test_skyrl(imported, case):
+    algorithm, loss, params, proximal, expected, notes, lost = SKYRL[case]
+    body, *said = imported({"trainer": {"algorithm": {"use_kl_loss": False} | algorithm}})
+    assert (body["options"].get("loss"), body.get("loss"), body["proximal"]) == (loss, params, proximal)
+    assert body["correction"] == expected
+    assert said == [notes, lost]
+
+
+def test_the_rest_of_a_skyrl_config(imported):
+    body, _, lost = imported(
+        {"trainer.algorithm": {"advantage_estimator": "reinforce++", "loss_reduction": "seq_mean_token_sum_norm",
+                               "max_seq_len": 512},
+         "trainer": {"train_batch_size": 64, "policy_mini_batch_size": 16, "epochs": 2, "update_epochs_per_batch": 3},
+         "generator": {"n_samples_per_prompt": 4, "sampling_params": {"top_p": 0.9, "top_k": 20}}}
+    )  # fmt: skip
+    assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
+    assert body["rollout"] == {"prompts": 64, "samples": 4, "top_p": 0.9, "top_k": 20}
+    assert body["actor"] == {"epochs": 3, "num_minibatches": 4}
+    assert lost == ["trainer.epochs=2"]
+    assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
+    assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
+        "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
+        "trainer.policy_mini_batch_size=8: actor.num_minibatches is trainer.train_batch_size over it, not set",
+    ]
+
+
+SKYRL_KL = "kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10"
+ON_BY_DEFAULT = "; use_kl_loss is not set: it is on by default"
+IN_REWARD = "trainer.algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kl", "coef", "notes", "lost"),
+    [
+        ({}, "k3", 0.001, [SKYRL_KL + ON_BY_DEFAULT], []),
+        ({"use_kl_loss": True, "kl_estimator_type": "abs", "kl_loss_coef": "0.02"}, "abs", 0.02, [SKYRL_KL], []),
+        ({"kl_loss_coef": 0}, None, None, [], []),
+        ({"use_kl_loss": False, "kl_ctrl": {"type": "adaptive"}}, None, None,
+         ["use_kl_in_reward is not true, so SkyRL does not read kl_ctrl"], []),
+        ({"use_kl_loss": False, "use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive"}}, None, None, [],
+         [IN_REWARD, "trainer.algorithm.kl_ctrl.type=adaptive"]),
+    ],
+)  # fmt: skip
+def test_the_kl_of_skyrl(imported, algorithm, kl, coef, notes, lost):
+    body, *said = imported({"trainer": {"algorithm": {"policy_loss_type": "regular"} | algorithm}})
+    assert (body["options"].get("kl"), body.get("kl", {}).get("coef")) == (kl, coef)
+    assert said == [notes, lost]
+
+
+UNBIASED = "use_bias_correction_kl is not set: on in TRL 1.16, off before; kl=k3 is the latter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kl", "notes"),
+    [
+        ({"beta": 0.0}, None, []),
+        ({"beta": 0.04}, "k3_unbiased", [UNBIASED]),
+        ({"beta": 0.04, "use_bias_correction_kl": False}, "k3", []),
+        ({"beta": 0.04, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"}, "k3_unbiased",
+         ["kl: TRL multiplies each token's k3 by the ratio of its response, this by the token's own"]),
+        ({"beta": 0.04, "use_bias_correction_kl": False, "use_vllm": True, "off_policy_mask_threshold": 0.5,
+          "vllm_importance_sampling_correction": False}, "k3",
+         ["kl: TRL's KL term counts masked tokens too; here they are left out"]),
+    ],
+)  # fmt: skip
+def test_the_kl_of_trl(imported, settings, kl, notes):
+    body, said, lost = imported({"loss_type": "grpo", "use_vllm": False} | settings)
+    assert (body["options"].get("kl"), body.get("kl")) == (kl, None if kl is None else {"coef": 0.04})
+    assert [line for line in said if line != OFF] == notes and lost == []
+
+
+DEFAULT_MODE = "vllm_importance_sampling_mode is not set: sequence_mask is TRL's default"
+OFF = "use_vllm is not true, so TRL applies no correction, whatever its keys say"
+PPO = {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}
+TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, correction, notes, not translated)
+    "defaults": ({"num_generations": 8}, "ppo", PPO, "token_mean", correction(weight("sequence", "mask", None, 3.0)),
+                 [DEFAULT_MODE], []),
+    "switched off": ({"vllm_importance_sampling_correction": False}, "ppo", PPO, "token_mean", correction(NONE), [], []),
+    "no vLLM": ({"use_vllm": False, "vllm_importance_sampling_mode": "token_mask"}, "ppo", PPO, "token_mean", correction(NONE),
+                [OFF], []),
+    "the old cap": ({"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_cap": 2.0}, "ppo", PPO,
+                    "token_mean", correction(weight("token", upper=2.0)), [], []),
+    "two bounds clip": ({"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_min": 0.5}, "ppo",
+                        PPO, "token_mean", correction(weight("sequence", "clip", 0.5, 3.0)), [], []),
+    "a lower bound of 0 clips nothing": (
+        {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0}, "ppo", PPO, "token_mean",
+        correction(weight("token", upper=3.0)), [], []),
+    "a lower bound of 0 masks nothing": (
+        {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.0}, "ppo", PPO, "token_mean",
+        correction(weight("token", "mask", None, 3.0)), [], []),
+    "no bound at all": (
+        {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": math.inf}, "ppo", PPO, "token_mean",
+        correction(weight("token", "truncate", None, 4.85e8)), [], []),
+    "off-policy mask alone": (
+        {"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.5}, "ppo", PPO, "token_mean",
+        correction(NONE, {"off_policy": keep("geometric", "ratio", math.exp(-0.5), None, "negative_advantage")}, ratio="current"),
+        [], []),
+    "off-policy mask with a weight": (
+        {"off_policy_mask_threshold": 0.5, "vllm_importance_sampling_mode": "token_truncate"}, "ppo", PPO, "token_mean",
+        correction(weight("token", upper=3.0),
+                   {"off_policy": keep("geometric", "ratio", math.exp(-0.5), None, "negative_advantage")}),
+        ["off_policy_mask_threshold=0.5: TRL compares μ with π_θ, this with π_old as the weight does; "
+         "equal on the first mini-batch"], []),
+    "delta": ({"use_vllm": False, "loss_type": "grpo", "delta": 4, "epsilon_high": 0.28}, "ppo",
+              {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 4}, "seq_mean_token_mean", correction(NONE), [OFF], []),
+    "sequence level": ({"use_vllm": False, "loss_type": "grpo", "importance_sampling_level": "sequence", "delta": 4}, "gspo",
+                       {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", correction(NONE), [OFF],
+                       ["delta=4: caps the ratio in TRL, which loss gspo has no parameter for"]),
+    "cispo": ({"use_vllm": False, "loss_type": "cispo", "epsilon_high": 5.0}, "cispo", {"lower": 0.0, "upper": 5.0}, "token_mean",
+              correction(NONE), [OFF], []),
+    "cispo with its cap unset": (
+        {"use_vllm": False, "loss_type": "cispo"}, "pg", None, "token_mean", correction(NONE),
+        ["cispo: epsilon_high is not set, so TRL caps every ratio at 0.2, absolute: REINFORCE times 0.2 where r exceeds it", OFF],
+        ["that factor 0.2: loss=cispo takes an upper of 1 or more"]),
+    "sapo": ({"use_vllm": False, "loss_type": "sapo"}, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, "seq_mean_token_mean",
+             correction(NONE), [OFF], []),
+    "luspo": ({"use_vllm": False, "loss_type": "luspo"}, "luspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean",
+              correction(NONE), [OFF], []),
+    "vespo": ({"loss_type": "vespo", "vllm_importance_sampling_correction": False}, "vespo",
+              {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}, "token_mean", correction(NONE),
+              ["vespo: TRL multiplies the mismatch ratio into w, this multiplies the loss"], []),
+    "bnpo": ({"use_vllm": False, "loss_type": "bnpo"}, "ppo", PPO, "token_mean", correction(NONE),
+             ["bnpo: TRL divides by the tokens of each micro-batch, this by those of the mini-batch", OFF], []),
+    "unknown loss": ({"use_vllm": False, "loss_type": "bco"}, None, None, "token_mean", correction(NONE), [OFF],
+                     ["loss_type=bco: no such loss here"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRL)
+def test_trl(imported, case):
+    source, loss, params, reduction, expected, notes, lost = TRL[case]
+    body, *said = imported({"use_vllm": True} | source)
+    assert (body["options"].get("loss"), body.get("loss"), body["options"]["reduce"]) == (loss, params, reduction)
+    assert body["correction"] == expected
+    assert said == [notes, lost]
+
+
+def test_the_rest_of_a_trl_config_in_json(imported):
+    theirs = {"loss_type": "dr_grpo", "scale_rewards": False, "learning_rate": 1e-6, "max_steps": -1, "beta": 0.04}
+    body, _, lost = imported(json.dumps(theirs))
+    assert body["options"]["advantage"] == "dr_grpo" and body["reduce"] == {"norm": 256}
+    assert body["actor"] == {"lr": 1e-6} and "steps" not in body
+    assert body["options"]["kl"] == "k3_unbiased" and lost == []
+    assert imported({"scale_rewards": "batch", "use_vllm": False})[0]["options"]["advantage"] == "grpo_batch_std"
+    assert imported({"scale_rewards": "median", "use_vllm": False})[2] == [
+        "scale_rewards=median: no such advantage here, or no run provides what it needs"
+    ]
+
+
+OTHER_STEPS = "TRL counts optimizer steps"
+
+
+@pytest.mark.parametrize(
+    ("settings", "actor", "steps", "said"),
+    [
+        ({"gradient_accumulation_steps": 4}, {"num_minibatches": 1}, 100, ""),  # steps_per_generation is 4 as well
+        ({"steps_per_generation": 8, "gradient_accumulation_steps": 4}, {"num_minibatches": 2}, 50, OTHER_STEPS),
+        ({"steps_per_generation": 3, "num_iterations": 2}, {"epochs": 2, "num_minibatches": 3}, 17, OTHER_STEPS),  # ⌈100/6⌉
+        ({"steps_per_generation": 6, "gradient_accumulation_steps": 4}, None, 100, "steps_per_generation=6: no multiple of"),
+        ({"generation_batch_size": 64}, None, 100, "generation_batch_size=64: actor.num_minibatches is it over"),
+    ],
+)
+def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
+    """A rollout lasts steps_per_generation · num_iterations passes, an optimizer step gradient_accumulation_steps of them."""
+    body, notes, lost = imported({"use_vllm": False, "max_steps": 100, "seed": 7, "top_p": 0.9, "top_k": 0} | settings)
+    assert (body.get("actor"), body["steps"], body["seed"]) == (actor, steps, 7)
+    assert body["rollout"] == {"top_p": 0.9, "top_k": 0}
+    assert said in "\n".join(notes + lost) and (said or notes + lost == [OFF])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rollout_is: tokenn\n", r"rollout_is=tokenn: accepted are token, sequence, geometric; or remove it"),
+        ("rollout_is: token\nrollout_is_threshold: 0.5\n", r"rollout_is=token: upper=0.5 is below 1"),
+        ("tis_imp_ratio_cap: 0.5\n", r"tis_imp_ratio_cap=0.5: upper=0.5 is below 1"),
+        ("rollout_is: true\nrollout_is_threshold: 2\nrollout_is_level: turn\n", r"rollout_is_level=turn, .* accepted are token"),
+        ("rollout_rs: turn_k9\nrollout_rs_threshold: 1\n", r"rollout_rs=turn_k9: accepted are token, seq_sum"),
+        ("rollout_rs: token_k1\nrollout_rs_threshold: '2_4'\n", r"rollout_rs=token_k1 at 2_4: upper=0.5 is below 1"),
+        ("rollout_rs: 'seq_mean_k1,token_k2'\nrollout_rs_threshold: 0.99_1.01\n",
+         r"rollout_rs_threshold of rollout_rs=token_k2='0.99_1.01': must be a number"),
+        ("rollout_rs: token_k2\nrollout_rs_threshold: '1_2'\n", r"rollout_rs=token_k2='1_2': must be a number"),
+        ("use_tis: true\ntis_imp_ratio_cap: -1\ntrainer.algorithm.x: 1\n", r"tis_imp_ratio_cap=-1 is no positive cap"),
+        ("trainer.algorithm.off_policy_correction.tis_ratio_type: turn\n", r"tis_ratio_type=turn: accepted are token, sequence"),
+        ("off_policy_correction.sequence_mask_metric: median\n", r"sequence_mask_metric=median: accepted are geometric, product"),
+        ("use_vllm: true\nvllm_importance_sampling_mode: turn_mask\n", r"sampling_mode=turn_mask: accepted are token_truncate"),
+        ("seed: 1\n", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
+        ("", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
+        ("- a\n- b\n", r"theirs.yaml: must hold keys and values, not a list"),
+        ("a: b\n  c: [", r"theirs.yaml: neither YAML nor JSON \(line 2\)"),
+        ("rollout_is: token\nrollout_is_threshold: high\n", r"rollout_is_threshold='high': must be a number"),
+        ("rollout_is: token\nrollout_is_threshold: 1_2_3x\n", r"rollout_is_threshold='3x': must be a number"),
+        ("rollout_is: token\nrollout_is_threshold: '1_2_3'\n", r"rollout_is_threshold=1_2_3: must be one positive number or two"),
+        ("rollout_rs: token\nrollout_rs_threshold: 0\n", r"rollout_rs_threshold=0: must be one positive number or two"),
+        ("rollout_rs: token_k1\n", r"rollout_rs=token_k1: rollout_rs_threshold is missing"),
+        ("rollout_rs: a,b\nrollout_rs_threshold: 1,2,3\n", r"rollout_rs_threshold=1,2,3: 3 thresholds for the 2 options"),
+        ("bypass_mode: maybe\n", r"bypass_mode='maybe': must be true or false"),
+        ("rollout_is: [token]\n", r"rollout_is=\['token'\]: must be a single value"),
+        ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low=\${eps}: resolve the config first"),
+        ("algorithm.rollout_is: token\nrollout_is: null\n", r"rollout_is=None contradicts algorithm.rollout_is=token"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(imported, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        imported(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"rollout_correction": {"rollout_is": "sequence", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.4"}},
+        {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce"}},
+        {"trainer.algorithm": {"policy_loss_type": "dppo", "off_policy_correction": {"sequence_mask_metric": "product"}}},
+        {"trainer.algorithm": {"loss_reduction": "prompt_mean", "kl_estimator_type": "k2"}},
+        {"loss_type": "dr_grpo", "use_vllm": True, "num_generations": 4, "max_steps": 10, "beta": 0.04, "seed": 3, "top_p": 0.9,
+         "top_k": -1, "num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+        {"algorithm.adv_estimator": "grpo_passk", "actor.use_kl_loss": True, "actor.kl_loss_type": "k3+"},
+        {"algorithm.adv_estimator": "remax"},
+    ],
+)  # fmt: skip
+def test_what_is_printed_runs(theirs, tmp_path):
+    """As the comment in the output says: saved as DIR/experiment/NAME.yaml, it composes and passes every check."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+    (tmp_path / "experiment/mine.yaml").write_text(import_config(tmp_path / "theirs.yaml"))
+    check(parse(compose("+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")))
+
+
+def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_path):
+    good = tmp_path / "verl.yaml"
+    good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
+    code = """
+import sys
+from faultline.tools import main
+try:
+    main()
+finally:
+    print([name for name in ("torch", "pandas", "wandb") if name in sys.modules], file=sys.stderr)
+"""
+
+    def run(path):
+        done = subprocess.run([sys.executable, "-c", code, "import-config", str(path)], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, err = run(good)
+    assert (status, err) == (0, "[]\n")
+    assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
+    assert "# not translated: actor.entropy_coeff=0.1\ndefaults:\n  - override /loss: ppo\n" in out
+    missing = tmp_path / "none.yaml"
+    assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory)\n[]\n")

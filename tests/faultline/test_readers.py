@@ -1,0 +1,293 @@
+"""Dumps of other programs, written as those programs write them."""
+
+import copyreg
+import io
+import json
+import os
+import pickle
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from faultline.replay.sources import Dump
+from harness.errors import UserError
+
+MASK = np.array([[1, 1, 0], [1, 1, 1]])
+OLD = np.array([[-1.0, -0.5, 0.0], [-2.0, -0.25, -0.125]], dtype=np.float32)
+ROLLOUT = np.array([[-1.5, -0.5, 0.0], [-1.0, -0.5, -0.125]], dtype=np.float32)
+ADVANTAGES = np.array([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]], dtype=np.float32)
+
+
+def only(path):
+    (batch,) = Dump(path).batches()
+    return batch
+
+
+def check(batch, step=12):
+    """The arrays above without their padding."""
+    used = MASK.astype(bool)
+    np.testing.assert_array_equal(batch.offsets, [0, 2, 5])
+    np.testing.assert_array_equal(batch.logp_old, OLD[used])
+    np.testing.assert_array_equal(batch.logp_rollout, ROLLOUT[used])
+    np.testing.assert_array_equal(batch.advantages, ADVANTAGES[used])
+    assert set(batch.step) == {step}
+
+
+def test_verl(tmp_path):
+    """The tensors of DataProto.batch that docs/replay.md saves; names of verl 0.9.1's ray_trainer.py."""
+    tensors = {
+        "responses": torch.ones(2, 3, dtype=torch.long),
+        "response_mask": torch.tensor(MASK),
+        "old_log_probs": torch.tensor(OLD),
+        "rollout_log_probs": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor(ADVANTAGES),
+        "token_level_scores": torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]),
+    }
+    torch.save(tensors, tmp_path / "step_12.pt")
+    batch = only(tmp_path / "step_12.pt")
+    check(batch)
+    np.testing.assert_array_equal(batch.reward, [1.0, 0.5])
+    del tensors["rollout_log_probs"]
+    torch.save(tensors, tmp_path / "step_13.pt")
+    with pytest.raises(UserError, match=r"verl's rollout_log_probs missing .*calculate_log_probs=True"):
+        only(tmp_path / "step_13.pt")
+
+
+def test_trl(tmp_path):
+    """The dictionary of GRPOTrainer._generate_and_score_completions, TRL 1.16.0: advantages are one per response."""
+    tensors = {
+        "completion_ids": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": torch.tensor(MASK),
+        "old_per_token_logps": torch.tensor(OLD),
+        "sampling_per_token_logps": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+    torch.save(tensors, tmp_path / "12.pt")
+    check(only(tmp_path / "12.pt"))
+
+
+def trl():
+    return {
+        "completion_mask": torch.tensor(MASK),
+        "old_per_token_logps": torch.tensor(OLD),
+        "sampling_per_token_logps": torch.tensor(ROLLOUT),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+
+
+def snippets():
+    """The Python blocks of docs/replay.md: verl's lines, TRL's subclass."""
+    text = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_lines_for_verl_write_what_replay_reads(tmp_path, monkeypatch):
+    """Where they are put, `batch.batch` holds the tensors and `self` the step; the folder does not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    tensors = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
+    tensors = {name: torch.tensor(array) for name, array in tensors.items()}
+    tensors |= {"responses": torch.ones(2, 3, dtype=torch.long), "token_level_scores": torch.zeros(2, 3), "unread": None}
+    trainer = types.SimpleNamespace(global_steps=12)
+    exec(snippets()[0], {"os": os, "torch": torch, "self": trainer, "batch": types.SimpleNamespace(batch=tensors)})
+    check(only(tmp_path / "dump"))
+
+
+def test_the_subclass_for_trl_writes_what_replay_reads(tmp_path, monkeypatch):
+    """Two ranks, each with two generations in step 12, one with tools, and an evaluation at the same step: four files, one batch.
+    A stand-in for the base class, whose attributes are those of TRL 1.16.0."""
+    monkeypatch.chdir(tmp_path)
+
+    class Base:
+        def _generate_and_score_completions(self, inputs):
+            return trl() | {"completion_ids": torch.ones(2, 3, dtype=torch.long), "num_items_in_batch": 5} | inputs
+
+    space = {"GRPOTrainer": Base}
+    exec(snippets()[1], space)
+    for rank in (0, 1):
+        trainer = space["Dumping"]()
+        trainer.accelerator = types.SimpleNamespace(process_index=rank)
+        trainer.state = types.SimpleNamespace(global_step=12)
+        for trainer._step, training in ((24, True), (25, True), (25, False)):
+            trainer.model = types.SimpleNamespace(training=training)
+            trainer._generate_and_score_completions({"tool_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])} if rank else {})
+    assert len(list((tmp_path / "dump").iterdir())) == 4
+    batch = only(tmp_path / "dump")
+    assert len(batch) == 8 and set(batch.step) == {12}
+    np.testing.assert_array_equal(batch.mask, [*[True] * 5, False, *[True] * 4] * 2)  # by generation, then by rank
+
+
+@pytest.mark.parametrize("name", ["step_12_rank_3.pt", "global_step_12_of_2.pt", "20-12.pt"])
+def test_the_step_is_the_number_after_that_word_else_the_last(tmp_path, name):
+    torch.save(trl(), tmp_path / name)
+    check(only(tmp_path))
+
+
+def test_tensors_that_are_plain_but_for_their_kind_are_read(tmp_path):
+    """With a gradient; in fp8, which numpy lacks: −1, −.5, 0 and the rest are exact in e4m3."""
+    tensors = trl()
+    tensors["old_per_token_logps"].requires_grad_()
+    tensors["sampling_per_token_logps"] = tensors["sampling_per_token_logps"].to(torch.float8_e4m3fn)
+    tensors["tool_mask"] = torch.tensor([[1, 0, 1], [1, 1, 1]])
+    torch.save(tensors, tmp_path / "step_12.pt")
+    batch = only(tmp_path)
+    np.testing.assert_array_equal(batch.mask, [True, True, True, True])  # the second token was a tool's, and ended the response
+    np.testing.assert_array_equal(batch.logp_rollout, np.delete(ROLLOUT[MASK.astype(bool)], 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"old_per_token_logps": torch.tensor(OLD).to_sparse()}, r"old_per_token_logps is no plain tensor \(.*save its to_dense"),
+        ({"completion_mask": torch.ones(3)}, r"completion_mask has shape \[3\]; save \[responses, tokens\]"),
+        ({"completion_mask": torch.ones(2, 0)}, r"completion_mask has shape \[2, 0\]; save"),
+        ({"old_per_token_logps": torch.zeros(2, 3, 1)}, r"old_per_token_logps has shape \[2, 3, 1\], completion_mask \[2, 3\]"),
+        ({"advantages": torch.zeros(3)}, r"advantages has shape \[3\], completion_mask \[2, 3\]; save both of one batch"),
+        ({"tool_mask": torch.ones(2, 4)}, r"tool_mask has shape \[2, 4\], completion_mask \[2, 3\]"),
+        ({"old_per_token_logps": torch.zeros(2, 3, dtype=torch.long)}, "old_per_token_logps holds int64; save it as floats"),
+        ({"completion_ids": torch.tensor([[0.5, 1, 0]] * 2)}, "completion_ids holds float32; save it as integers"),
+        ({"tool_mask": torch.tensor([[1, np.nan, 1], [1, 1, 1]])}, "row 0, column mask: nan at token 1 is neither 0 nor 1"),
+        ({"completion_mask": torch.tensor([[1, 1, 0], [1, 2, 1]])}, "row 1, column mask: 2 at token 1 is neither 0 nor 1"),
+    ],
+)
+def test_tensors_of_another_shape_or_kind_are_refused(tmp_path, changed, message):
+    torch.save(trl() | changed, tmp_path / "12.pt")
+    with pytest.raises(UserError, match=f"12.pt[:,] {message}"):
+        only(tmp_path)
+
+
+def test_a_response_whose_mask_is_none_can_be_skipped(tmp_path):
+    torch.save(trl() | {"completion_mask": torch.tensor([[1, 1, 0], [1, np.nan, 1]])}, tmp_path / "12.pt")
+    dump = Dump(tmp_path, skip_bad=True)
+    (batch,) = dump.batches()
+    assert dump.bad == 1 and list(batch.offsets) == [0, 2]
+
+
+def test_a_pt_file_that_holds_code_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    torch.save({"old_log_probs": Evil()}, tmp_path / "1.pt")
+    with pytest.raises(UserError, match="not a plain dictionary of tensors"):
+        only(tmp_path / "1.pt")
+
+
+def test_prime_rl(tmp_path):
+    """A line of token_exports/step_12/rank_0.jsonl, schema 1 of token_export.py: prompt and response in one, masked."""
+    folder = tmp_path / "token_exports" / "step_12"
+    folder.mkdir(parents=True)
+    row = {
+        "schema_version": 1,
+        "step": 12,
+        "token_ids": [5, 6, 7],
+        "loss_mask": [False, True, True],
+        "advantages": [0.5, 0.5, 0.5],
+        "rewards": [None, None, 1.0],
+        "inference_logprobs": [0.0, -1.5, -0.5],
+        "trainer_logprobs": [0.0, -1.0, -0.5],
+    }
+    for rank in (0, 1):
+        (folder / f"rank_{rank}.jsonl").write_text(json.dumps(row) + "\n")
+    batch = only(tmp_path)  # both ranks hold parts of one step
+    assert len(batch) == 2
+    np.testing.assert_array_equal(batch.mask, [False, True, True] * 2)
+    np.testing.assert_array_equal(batch.logp_old - batch.logp_rollout, [0.0, 0.5, 0.0] * 2)
+    np.testing.assert_array_equal(batch.reward, [1.0, 1.0])
+    (folder / "rank_2.jsonl").write_text(json.dumps(row | {"trainer_logprobs": [0.0, None, -0.5]}) + "\n")
+    with pytest.raises(UserError, match=r"rank_2.jsonl, row 0, column logp_old: nan at token 1"):
+        only(tmp_path)
+
+
+def skyrl_pickle(tensors, metadata) -> bytes:
+    """The bytes that SkyRL 0.3.0's TensorBatch.save gives: __reduce__ hands (class, state) to _rebuild_tensor_batch, the state
+    holding each tensor as raw bytes; bfloat16, which numpy lacks, through torch.save."""
+    module = types.ModuleType("skyrl.backends.skyrl_train.training_batch")
+    batch = type("TrainingInputBatch", (dict,), {"__module__": module.__name__})
+    rebuild = types.FunctionType((lambda cls, state: None).__code__, {}, "_rebuild_tensor_batch")
+    rebuild.__module__, rebuild.__qualname__ = module.__name__, "_rebuild_tensor_batch"
+    module.TrainingInputBatch, module._rebuild_tensor_batch = batch, rebuild
+
+    def serialized(tensor):
+        if tensor.dtype == torch.bfloat16:
+            buffer = io.BytesIO()
+            torch.save(tensor, buffer)
+            return {"format": "torch", "data": buffer.getvalue()}
+        array = tensor.numpy()
+        return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+    state = {
+        "batch_dict": {name: None if t is None else serialized(t) for name, t in tensors.items()},
+        "batch_size": 3,
+        "device": torch.device("cpu"),
+        "metadata": metadata,
+    }
+    parts = module.__name__.split(".")
+    packages = {".".join(parts[:n]): types.ModuleType("x") for n in range(1, len(parts))} | {module.__name__: module}
+    sys.modules |= packages
+    try:
+        copyreg.pickle(batch, lambda it: (rebuild, (batch, state)))
+        return pickle.dumps(batch())
+    finally:
+        del copyreg.dispatch_table[batch]
+        for name in packages:
+            del sys.modules[name]
+
+
+def test_skyrl(tmp_path):
+    """Three rows of which the last repeats one to fill the workers."""
+
+    def rows(array):
+        return torch.tensor(np.concatenate([array, array[:1]]))
+
+    tensors = {
+        "sequences": rows(np.array([[9, 1, 2, 0], [9, 3, 4, 5]])),
+        "loss_mask": rows(MASK),
+        "response_mask": rows(MASK),
+        "action_log_probs": rows(OLD),
+        "rollout_logprobs": rows(ROLLOUT).to(torch.bfloat16),  # these values are exact in bfloat16
+        "advantages": rows(ADVANTAGES),
+        "values": None,
+    }
+    path = tmp_path / "dumped_data" / "global_step_12_training_input.pkl"
+    path.parent.mkdir()
+    path.write_bytes(skyrl_pickle(tensors, {"pad_size": 1, "response_length": np.int64(3)}))
+    check(only(tmp_path))
+    path.write_bytes(skyrl_pickle(tensors | {"rollout_logprobs": None}, {}))
+    with pytest.raises(UserError, match=r"SkyRL's rollout_logprobs missing .*logprobs=1"):
+        only(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match="no whole SkyRL TrainingInputBatch"):
+        only(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "metadata", "message"),
+    [
+        ({"loss_mask": torch.ones(3)}, {}, r"loss_mask has shape \[3\]; save \[responses, tokens\]"),
+        ({"sequences": torch.ones(4)}, {}, r"sequences has shape \[3\], loss_mask \[2, 3\]"),
+        ({}, [1], "no whole SkyRL TrainingInputBatch .*; set trainer.dump_data_batch=true"),
+    ],
+)
+def test_skyrl_tensors_of_another_shape_are_refused(tmp_path, changed, metadata, message):
+    tensors = {
+        name: torch.tensor(a) for name, a in (("loss_mask", MASK), ("action_log_probs", OLD), ("rollout_logprobs", ROLLOUT))
+    }
+    (tmp_path / "1.pkl").write_bytes(skyrl_pickle(tensors | changed, metadata))
+    with pytest.raises(UserError, match=f"1.pkl: {message}"):
+        only(tmp_path)
+
+
+def test_a_pickle_that_holds_code_is_not_run(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    (tmp_path / "1.pkl").write_bytes(pickle.dumps({"batch_dict": {}, "metadata": {"pad_size": Evil()}}))
+    with pytest.raises(UserError, match="missing"):
+        only(tmp_path / "1.pkl")
+    assert capsys.readouterr().out == ""
