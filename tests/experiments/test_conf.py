@@ -73,6 +73,7 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
         check(made)
 
 
+@pytest.mark.slow
 def test_the_screening_composes_for_every_loss_and_correction():
     """The grid of docs/study.md."""
     for loss in ("ppo", "gspo", "sapo", "cispo", "pg"):

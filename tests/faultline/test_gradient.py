@@ -53,6 +53,7 @@ def test_without_mismatch_every_method_is_the_truth():
     assert (table.bias < 1e-12).all() and np.allclose(table.cosine, 1) and np.ptp(table.sd) < 1e-12
 
 
+@pytest.mark.slow
 def test_sd_and_rmse_by_simulation(exact):
     """The exact sd of one response is that of responses drawn from μ: 200,000 draws give it to 1 %."""
     space = toy(3, 4)
