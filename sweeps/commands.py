@@ -14,9 +14,9 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.run.folder import FINISHED
+from sweeps.launchers.local import last_lines
+from sweeps.launchers.squeue import NoAnswer, cancel_jobs, jobs, merged
 from sweeps.ledger import Launcher, RunState, Sweep
-from sweeps.local import last_lines
-from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged
 
 TROUBLE = ("failed", "interrupted", "cancelled", "preempted")
 ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROUBLE)

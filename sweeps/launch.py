@@ -13,9 +13,9 @@ from analysis.load import OPERATION, differs, flatten
 from harness.config import Config
 from harness.errors import UserError
 from harness.run.folder import FINISHED, RunFolder, arm_name, writing
+from sweeps.launchers.local import Local, last_lines
+from sweeps.launchers.options import SlurmOptions
 from sweeps.ledger import ENDS, RunState, Sweep, claimed
-from sweeps.local import Local, last_lines
-from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
 
 TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "correction.weight.action")
@@ -23,7 +23,7 @@ TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "c
 
 
 class Executor(Protocol):
-    """Where runs run: sweeps.local.Local or sweeps.cluster.Slurm."""
+    """Where runs run: sweeps.launchers.local.Local or sweeps.launchers.slurm.Slurm."""
 
     def prepare(self, sweep: Sweep) -> dict[str, Any]:
         """What `relaunch` needs to make the like of it. Raise UserError if it cannot run this sweep; nothing was started yet."""
@@ -87,7 +87,7 @@ def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunSt
 def _executor(kind: dict[str, Any], code: str | None) -> Executor:
     if kind.pop("launcher") == "local":
         return Local(**kind)
-    from sweeps.cluster import Slurm
+    from sweeps.launchers.slurm import Slurm
 
     return Slurm(SlurmOptions(**kind | {"code": code}))
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from algos.chunks import merge
-from faultline.replay.effect import effect_rows, finish_effect, padded, replay
-from faultline.replay.sources import Dump
-from faultline.replay.thresholds import DEFAULT, Family, Thresholds
+from faultline.tools.replay.effect import effect_rows, finish_effect, padded, replay
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.thresholds import DEFAULT, Family, Thresholds
 from harness.dumps import files
 
 TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000

@@ -23,13 +23,13 @@ from scipy.stats import t as student
 from harness.config import Config
 from harness.errors import UserError
 from harness.run.folder import FINISHED, writing
-from sweeps.cluster import Slurm
 from sweeps.launch import plan, remember
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.slurm import Slurm
+from sweeps.launchers.squeue import NoAnswer, cancel_jobs, holders, jobs, jobs_go_on, merged
 from sweeps.ledger import RunState, Sweep
-from sweeps.options import SlurmOptions
 from sweeps.search.sections import Point, Step, next_step
 from sweeps.search.spec import CollapsePruner, Spec, load
-from sweeps.slurm import NoAnswer, cancel_jobs, holders, jobs, jobs_go_on, merged
 
 POLL = 2.0
 RETRIES = 3

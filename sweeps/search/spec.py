@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from harness.config import Config, Strict, parse
 from harness.errors import UserError
 from sweeps.composer import Composer
-from sweeps.options import SlurmOptions
+from sweeps.launchers.options import SlurmOptions
 
 Count = Annotated[int, Field(gt=0)]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from algos.chunks import merge
-from faultline.replay.effect import effect_rows, finish_effect, padded, replay
-from faultline.replay.thresholds import all_thresholds, families
+from faultline.tools.replay.effect import effect_rows, finish_effect, padded, replay
+from faultline.tools.replay.thresholds import all_thresholds, families
 from tests.faultline.replay_cases import as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]

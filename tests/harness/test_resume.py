@@ -12,7 +12,7 @@ import pytest
 import harness.run.loop
 from harness.run.folder import RunFolder
 from harness.run.loop import Run, train
-from sweeps.local import PRELOADED, _run_one
+from sweeps.launchers.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 
 # Long enough that a test on a busy machine still finds the run under way when it strikes.

@@ -11,14 +11,14 @@ import pytest
 
 from harness.errors import UserError
 from harness.run.folder import RunFolder
-from sweeps.cluster import Task
 from sweeps.commands import cancel, logs, retry, status
 from sweeps.launch import _estimate, arm_names, cost, launch, plan
+from sweeps.launchers.local import Local, Pool
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.slurm import Task
+from sweeps.launchers.squeue import Job, merged
 from sweeps.ledger import Sweep
-from sweeps.local import Local, Pool
-from sweeps.options import SlurmOptions
 from sweeps.progress import Display
-from sweeps.slurm import Job, merged
 from sweeps.snapshot import snapshot
 
 
@@ -299,7 +299,7 @@ def test_what_a_site_file_sets_is_checked_too(tmp_path):
 
 def test_other_code_wants_a_choice(sweep):
     own = snapshot(sweep, None)
-    assert snapshot(sweep, None) == own and (own / "harness" / "trainer.py").exists()
+    assert snapshot(sweep, None) == own and (own / "harness" / "train" / "trainer.py").exists()
     assert json.loads((own / "snapshot.json").read_text())["snapshot"] == own.name
     own = own.rename(own.with_name("0123456789ab"))
     with pytest.raises(UserError, match=r"have code 0123456789ab, the files here are .*code=sweep.*code=new"):
@@ -350,7 +350,7 @@ def test_status_of_two_thousand_runs_takes_less_than_two_seconds(sweep):
         sweep.folder(run).path.mkdir()
         sweep.folder(run).status("done")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-m", "faultline.cli", "sweep", "status", sweep.path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "faultline", "sweep", "status", sweep.path], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and "2000 runs, 2000 done" in done.stdout
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime  # of the processor, which others use too

@@ -12,10 +12,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from analysis.load import load as analysed
+from sweeps.launchers.squeue import cancel_jobs, jobs
 from sweeps.ledger import Sweep
 from sweeps.search.controller import RETRIES, Controller, open_study
 from sweeps.search.spec import Spec
-from sweeps.slurm import cancel_jobs, jobs
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
@@ -50,7 +50,7 @@ def search(slurm, shared_root, tmp_path):
     def start(name, space, **more):
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(specified(shared_root, name, space, **more)))
-        command = [sys.executable, "-m", "faultline.cli", "search", file]
+        command = [sys.executable, "-m", "faultline", "search", file]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -132,7 +132,7 @@ def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shar
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
-    command = [sys.executable, "-m", "faultline.cli", "sweep"]
+    command = [sys.executable, "-m", "faultline", "sweep"]
     starting = search(**what)
     assert "importing" in starting.stderr.readline()
     done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from faultline.replay import page
-from faultline.replay.advice import Advisor, Target
-from faultline.replay.collect import collect
-from faultline.replay.presets import presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay import page
+from faultline.tools.replay.advice import Advisor, Target
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
 from harness.errors import UserError
 
 

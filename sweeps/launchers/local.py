@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError
 from harness.run.folder import RunFolder
+from sweeps.launchers.orphans import end_with_parent
 from sweeps.ledger import STUCK, RunState, Sweep, claimed
-from sweeps.orphans import end_with_parent
 
-PRELOADED = ["sweeps.preloaded"]
+PRELOADED = ["sweeps.launchers.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
 """Seconds for which a run waits for its folder: a requeued job may start before the processes of its former life have ended."""

@@ -12,7 +12,7 @@ from algos.corrections.spec import Correction, Proximal
 from harness.config import explained
 from harness.errors import UserError
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "conf" / "correction"
+FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
 
 
 class Preset(BaseModel):

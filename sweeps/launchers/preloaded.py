@@ -1,4 +1,4 @@
-"""Imported by the fork server of `sweeps/local.py`, and only there: what every run needs, once for all of them.
+"""Imported by the fork server of `sweeps/launchers/local.py`, and only there: what every run needs, once for all of them.
 
 Runs end with the server, by SIGTERM and so at a checkpoint, and the server ends with the process that it serves: a job that is
 stopped while it starts a run, or a launcher that is killed, would leave the run behind.
@@ -8,7 +8,7 @@ import importlib
 import signal
 from pathlib import Path
 
-from sweeps.orphans import end_with_parent
+from sweeps.launchers.orphans import end_with_parent
 
 for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process of a job; the server must outlive its runs
     signal.signal(number, signal.SIG_IGN)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.figures.style import COLOURS, svg
-from faultline.replay.collect import Replayed
+from faultline.tools.replay.collect import Replayed
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
 """Bounds C of the grid that is printed; the CSV has all thresholds."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algos.corrections.spec import Reject
 from algos.enumerable import Toy, policies, rewards, toy
-from faultline.gradient.methods import Method, Samples, coefficients
+from faultline.tools.gradient.methods import Method, Samples, coefficients
 from harness.errors import UserError
 
 

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from analysis.figures.style import COLOURS, svg
-from faultline.gradient.methods import EXACT
-from faultline.replay.page import show
+from faultline.tools.gradient.methods import EXACT
+from faultline.tools.replay.page import show
 
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 

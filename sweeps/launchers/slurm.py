@@ -20,10 +20,10 @@ import submitit
 
 from harness.errors import UserError
 from harness.run.folder import writing
+from sweeps.launchers.local import Pool, follow
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.squeue import ask, cancel_jobs, holders, job_name, jobs, jobs_go_on, wait
 from sweeps.ledger import STUCK, RunState, Sweep
-from sweeps.local import Pool, follow
-from sweeps.options import SlurmOptions
-from sweeps.slurm import ask, cancel_jobs, holders, job_name, jobs, jobs_go_on, wait
 from sweeps.snapshot import snapshot
 
 STRAGGLERS = 60

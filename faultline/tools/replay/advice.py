@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from algos.diagnostics.pareto import pareto_k
-from faultline.replay.thresholds import DEFAULT, Family, Thresholds, closest, log_ratios, units_of
+from faultline.tools.replay.thresholds import DEFAULT, Family, Thresholds, closest, log_ratios, units_of
 from harness.dumps.schema import Responses
 
 ADVISED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from algos.corrections import spec
-from faultline.import_config.translation import Source, Translation, as_number, unusable
+from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
 from harness.errors import UserError
 
 CAPS = ("actor.behav_imp_weight_cap", "actor.imp_ratio_cap", "actor.tis_imp_ratio_cap")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from faultline.gradient import page
-from faultline.gradient.enumerable import exact_table
-from faultline.gradient.laboratory import Laboratory
-from faultline.gradient.methods import DEFAULT, methods
+from faultline.tools.gradient import page
+from faultline.tools.gradient.enumerable import exact_table
+from faultline.tools.gradient.laboratory import Laboratory
+from faultline.tools.gradient.methods import DEFAULT, methods
 from harness.errors import UserError
 from harness.run.restore import find, trainer_of
 

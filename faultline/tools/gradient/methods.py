@@ -14,8 +14,8 @@ from algos.corrections.spec import Correction, Weight, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
-from faultline.replay.presets import presets
-from faultline.replay.thresholds import Family
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.thresholds import Family
 from harness.errors import UserError
 
 EXACT = "exact sequence weight"
@@ -79,7 +79,7 @@ def methods(losses: list[str], corrections: list[str], reduction: str, norm: int
 
 def load_loss(name: str) -> functools.partial:
     """A loss with the parameters of its config file. Raises UserError if it has none, or if they refer to other keys."""
-    path = Path(__file__).parents[2] / "experiments" / "conf" / "loss" / f"{name}.yaml"
+    path = Path(__file__).parents[3] / "experiments" / "conf" / "loss" / f"{name}.yaml"
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")

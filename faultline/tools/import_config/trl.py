@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from faultline.import_config.translation import Source, Translation, unusable
+from faultline.tools.import_config.translation import Source, Translation, unusable
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from algos.corrections.spec import Correction
 from algos.objective import Objective
-from faultline.gradient.estimate import Grams, drowned
-from faultline.gradient.methods import Method, Samples, coefficients, load_loss
-from faultline.gradient.progress import Progress
+from faultline.tools.gradient.estimate import Grams, drowned
+from faultline.tools.gradient.methods import Method, Samples, coefficients, load_loss
+from faultline.tools.gradient.progress import Progress
 from harness.config import Model
 from harness.errors import UserError
 from harness.models import build

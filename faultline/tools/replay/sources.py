@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from faultline.replay import readers
+from faultline.tools.replay import readers
 from harness.dumps import files
 from harness.dumps.schema import Problem, Responses, absent, problems, responses
 from harness.errors import UserError

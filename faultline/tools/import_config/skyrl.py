@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faultline.import_config.translation import Source, Translation, unusable
+from faultline.tools.import_config.translation import Source, Translation, unusable
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")

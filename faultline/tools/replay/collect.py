@@ -12,10 +12,10 @@ from algos.chunks import Rows, merge
 from algos.corrections.spec import Correction
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.positions import BINS
-from faultline.replay.advice import Advisor
-from faultline.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums, replay
-from faultline.replay.sources import Dump
-from faultline.replay.thresholds import Thresholds
+from faultline.tools.replay.advice import Advisor
+from faultline.tools.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums, replay
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.thresholds import Thresholds
 from harness.errors import UserError
 
 Parts = dict[str, list[Rows]]

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from faultline.import_config import skyrl, trl, verl
-from faultline.import_config.translation import Source, Translation
+from faultline.tools.import_config import skyrl, trl, verl
+from faultline.tools.import_config.translation import Source, Translation
 from harness.errors import UserError
 
 FORMATS = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
