@@ -1,4 +1,4 @@
-"""What can be said of the jobs of a sweep on Slurm. Nothing heavy is imported: Hydra reads this at every start."""
+"""The keys of hydra/launcher=slurm. Nothing heavy is imported, since Hydra reads this at every start."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from harness.config import Count, Positive, explain
 from harness.errors import UserError
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
-"""Options of sbatch that are the launcher's: by them it finds its jobs and their output, and brings them back into the queue."""
+"""Options of sbatch that the launcher sets: by them it finds its jobs and their output, and requeues them."""
 
 
 @dataclass
 class SlurmOptions:
-    """Keys of `hydra/launcher=slurm`. partition, account, qos, gres, constraint: sbatch's. timeout_min, mem_gb: of a task.
+    """Keys of `hydra/launcher=slurm`; docs/sweeps.md explains each.
 
-    runs_per_job: runs in a task, runs_at_once of them at a time. ranks: processes of a run, which srun starts, each on
-    cpus_per_run cores; a run of several has its task to itself. parallel: tasks at a time.
-    signal_delay_s: how long before its time limit a task is told to save. setup: shell lines before it. python: the command, if
-    it is not this interpreter. sbatch: any other option. site: a YAML file with values for the keys that are null or empty here.
-    code: null, sweep or new, see sweeps/snapshot.py. detach: return once all is submitted.
+    partition, account, qos, gres, constraint: sbatch's. timeout_min, mem_gb: minutes and GiB of a task. runs_per_job: runs of a
+    task. runs_at_once: of them at a time. ranks: processes of a run, started by srun, each on cpus_per_run cores; such a run has
+    its task to itself. parallel: tasks at a time. signal_delay_s: seconds before the time limit at which a task is signalled to
+    save. setup: shell lines before a task. python: the command, by default this interpreter. sbatch: any other option.
+    site: a YAML file with values for keys that are null or empty here. code: see `snapshot.snapshot`. detach: return once all
+    is submitted.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
@@ -50,7 +51,7 @@ class SlurmOptions:
     detach: bool = False
 
     def check(self) -> None:
-        """Fill from the site file. Raises UserError on a value that cannot be meant."""
+        """Fill empty keys from the site file, then check all. Raises UserError on a value that cannot work."""
         if self.site:
             self._fill(Path(self.site))
         try:
@@ -62,13 +63,13 @@ class SlurmOptions:
             if key == "time":
                 raise UserError("hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead, in minutes")
             if key.replace("_", "-") in OWN:
-                raise UserError(f"hydra.launcher.sbatch.{key}: the launcher sets it, and knows its jobs by it; leave it out")
+                raise UserError(f"hydra.launcher.sbatch.{key}: the launcher sets it and finds its jobs by it; leave it out")
         if self.ranks > 1 and self.runs_per_job > 1:
             raise UserError(f"hydra.launcher.ranks={self.ranks}: such a run has its task to itself; set runs_per_job=1")
         if self.signal_delay_s >= 60 * self.timeout_min:
             raise UserError(
                 f"hydra.launcher.signal_delay_s={self.signal_delay_s}: must be below the time limit, 60 * timeout_min = "
-                f"{60 * self.timeout_min} s, or each task is put back into the queue as soon as it starts"
+                f"{60 * self.timeout_min} s, or each task is requeued as soon as it starts"
             )
 
     def _fill(self, site: Path) -> None:
@@ -78,7 +79,7 @@ class SlurmOptions:
             raise UserError(f"hydra.launcher.site={site}: unreadable ({error})") from None
         fillable = [f.name for f in fields(self) if f.name != "site" and not getattr(SlurmOptions, f.name, None)]
         if not isinstance(values, dict):
-            raise UserError(f"hydra.launcher.site={site}: not a file of keys and values")
+            raise UserError(f"hydra.launcher.site={site}: not a file of keys and values; see slurm/sites/example.yaml")
         for key, value in values.items():
             if key not in fillable:
                 raise UserError(f"{site}: {key}: unknown; a site file may set {', '.join(fillable)}")

@@ -9,7 +9,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Have the kernel send `by` to this process when its parent is gone."""
+    """Have the kernel send `by` to this process once its parent has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:

@@ -1,7 +1,7 @@
-"""Imported by the fork server of `sweeps/launchers/local.py`, and only there: what every run needs, once for all of them.
+"""Imported by the fork server of `pool.py` alone: what every run needs, once for all of them.
 
-Runs end with the server, by SIGTERM and so at a checkpoint, and the server ends with the process that it serves: a job that is
-stopped while it starts a run, or a launcher that is killed, would leave the run behind.
+Runs end with the server, by SIGTERM and so at a checkpoint. The server ends with the process that it serves. Otherwise a job
+that is stopped while it starts a run, or a launcher that is killed, would leave the run behind.
 """
 
 import importlib
@@ -19,8 +19,8 @@ PRELOADED = (
     "wandb",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it
 )
-# DeepSpeed asks for a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that:
-# where there is a GPU each run imports for itself.
+# DeepSpeed reads a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that.
+# Where there is a GPU each run imports for itself.
 if not Path("/dev/nvidiactl").exists():
     for module in PRELOADED:
         importlib.import_module(module)

@@ -1,7 +1,7 @@
 """The Slurm launcher: runs as tasks of Slurm arrays, submitted through submitit.
 
-A task is a handful of runs, in one job of one node. What a job needs to know lies in the sweep's folder, and what it did is told
-there, so that jobs and launchers never wait for each other. Requeueing is Slurm's and submitit's; resuming is the run's own.
+A task is a handful of runs, in one job of one node. A job reads what it needs from the sweep's folder and writes there what it
+did, so jobs and launchers never wait for each other. Slurm and submitit requeue a task; a run resumes by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import submitit
 
 from harness.errors import UserError
 from harness.run.folder import writing
-from sweeps.launchers.local import Pool, follow
 from sweeps.launchers.options import SlurmOptions
-from sweeps.launchers.squeue import ask, cancel_jobs, holders, job_name, jobs, jobs_go_on, wait
-from sweeps.ledger import STUCK, RunState, Sweep
+from sweeps.launchers.pool import Pool, follow
+from sweeps.launchers.squeue import ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, wait_for_jobs
+from sweeps.ledger import Sweep
 from sweeps.snapshot import snapshot
+from sweeps.states import STUCK, RunState
 
 STRAGGLERS = 60
-"""Seconds after the end of one rank when srun ends the others: they wait for rank 0, which may have found nothing to do."""
+"""Seconds after the end of one rank when srun ends the others. They wait for rank 0, which may have nothing to do."""
 
 
 class Slurm:
@@ -41,15 +42,16 @@ class Slurm:
         self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
 
     def prepare(self, sweep: Sweep) -> dict[str, Any]:
-        """What `relaunch` needs to make the like of it. Raises UserError if a choice of code is needed."""
+        """Take the snapshot of the code; see `Executor`. Raises UserError if hydra.launcher.code must be chosen."""
         self.code = snapshot(sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
     def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
-        """Runs that Slurm has under way, and the job that has each."""
-        return {run: job.id for run, job in holders(sweep, jobs(sweep)).items() if job.live}
+        """Runs in live jobs, and the job of each."""
+        return {run: job.id for run, job in jobs_by_run(sweep, jobs(sweep)).items() if job.live}
 
     def describe(self, count: int) -> str:
+        """See `Executor`."""
         tasks = -(-count // self.options.runs_per_job)
         arrays = -(-tasks // self.limit)
         return (
@@ -58,17 +60,17 @@ class Slurm:
         )
 
     def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
-        """Submit `runs`, and unless detached wait until Slurm has no run of the sweep in its hands. Whether they have ended."""
-        with jobs_go_on(sweep):
+        """Submit `runs`; unless `detach` is set, wait until no job of the sweep is live. False if it did not wait."""
+        with leave_jobs_running(sweep):
             if runs:
                 self.submit(sweep, runs)
             if self.options.detach and (runs or self.active(sweep, {})):
                 return False
-            wait(sweep, tick)
+            wait_for_jobs(sweep, tick)
             return True
 
     def submit(self, sweep: Sweep, runs: list[str]) -> None:
-        """One array per MaxArraySize tasks. They share `parallel`; if there are more of them than that, one waits for another."""
+        """Submit one array per MaxArraySize tasks. The arrays share `parallel`; surplus arrays wait for others."""
         size = self.options.runs_per_job
         tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
         arrays = -(-len(tasks) // self.limit)
@@ -80,7 +82,7 @@ class Slurm:
             last[lane] = self._submit_array(sweep, tasks[i::arrays], share, last.get(lane))
 
     def _submit_array(self, sweep: Sweep, tasks: list[list[str]], parallel: int, after: str | None) -> str:
-        sweep.check_cancelled()
+        sweep.lock.check_cancelled()
         o = self.options
         batch = f"{time.time_ns():x}"
         with writing(sweep.home):
@@ -88,7 +90,7 @@ class Slurm:
             (sweep.home / "batches" / f"{batch}.json").write_text(json.dumps(tasks))
         sweep.log("submitted", [run for runs in tasks for run in runs], batch=batch)
         executor = submitit.SlurmExecutor(sweep.home / "jobs", max_num_timeout=10**6, python=o.python)
-        given = {key: value for key in ("partition", "account", "qos", "gres", "constraint") if (value := getattr(o, key))}
+        requested = {key: value for key in ("partition", "account", "qos", "gres", "constraint") if (value := getattr(o, key))}
         executor.update_parameters(
             job_name=job_name(sweep),
             comment=batch,
@@ -101,7 +103,7 @@ class Slurm:
             setup=[*o.setup, f"export PYTHONPATH={shlex.quote(str(self.code))}:$PYTHONPATH PYTHONSAFEPATH=1"],
             additional_parameters={"requeue": True, "ntasks": o.ranks, **o.sbatch},
             srun_args=["--kill-on-bad-exit=0", f"--wait={STRAGGLERS}"],
-            **given,
+            **requested,
             **({"dependency": f"afterany:{after}"} if after else {}),
         )
         home = str(sweep.path.resolve())
@@ -110,13 +112,13 @@ class Slurm:
             with _outside_a_job(), writing(sweep.home):
                 submitted = executor.submit_array(calls)
         except submitit.core.utils.FailedJobError as error:
-            told = [line for line in str(error).splitlines() if "sbatch:" in line] or [str(error)]
-            refused = f"Slurm refused the jobs: {'; '.join(told)}"
-            sweep.log("ended", [run for runs in tasks for run in runs], state="interrupted", error=refused)
-            raise UserError(f"{refused}; what was submitted before goes on") from None
+            reasons = [line for line in str(error).splitlines() if "sbatch:" in line] or [str(error)]
+            message = f"Slurm refused the jobs: {'; '.join(reasons)}"
+            sweep.log("ended", [run for runs in tasks for run in runs], state="interrupted", error=message)
+            raise UserError(f"{message}; jobs submitted before go on") from None
         try:
-            sweep.check_cancelled()
-        except UserError:  # while sbatch was at work: `cancel` could not see these jobs
+            sweep.lock.check_cancelled()
+        except UserError:  # cancelled while sbatch was at work: `cancel` could not see these jobs
             cancel_jobs(sweep)
             raise
         return submitted[0].job_id.partition("_")[0]
@@ -125,7 +127,7 @@ class Slurm:
 class Task:
     """What submitit runs in a job, on each rank: the runs of one task. batch, index: its place in the sweep's batches.
 
-    Rank 0 decides what is to be run, tells the ledger, and puts the job back into the queue.
+    Rank 0 decides what to run, writes the ledger, and requeues the job.
     """
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):
@@ -145,18 +147,18 @@ class Task:
         self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Called on SIGUSR2, before a preemption or the time limit: the runs save; the job is put back into the queue."""
+        """Called on SIGUSR2, before a preemption or the time limit: the runs save, and the job is requeued."""
         if self.pool:
             self.pool.stop()
         never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK
-        if never_began:  # its time limit does not even let it import
+        if never_began:  # its time limit is too short even for the imports
             return None
         return submitit.helpers.DelayedSubmission(Task(*self.arguments))
 
 
 @contextmanager
 def _outside_a_job() -> Iterator[None]:
-    """Hide what Slurm told the job that this process may be in: a job submitted from it would inherit it, and be refused."""
+    """Hide the variables of the job that this process may be in: a job submitted from it would inherit them and be refused."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_") and name != "SLURM_CONF"}
     try:
         yield

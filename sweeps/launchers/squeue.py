@@ -1,4 +1,4 @@
-"""What Slurm knows of the jobs of a sweep. Only `squeue` is asked, so clusters without accounting do as well."""
+"""What Slurm knows of the jobs of a sweep. Only `squeue` is used, so no accounting is needed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from harness.errors import UserError
-from sweeps.ledger import RunState, Sweep
+from sweeps.ledger import Sweep
+from sweeps.states import RunState
 
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 POLL, SLOWEST = 2.0, 30.0
-"""Seconds between two questions to Slurm, at first and at last."""
+"""Seconds between two calls of squeue: at first, and at most."""
 
 
 class Job(NamedTuple):
-    """A task of an array as Slurm sees it."""
+    """A task of an array. batch, index: its place in the sweep's batches. reason: why it waits."""
 
     id: str
     state: str
@@ -32,15 +33,16 @@ class Job(NamedTuple):
 
     @property
     def live(self) -> bool:
+        """Whether it waits or runs."""
         return self.state in LIVE
 
 
 class NoAnswer(UserError):
-    """Slurm does not answer, which says nothing about the jobs."""
+    """Slurm does not answer. The jobs may be well."""
 
 
 def ask(*command: str) -> str:
-    """What a Slurm command prints. Raises UserError if there is no Slurm here, NoAnswer if it does not answer."""
+    """The output of a Slurm command. Raises UserError if there is no Slurm here, NoAnswer if it does not answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
@@ -51,63 +53,63 @@ def ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]}: no answer in 60 s; jobs go on, try again later") from None
     if done.returncode:
-        told = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
-        raise NoAnswer(f"{told}; is SLURM_CONF set, and the cluster up?")
+        problem = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        raise NoAnswer(f"{problem}; is SLURM_CONF set, and the cluster up?")
     return done.stdout
 
 
 def job_name(sweep: Sweep) -> str:
-    """The name of every job of a sweep; no other sweep has it."""
+    """The name of every job of a sweep; no other sweep uses it."""
     return f"{sweep.path.name}-{hashlib.sha256(str(sweep.path.resolve()).encode()).hexdigest()[:8]}"
 
 
 def jobs(sweep: Sweep) -> list[Job]:
     """Every job of the sweep that Slurm still knows, ended ones too, oldest first."""
     shown = ask("squeue", "-h", "-r", "-t", "all", "-S", "i", "-n", job_name(sweep), "-o", "%i|%T|%r|%k")
-    found = []
+    tasks = []
     for line in shown.splitlines():
         identity, state, reason, batch = line.split("|", 3)
-        found.append(Job(identity, state, reason, batch, int(identity.partition("_")[2] or 0)))
-    return found
+        tasks.append(Job(identity, state, reason, batch, int(identity.partition("_")[2] or 0)))
+    return tasks
 
 
-def holders(sweep: Sweep, known: list[Job]) -> dict[str, Job]:
-    """The latest job of each run that has one, a live one before any other."""
+def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
+    """The latest job of each run that has one; a live job goes before any other."""
     batches: dict[str, list[list[str]]] = {}
-    held: dict[str, Job] = {}
-    for job in sorted(known, key=lambda job: job.live):
+    by_run: dict[str, Job] = {}
+    for job in sorted(tasks, key=lambda job: job.live):
         if job.batch not in batches:
             path = sweep.home / "batches" / f"{job.batch}.json"
             batches[job.batch] = json.loads(path.read_text()) if path.exists() else []
         for run in batches[job.batch][job.index] if job.index < len(batches[job.batch]) else ():
-            held[run] = job
-    return held
+            by_run[run] = job
+    return by_run
 
 
-def merged(sweep: Sweep, states: dict[str, RunState], known: list[Job]) -> dict[str, RunState]:
-    """The ledger's states, corrected by what Slurm knows: which run waits for what, and whose process is gone without a word."""
-    held = holders(sweep, known)
-    told = {}
+def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
+    """The ledger's states, corrected by Slurm: which run waits and why, and whose job has ended without an entry."""
+    by_run = jobs_by_run(sweep, tasks)
+    corrected = {}
     for run, state in states.items():
-        job = held.get(run)
+        job = by_run.get(run)
         if job and job.live:
             waiting = job.state in ("PENDING", "REQUEUED", "CONFIGURING")
             if waiting and state.state == "running":
-                state = sweep.settle(run, state, "")
+                state = sweep.state_from_folder(run, state, "")
             if waiting and state.state in ("queued", "submitted", "preempted", "interrupted"):
                 state = state._replace(state="pending", job=job.id, error=job.reason)
             elif state.state in ("queued", "preempted"):
                 state = state._replace(state="submitted", job=job.id)
         elif state.batch and state.state in ("submitted", "running"):
             why = f"job {job.id} ended as {job.state}" if job else "its job is gone, and Slurm does not know it any more"
-            state = sweep.settle(run, state, why)
-        told[run] = state
-    return told
+            state = sweep.state_from_folder(run, state, why)
+        corrected[run] = state
+    return corrected
 
 
 @contextmanager
-def jobs_go_on(sweep: Sweep) -> Iterator[None]:
-    """Ctrl-C ends this process and none of its jobs, and says so."""
+def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
+    """Ctrl-C ends this process, none of its jobs, and says so."""
     try:
         yield
     except KeyboardInterrupt:
@@ -118,13 +120,13 @@ def jobs_go_on(sweep: Sweep) -> Iterator[None]:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def wait(sweep: Sweep, tick: Callable[[], None]) -> None:
-    """Until Slurm has no run of the sweep in its hands; then the ledger is told of the ends that no process told of."""
+def wait_for_jobs(sweep: Sweep, tick: Callable[[], None]) -> None:
+    """Wait until no job of the sweep is live; then enter the ends that no process has entered into the ledger."""
     began = last = time.time()
     while True:
         try:
-            known = jobs(sweep)
-            if not any(job.live for job in known):
+            tasks = jobs(sweep)
+            if not any(job.live for job in tasks):
                 break
         except NoAnswer as error:
             print(f"{error}", file=sys.stderr)
@@ -133,20 +135,21 @@ def wait(sweep: Sweep, tick: Callable[[], None]) -> None:
             time.sleep(0.5)
         last = time.time()
     states = sweep.states()
-    for run, state in merged(sweep, states, known).items():
+    for run, state in merge_states(sweep, states, tasks).items():
         if state != states[run]:
             sweep.log("ended", [run], state=state.state, job=state.job, error=state.error)
 
 
 def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
-    """Cancel every live job of the sweep, or those that hold any of `runs`; the runs that were in them."""
-    known = [job for job in jobs(sweep) if job.live]
+    """Cancel every live job of the sweep, or those with any of `runs`. Returns the runs that were in them."""
+    tasks = [job for job in jobs(sweep) if job.live]
     if runs is not None:
-        known = list({job.id: job for run, job in holders(sweep, known).items() if run in runs}.values())
-    if not known:
+        tasks = list({job.id: job for run, job in jobs_by_run(sweep, tasks).items() if run in runs}.values())
+    if not tasks:
         return []
-    states = merged(sweep, sweep.states(), known)
-    held = [run for run in holders(sweep, known) if run in states and states[run].state in ("pending", "submitted", "running")]
-    sweep.log("cancelled", held)
-    ask("scancel", *[job.id for job in known])
-    return held
+    states = merge_states(sweep, sweep.states(), tasks)
+    waiting_or_running = ("pending", "submitted", "running")
+    cancelled = [run for run in jobs_by_run(sweep, tasks) if run in states and states[run].state in waiting_or_running]
+    sweep.log("cancelled", cancelled)
+    ask("scancel", *[job.id for job in tasks])
+    return cancelled

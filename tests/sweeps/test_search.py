@@ -14,8 +14,10 @@ from optuna.storages.journal import JournalFileBackend
 from analysis.load import load as analysed
 from sweeps.launchers.squeue import cancel_jobs, jobs
 from sweeps.ledger import Sweep
-from sweeps.search.controller import RETRIES, Controller, open_study
+from sweeps.search.controller import Controller
 from sweeps.search.spec import Spec
+from sweeps.search.study import open_study
+from sweeps.search.trial_runs import RETRIES
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
@@ -186,10 +188,10 @@ def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
     launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
     spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
     controller = Controller(spec, Sweep(shared_root / "again"))
-    controller.slurm.prepare(controller.sweep)
+    controller.runs.slurm.prepare(controller.sweep)
     controller.study = open_study(controller.sweep, spec)
     controller._advance()  # begins the first
-    controller.tries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
+    controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
     for _ in range(3):  # it fails; the second begins; it is looked at
         controller._advance()
     cancel_jobs(controller.sweep)
