@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from typing import Any
 
-from analysis.load import OPERATION, differs, flatten
+from harness.arms import OPERATION, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.run.folder import FINISHED, arm_name, writing
+from harness.run.folder import FINISHED, writing
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
@@ -19,9 +18,6 @@ from sweeps.ledger import Sweep, is_claimed
 from sweeps.pace import cost, estimate
 from sweeps.progress import Display
 from sweeps.states import ENDS, RunState
-
-TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "correction.weight.action")
-"""Keys that the name of an arm tells already."""
 
 
 def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = False, extend: bool = False) -> dict[str, RunState]:
@@ -42,10 +38,10 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         if not extend:
             _check_unchanged(sweep, grid, states)
         active = executor.active(sweep, states)
-        plan(sweep, grid, states, arm_names(grid.values()))
+        plan(sweep, grid, states)
         save_launcher(sweep, settings)
         todo = [run for run in grid if run not in active and _is_todo(sweep, run, states.get(run), retry_failed)]
-        _print_plan(sweep, grid, todo, active, executor)
+        print_plan(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
 
 
@@ -70,7 +66,7 @@ def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunSt
         active = executor.active(sweep, sweep.states())
         grid = {run: sweep.config(run) for run in runs}
         todo = [run for run in runs if run not in active]
-        _print_plan(sweep, grid, todo, active, executor)
+        print_plan(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
 
 
@@ -83,7 +79,8 @@ def _executor(settings: dict[str, Any], code: str | None) -> Executor:
 
 
 def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
-    with Display(list(grid.values())) as display:
+    names = {run: state.name for run, state in sweep.states().items()}
+    with Display(list(grid.values()), names) as display:
         ended = executor.run(sweep, todo, display.update)
     if ended:
         _enter_missing_ends(sweep)
@@ -142,18 +139,26 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
     )
 
 
-def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], arms: list[str]) -> None:
-    """Give every new run of the grid a folder with its config, and an entry in the ledger with the name of its arm."""
-    for (run, config), arm in zip(grid.items(), arms, strict=True):
-        if run not in states:
-            folder = sweep.folder(run)
-            with writing(folder.path):
-                folder.path.mkdir(parents=True, exist_ok=True)
-            folder.write("config.json", config.model_dump(mode="json"))
-            sweep.log("planned", [run], arm=arm, seed=config.seed, steps=config.steps, cost=cost(config))
+def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
+    """Give every new run of the grid a folder with its config, and an entry in the ledger with the name of its arm.
+
+    Names tell keys in which the runs of the sweep differ, so new runs may rename the old ones.
+    """
+    new = {run: config for run, config in grid.items() if run not in states}
+    for run, config in new.items():
+        folder = sweep.folder(run)
+        with writing(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write("config.json", config.model_dump(mode="json"))
+    arms = sweep.arms() if new else {}
+    for run, config in new.items():
+        sweep.log("planned", [run], arm=arms[run], seed=config.seed, steps=config.steps, cost=cost(config))
+    for run, state in states.items():
+        if arms.get(run, state.arm) != state.arm:
+            sweep.log("renamed", [run], arm=arms[run])
 
 
-def _print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
+def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
     """Print arms and seeds, how many runs are done, failed and active, what will be run, and how long it may take."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
@@ -172,18 +177,5 @@ def _print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: 
     )
 
 
-def arm_names(configs: Iterable[Config]) -> list[str]:
-    """What each config is called: its arm, and every other key in which the grid differs."""
-    flats = [_flat(config) for config in configs]
-    keys = sorted({key for flat in flats for key in flat if not key.startswith(TOLD)})
-    told = [key for key in keys if differs(key, flats)]
-    names = [arm_name(config.model_dump(), seed=False) for config in configs]
-    return [
-        " ".join([name, *(f"{key}={json.dumps(flat[key])}" for key in told if key in flat)])
-        for name, flat in zip(names, flats, strict=True)
-    ]
-
-
 def _flat(config: Config) -> dict:
-    values = config.model_dump(mode="json")
-    return {key: value for key, value in flatten(values).items() if not key.startswith(OPERATION)}
+    return flatten(config.model_dump(mode="json", exclude={*OPERATION}))

@@ -14,19 +14,21 @@ process ended.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
+import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from harness.config import Config, Run, explain
+from harness.arms import arm, arms
+from harness.config import Config, RunConfig, explain
 from harness.errors import Unavailable, UserError
-from harness.run.folder import FINISHED, RunFolder, arm_name, writing
+from harness.recorded import recorded
+from harness.run import jsonl
+from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps.lock import LauncherLock
 from sweeps.states import EVENTS, RunState, is_event
 
@@ -55,7 +57,7 @@ class Sweep:
             problems = "; ".join(explain(problem) for problem in error.errors()[:3])
             raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {problems}") from None
         place = self.path.resolve()
-        return config.model_copy(update={"run": Run(root=str(place.parent), sweep=place.name)})
+        return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
         """Whether its folder says so; False where that cannot be read, since the run's own process will report it."""
@@ -68,26 +70,17 @@ class Sweep:
         """Append one event of each of `runs`."""
         assert event in EVENTS
         now = round(time.time(), 3)
-        text = "".join(json.dumps({"event": event, "run": run, "time": now, **more}) + "\n" for run in runs)
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / "ledger.jsonl", "ab+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # jobs on other nodes append too
-                if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                    text = "\n" + text  # a line that was cut short stays alone on its line
-                file.write(text.encode())
+            jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. A damaged line is left out and named in `damaged`."""
         path = self.home / "ledger.jsonl"
         self.damaged = []
         events = []
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if is_event(event):
+        for number, event in jsonl.read(path):
+            if event is not None and is_event(event):
                 events.append(event)
             else:
                 self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm say what it said")
@@ -96,22 +89,33 @@ class Sweep:
     def states(self) -> dict[str, RunState]:
         """The state of each run, by the ledger alone."""
         states: dict[str, RunState] = {}
+        arms = functools.cache(self.arms)
         for event in self.events():
             run = event["run"]
             before = states.get(run)
             if before is None and event["event"] == "planned":
                 before = RunState(event["arm"], event["seed"], event["steps"])
-            if before := before or self._planned(run):
+            if before := before or self._planned(run, arms):
                 states[run] = before.after(event)
         return states
 
-    def _planned(self, run: str) -> RunState | None:
+    def arms(self) -> dict[str, str]:
+        """The arm of each run that has a readable config, by the name that the report gives it."""
+        configs = {}
+        for path in self.path.glob("*/config.json"):
+            with suppress(UserError, KeyError, TypeError):  # what is no config has no arm
+                config = recorded(RunFolder(path.parent).read("config.json"))
+                arm(config)
+                configs[path.parent.name] = config
+        return {run: str(name) for run, name in arms(configs).items()}
+
+    def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
         """What the `planned` event of `run` said, if its line is damaged; None if the run has no folder."""
         try:
             config = self.config(run)
         except UserError:
             return None
-        return RunState(arm_name(config.model_dump(), seed=False), config.seed, config.steps)
+        return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
         """The state of a run whose process is gone without an `ended`: what its folder says, else interrupted by `error`."""

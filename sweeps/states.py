@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 EVENTS: dict[str, dict[str, type]] = {
     "planned": {"arm": str, "seed": int, "steps": int},
+    "renamed": {"arm": str},
     "submitted": {"batch": str},
     "started": {"job": str, "step": int},
     "ended": {"state": str},
@@ -13,9 +14,9 @@ EVENTS: dict[str, dict[str, type]] = {
 }
 """Event → its required keys besides `event`, `run` and `time`. A line without them is damaged.
 
-planned: the run belongs to the sweep. submitted: a launcher took it up; batch is Slurm's, empty for the local launcher.
-started: its process began; step is the step of its checkpoint. ended: its process ended; state is one of ENDS.
-cancelled: the user cancelled it.
+planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, so its arm has another name.
+submitted: a launcher took it up; batch is Slurm's, empty for the local launcher. started: its process began; step is the step
+of its checkpoint. ended: its process ended; state is one of ENDS. cancelled: the user cancelled it.
 """
 ENDS = {
     "done": "finished",
@@ -54,6 +55,8 @@ class RunState(NamedTuple):
         match event["event"]:
             case "planned":
                 return self._replace(**{key: event[key] for key in EVENTS["planned"]})
+            case "renamed":
+                return self._replace(arm=event["arm"])
             case "submitted":
                 return self._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
             case "started":
@@ -67,9 +70,7 @@ class RunState(NamedTuple):
         return self
 
 
-def is_event(line: Any) -> bool:
+def is_event(line: dict[str, Any]) -> bool:
     """Whether a line of the ledger is an event with its required keys, of the right types."""
-    if not isinstance(line, dict) or not isinstance(line.get("event"), str) or line["event"] not in EVENTS:
-        return False
-    required = {"run": str, **EVENTS[line["event"]]}
-    return all(isinstance(line.get(key), kind) for key, kind in required.items())
+    keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
+    return keys is not None and all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items())

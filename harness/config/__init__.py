@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from algos.corrections.spec import REDUCTIONS, Correction, check_baseline
 from harness.errors import UserError
-from harness.run.folder import PROBED
+from harness.run.metrics import PROBED
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -29,7 +29,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Model(Strict):
+class ModelConfig(Strict):
     """A Qwen3 built from these sizes with random weights. num_attention_heads must be a multiple of num_key_value_heads."""
 
     name: Literal["qwen3"]
@@ -41,7 +41,7 @@ class Model(Strict):
     intermediate_size: Count
 
     @model_validator(mode="after")
-    def _grouped(self) -> Model:
+    def _grouped(self) -> ModelConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -59,7 +59,7 @@ class Model(Strict):
         }
 
 
-class Task(Strict):
+class ChainConfig(Strict):
     """The chain task, see harness/tasks/chain.py. length: values in the answer; slip: probability, in the warm start only."""
 
     name: Literal["chain"]
@@ -69,20 +69,20 @@ class Task(Strict):
     slip: Probability
 
     @model_validator(mode="after")
-    def _reachable(self) -> Task:
+    def _reachable(self) -> ChainConfig:
         if self.choices > self.modulus:
             raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
         return self
 
 
-class Hub(Strict):
+class HubConfig(Strict):
     """A causal language model with its tokenizer: path is a name on the Hugging Face hub or a local folder."""
 
     name: Literal["hub"]
     path: Annotated[str, Field(min_length=1)]
 
 
-class Text(Strict):
+class TextConfig(Strict):
     """A task of text, see harness/tasks/text.py. path, held_out_path: JSON lines; without the latter the last `held_out` prompts.
 
     max_prompt, answer_length: tokens; long_prompts: what to do with a longer prompt. instruction is put after each prompt.
@@ -101,7 +101,7 @@ class Text(Strict):
     answer_length: Count
 
     @model_validator(mode="after")
-    def _sources(self) -> Text:
+    def _sources(self) -> TextConfig:
         if self.path is None and self.name == "jsonl":
             raise ValueError("path is missing: name a file of JSON lines")
         if self.path is None and (self.held_out_path or self.held_out):
@@ -111,7 +111,7 @@ class Text(Strict):
         return self
 
 
-class WarmStart(Strict):
+class WarmStartConfig(Strict):
     """Supervised training on slipping answers, then a filter: prompts solved with a rate in [keep_low, keep_high] stay."""
 
     seed: int
@@ -123,13 +123,13 @@ class WarmStart(Strict):
     keep_high: Probability
 
     @model_validator(mode="after")
-    def _ordered(self) -> WarmStart:
+    def _ordered(self) -> WarmStartConfig:
         if self.keep_low >= self.keep_high:
             raise ValueError(f"keep_low={self.keep_low} must be below keep_high={self.keep_high}, else no prompt is kept")
         return self
 
 
-class Precision(Strict):
+class PrecisionConfig(Strict):
     """What a rollout computes in. compute: dtype of what is stored, of norms, embeddings and head; weights, activations: formats
     of the linear layers, null for the compute dtype."""
 
@@ -139,13 +139,13 @@ class Precision(Strict):
     activations: Literal["fp8_token", "fp8_group", "int8_token"] | None
 
     @model_validator(mode="after")
-    def _matched(self) -> Precision:
+    def _matched(self) -> PrecisionConfig:
         if self.activations and (self.weights or "")[:3] != self.activations[:3]:
             raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
         return self
 
 
-class Named(Strict):
+class PluginConfig(Strict):
     """A plug-in by its name in the registry; its parameters stand beside it and are checked against its signature."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -166,15 +166,15 @@ def _model_tag(value: Any) -> str:
     return "<hub>" if name == "hub" else "<qwen3>"
 
 
-class Rollout(Strict):
+class RolloutConfig(Strict):
     """prompts x group_size responses per step, sampled at `temperature` by `engine` in `precision`.
 
     top_p, top_k: sample from the most probable tokens of so much mass, or so many; 1 and 0 for all.
     staleness: the rollout of a step is sampled by the weights of so many steps before. overlap: sample while the trainer trains.
     """
 
-    engine: Named
-    precision: Precision
+    engine: PluginConfig
+    precision: PrecisionConfig
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
@@ -185,7 +185,7 @@ class Rollout(Strict):
     overlap: bool
 
     @model_validator(mode="after")
-    def _overlapped(self) -> Rollout:
+    def _overlapped(self) -> RolloutConfig:
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) > 1:
@@ -195,7 +195,7 @@ class Rollout(Strict):
         return self
 
 
-class Actor(Strict):
+class ActorConfig(Strict):
     """DeepSpeed ZeRO around the model, AdamW. max_grad_norm: of the global gradient norm. num_minibatches: optimizer steps
     per epoch; epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward,
     null for no limit;
@@ -219,14 +219,14 @@ class Actor(Strict):
     scoring: Literal["exact", "forward", "none"]
 
 
-class Reduce(Strict):
+class ReduceConfig(Strict):
     """How token losses become a scalar. norm: tokens, for seq_mean_token_sum_norm only."""
 
     mode: Literal[REDUCTIONS]
     norm: Count | None
 
     @model_validator(mode="after")
-    def _norm(self) -> Reduce:
+    def _norm(self) -> ReduceConfig:
         needed = self.mode == "seq_mean_token_sum_norm"
         if needed and self.norm is None:
             raise ValueError("norm is missing: seq_mean_token_sum_norm divides by it; give the maximum length in tokens")
@@ -235,7 +235,7 @@ class Reduce(Strict):
         return self
 
 
-class Kl(Strict):
+class KlConfig(Strict):
     """A KL term of the loss: coef times the estimator, an entry of `algos.kl`.
 
     reference: `start`, the policy that the run started from, or `rollout`, the one that sampled, as the engine reported it.
@@ -246,7 +246,7 @@ class Kl(Strict):
     reference: Literal["start", "rollout"] = "start"  # of a run recorded before there was a choice
 
     @model_validator(mode="after")
-    def _both(self) -> Kl:
+    def _both(self) -> KlConfig:
         if (self.name is None) != (self.coef == 0):
             raise ValueError(f"coef={self.coef} with name={self.name}: a KL term needs both an estimator and a positive coef")
         if self.name is None and self.reference != "start":
@@ -254,13 +254,13 @@ class Kl(Strict):
         return self
 
 
-class Diagnostics(Strict):
+class DiagnosticsConfig(Strict):
     """Every `every` steps also the diagnostics that no collapse detector reads; null for never."""
 
     every: Count | None
 
 
-class Evaluation(Strict):
+class EvaluationConfig(Strict):
     """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
 
     policy `own`: sampled from the trainer's own policy in its own dtype, for Qwen3 models; `rollout`: by the rollout engine.
@@ -270,38 +270,38 @@ class Evaluation(Strict):
     every: Count
     prompts: Annotated[int, Field(ge=2)]  # the standard error is taken over prompts
     samples: Count
-    probe: dict[Literal[PROBED], Precision]
+    probe: dict[Literal[PROBED], PrecisionConfig]
     policy: Literal["own", "rollout"]
 
 
-class Collapse(Strict):
+class CollapseConfig(Strict):
     """Detectors by name with their parameters; stop: end the run at the first event."""
 
     detectors: dict[str, dict[str, Any]]
     stop: bool
 
 
-class Checkpoint(Strict):
+class CheckpointConfig(Strict):
     """A checkpoint every `every` steps and on SIGTERM/SIGUSR2; the last `keep` stay."""
 
     every: Count
     keep: Annotated[int, Field(ge=2)]
 
 
-class Dump(Strict):
+class DumpConfig(Strict):
     """The batch of every `every`-th step as parquet under dumps/, see docs/dumps.md; null: none."""
 
     every: Count | None
 
 
-class Tracking(Strict):
+class TrackingConfig(Strict):
     """W&B as a mirror of the run folder. auto: online when a key is present, else offline."""
 
     mode: Literal["auto", "online", "offline", "disabled"]
     project: str
 
 
-class Run(Strict):
+class RunConfig(Strict):
     """Where the run folder lies: root/sweep/hash."""
 
     root: str
@@ -314,39 +314,39 @@ class Config(Strict):
     seed: Annotated[int, Field(ge=0)]
     steps: Count
     task: Annotated[
-        Annotated[Task, Tag("<chain>")] | Annotated[Text, Tag("<text>")] | Annotated[Named, Tag("<plugin>")],
+        Annotated[ChainConfig, Tag("<chain>")] | Annotated[TextConfig, Tag("<text>")] | Annotated[PluginConfig, Tag("<plugin>")],
         Discriminator(_task_tag),
     ]
-    model: Annotated[Annotated[Model, Tag("<qwen3>")] | Annotated[Hub, Tag("<hub>")], Discriminator(_model_tag)]
-    warmstart: WarmStart | None
-    rollout: Rollout
-    advantage: Named
-    loss: Named
+    model: Annotated[Annotated[ModelConfig, Tag("<qwen3>")] | Annotated[HubConfig, Tag("<hub>")], Discriminator(_model_tag)]
+    warmstart: WarmStartConfig | None
+    rollout: RolloutConfig
+    advantage: PluginConfig
+    loss: PluginConfig
     proximal: Literal["old", "rollout"]
     baseline: Literal["all", "kept"]
     correction: Correction
-    reduce: Reduce
-    kl: Kl
-    actor: Actor
-    evaluation: Evaluation
-    diagnostics: Diagnostics
-    collapse: Collapse
-    checkpoint: Checkpoint
-    dump: Dump
-    tracking: Tracking
-    run: Run
+    reduce: ReduceConfig
+    kl: KlConfig
+    actor: ActorConfig
+    evaluation: EvaluationConfig
+    diagnostics: DiagnosticsConfig
+    collapse: CollapseConfig
+    checkpoint: CheckpointConfig
+    dump: DumpConfig
+    tracking: TrackingConfig
+    run: RunConfig
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         check_baseline(self.correction, self.baseline)
-        pretrained = isinstance(self.model, Hub)
+        pretrained = isinstance(self.model, HubConfig)
         if pretrained != (self.warmstart is None):
             raise ValueError(
                 "warmstart has no effect with model=hub, which is trained already; set warmstart=none"
                 if pretrained
                 else "warmstart is missing: model=qwen3 has random weights"
             )
-        if isinstance(self.task, Task if pretrained else Text):
+        if isinstance(self.task, ChainConfig if pretrained else TextConfig):
             raise ValueError(
                 f"task.name={self.task.name}: "
                 + ("has tokens of its own; model=hub needs a task of text" if pretrained else "is text, which needs model=hub")

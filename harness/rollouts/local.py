@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig, Qwen3Config
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES, device
 from harness.rollouts import Rollout, RolloutEngine, casts
@@ -49,7 +49,7 @@ class LocalEngine(RolloutEngine):
     def __init__(
         self,
         config: Qwen3Config,
-        precision: Precision,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -69,7 +69,7 @@ class LocalEngine(RolloutEngine):
         self._eps = torch.tensor(config.rms_norm_eps, device=self.device)
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         if shape.model_type != "qwen3":
             raise UserError(f"rollout.engine=local: computes Qwen3, not {shape.model_type}; use rollout/engine=vllm")
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):

@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from algos.registry import Registry, RegistryError
-from harness.config import Text
+from harness.config import TextConfig
 from harness.errors import UserError
 from harness.tasks import PAD
 
@@ -36,7 +36,7 @@ class Jsonl:
     counts.
     """
 
-    def __init__(self, config: Text, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, config: TextConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
         self.verifier = _verifier(config.verifier)
         self.answer_length = config.answer_length

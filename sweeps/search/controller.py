@@ -113,7 +113,7 @@ class Controller:
         if "first_seed" not in trial.user_attrs:
             others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
             trial.set_user_attr("first_seed", free_seed(others, trial.params, self.spec.seeds))
-        runs = self.runs.submit(self._configs(trial), _arm(values))
+        runs = self.runs.submit(self._configs(trial))
         print(f"trial {trial.number}: {_arm(values)}, {len(runs)} runs", file=sys.stderr, flush=True)
 
     def _update_trial(self, trial: FrozenTrial) -> None:
@@ -178,11 +178,10 @@ class Controller:
         if not complete:
             return result | {"winner": None}
         best = max(complete, key=lambda trial: trial.value)
-        values = self.spec.values(best.params)
         configs = self.spec.configs(best.params, range(FRESH, FRESH + self.spec.winner_seeds))
-        fresh = self._finish(self.runs.submit(configs, _arm(values)))
+        fresh = self._finish(self.runs.submit(configs))
         searched = {"mean": best.user_attrs["mean"], "bound": best.value, "seeds": best.user_attrs["seeds"]}
-        return result | {"winner": values, "searched": searched, "fresh": fresh}
+        return result | {"winner": self.spec.values(best.params), "searched": searched, "fresh": fresh}
 
     def _finish(self, runs: list[str]) -> dict[str, Any]:
         """Wait for the winner's runs. Returns their score, and how many collapsed."""
@@ -196,8 +195,8 @@ class Controller:
 
     def _check_space(self) -> None:
         """Check one config of each corner, so that a refusal comes before the first is submitted."""
-        from harness.build import check  # torch
         from harness.train.ranks import check_ranks
+        from harness.validate import check  # torch
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():

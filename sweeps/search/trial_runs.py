@@ -50,10 +50,10 @@ class TrialRuns:
             return False
         return True
 
-    def submit(self, configs: Iterable[Config], arm: str) -> list[str]:
+    def submit(self, configs: Iterable[Config]) -> list[str]:
         """Submit those that are neither finished nor in a live job. Returns all of them, by their hashes."""
         grid = {config.digest: config for config in configs}
-        plan(self.sweep, grid, self.sweep.states(), [arm] * len(grid))
+        plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:
             self.slurm.submit(self.sweep, todo)
         return list(grid)

@@ -12,7 +12,7 @@ import pytest
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 from sweeps.commands import cancel, logs, retry, status
-from sweeps.launch import arm_names, launch, plan
+from sweeps.launch import launch, plan
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
 from sweeps.launchers.pool import Pool
@@ -114,7 +114,7 @@ def test_damaged_runs_of_a_task_fail_alone(sweep, monkeypatch):
 
 def test_a_run_whose_plan_was_lost_is_found_by_its_folder(sweep, tiny):
     config = tiny("seed=3")
-    plan(sweep, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(sweep, {config.digest: config}, {})
     (sweep.home / "ledger.jsonl").write_text("rubbish\n")
     sweep.log("submitted", [config.digest], batch="x")
     assert sweep.states()[config.digest].seed == 3 and sweep.states()[config.digest].state == "submitted"
@@ -148,7 +148,7 @@ def test_what_slurm_knows_corrects_the_ledger(sweep):
 def test_two_launchers_and_an_edited_config(sweep, tiny):
     configs = [tiny(f"seed={seed}") for seed in (0, 1)]
     place = Sweep(configs[0].path.parent)
-    plan(place, {c.digest: c for c in configs}, {}, arm_names(configs))
+    plan(place, {c.digest: c for c in configs}, {})
     with place.lock.hold(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
         launch(configs, Local(1))
     with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
@@ -159,7 +159,7 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
 def test_a_task_that_starts_late_leaves_a_cancelled_run_alone(tiny):
     config = tiny("seed=0")
     place = Sweep(config.path.parent)
-    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(place, {config.digest: config}, {})
     place.log("submitted", [config.digest], batch="b")
     place.log("cancelled", [config.digest])
     Pool(place, 1, job="7_0").run([config.digest])
@@ -170,7 +170,7 @@ def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monke
     """This process stands for the launcher, which has begun but does not hold the lock; then for one of a later command."""
     config = tiny("seed=0")
     place = Sweep(config.path.parent)
-    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(place, {config.digest: config}, {})
     with pytest.raises(UserError, match="nothing is running; a launcher that is just starting stops by itself"):
         cancel(place.path)
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
@@ -209,7 +209,7 @@ def test_the_time_left_is_by_the_pace_of_steps_of_runs_that_go_on(tiny, monkeypa
     for config in (first, second):
         config.path.mkdir(parents=True)
     RunFolder(second.path).status("failed", step=20, steps=60)
-    with Display([first, second]) as shown:
+    with Display([first, second], {c.digest: str(c.seed) for c in (first, second)}) as shown:
         for now, step in ((0, 0), (100, 10), (200, 30)):
             RunFolder(first.path).status("running", step=step, steps=60)
             monkeypatch.setattr("sweeps.progress.time.time", lambda now=now: now)

@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from faultline.tools.import_config import skyrl, trl, verl
 from faultline.tools.import_config.translation import Source, Translation
+from harness.arms import flatten
 from harness.errors import UserError
 
 FORMATS = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
@@ -32,14 +33,6 @@ def import_config(path: Path) -> str:
     source, translation = Source(flat, FORMATS[name].shorten), Translation()
     FORMATS[name].translate(source, translation)
     return translation.render(f"{name} config {path.name}", source.left())
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key → value, whether the file nested its keys or not."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 def _read(path: Path) -> dict[str, Any]:
