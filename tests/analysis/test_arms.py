@@ -9,9 +9,9 @@ from harness.arms import arm, arms
 from harness.compose import compose
 from harness.config import parse
 from harness.recorded import recorded
-from sweeps.launch import _announce, plan
+from sweeps.launch import plan, print_plan
+from sweeps.launchers.local import Local
 from sweeps.ledger import Sweep
-from sweeps.local import Local
 from tests.analysis.synthetic import fill
 
 GRID = {
@@ -55,7 +55,7 @@ def test_launcher_ledger_report_and_frames_give_one_name(tmp_path, capsys):
     sweep = Sweep(next(iter(runs.values())).path.parent)
     plan(sweep, runs, {})
     assert {state.arm for state in sweep.states().values()} == set(GRID)
-    _announce(sweep, runs, [], {}, Local(1))
+    print_plan(sweep, runs, [], {}, Local(1))
     told = capsys.readouterr().err
     assert all(f"\n  {name}, seeds 0, 1\n" in told for name in GRID), told
     names = {run: state.name for run, state in sweep.states().items()}

@@ -11,11 +11,11 @@ from algos.corrections.spec import Correction, Weight
 from algos.enumerable import policies, rewards, toy
 from algos.objective import Objective
 from algos.reductions import Counts
-from faultline.gradient.enumerable import _scores, exact_table
-from faultline.gradient.estimate import Grams
-from faultline.gradient.methods import EXACT, Method, coefficients, load_loss, methods
-from faultline.gradient.page import answer
-from faultline.gradient.progress import Progress
+from faultline.tools.gradient.enumerable import _scores, exact_table
+from faultline.tools.gradient.estimate import Grams
+from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
+from faultline.tools.gradient.page import answer
+from faultline.tools.gradient.progress import Progress
 from harness.errors import UserError
 
 
