@@ -77,7 +77,7 @@ def test_the_rest_of_a_skyrl_config(imported):
          "generator": {"n_samples_per_prompt": 4, "sampling_params": {"top_p": 0.9, "top_k": 20}}}
     )  # fmt: skip
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
-    assert body["rollout"] == {"prompts": 64, "samples": 4, "top_p": 0.9, "top_k": 20}
+    assert body["rollout"] == {"prompts": 64, "group_size": 4, "top_p": 0.9, "top_k": 20}
     assert body["actor"] == {"epochs": 3, "num_minibatches": 4}
     assert lost == ["trainer.epochs=2"]
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
