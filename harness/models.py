@@ -20,6 +20,7 @@ from transformers import (
 
 from harness.config import HubConfig, ModelConfig
 from harness.errors import UserError
+from harness.tasks import Task, TokenTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,6 +28,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def device() -> torch.device:
     """Where this process computes: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def policy_config(model: ModelConfig | HubConfig, task: Task) -> PretrainedConfig:
+    """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
+
+    Raises UserError for a task without tokens of its own where the model has none either.
+    """
+    if isinstance(model, HubConfig):
+        return hub_config(model)
+    if not isinstance(task, TokenTask):
+        raise UserError(f"model={model.name}: {type(task).__name__} lacks vocab_size or demonstrations; set model=hub")
+    return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
 
 
 def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3Config:

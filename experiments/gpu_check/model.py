@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algos.diagnostics.mismatch import mismatch
 from algos.ratios import log_ratio
+from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
 from harness.errors import UserError
@@ -19,7 +20,6 @@ from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm_support import installed
 from harness.seeding import generator
 from harness.tasks import PAD
-from harness.train.warmstart import build_task
 
 ARMS = {
     "fp32": ("fp32", "compute"),

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from algos.corrections.spec import REDUCTIONS, Correction, check_baseline
 from harness.errors import UserError
-from harness.run.folder import PROBED
+from harness.run.metrics import PROBED
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
