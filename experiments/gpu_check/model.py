@@ -1,8 +1,8 @@
-"""The policy that the checks ask, its prompts, and what its engines and its actor say of the same tokens."""
+"""The policy that the checks ask, and what each engine samples from it in each arm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import NamedTuple
 
 import torch
@@ -13,11 +13,9 @@ from algos.ratios import log_ratio
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
-from harness.errors import UserError
 from harness.models import device, hub_model
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.vllm_support import installed
 from harness.seeding import generator
 from harness.tasks import PAD
 
@@ -52,13 +50,14 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What an arm sampled, [B, T], and log π of the trainer's own policy for it, by the exact path."""
+    """What an arm sampled in so many seconds, [B, T], and log π of the trainer's own policy for it, by the exact path."""
 
     engine: str
     arm: str
     rollout: Rollout
     logp: Tensor
     mask: Tensor
+    seconds: float
 
     @property
     def log_ratio(self) -> Tensor:
@@ -99,17 +98,23 @@ class Policy:
         context = self.prompts.shape[1] + self.size.answer
         return VllmEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop, context=context, kv_cache_gib=1)
 
-    def scored(self, arms: tuple[str, ...] = tuple(ARMS)) -> Iterator[Scored | tuple[str, str, str]]:
-        """Each engine in each arm: what it sampled, scored; or (engine, arm, why it cannot)."""
-        for kind in ("local", "vllm") if installed() else ("local",):
-            for arm in arms:
-                try:
-                    engine = self.engine(kind, arm)
-                except UserError as error:
-                    yield kind, arm, str(error)
-                    continue
-                engine.load_weights(self.net.named_parameters(), 0)
-                rollout = engine.generate(self.prompts, self.uniforms)
-                engine.close()
-                mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-                yield Scored(kind, arm, rollout, self.own.score(self.prompts, rollout.tokens), mask)
+    def scored(self, kind: str, arm: str) -> Scored:
+        """What an engine samples in an arm, scored. Raises UserError where it cannot compute so here."""
+        engine = self.engine(kind, arm)
+        engine.load_weights(self.net.named_parameters(), 0)
+        if device().type == "cuda":  # kernels are chosen and loaded at their first call
+            engine.generate(self.prompts, self.uniforms)
+        synchronize()
+        began = time.perf_counter()
+        rollout = engine.generate(self.prompts, self.uniforms)
+        synchronize()
+        seconds = time.perf_counter() - began
+        engine.close()
+        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+        return Scored(kind, arm, rollout, self.own.score(self.prompts, rollout.tokens), mask, seconds)
+
+
+def synchronize() -> None:
+    """Wait for the device, so that a clock shows what it did."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
