@@ -194,7 +194,7 @@ def test_csv_holds_the_numbers(made):
 
 @pytest.mark.slow
 def test_the_command_line(made, tmp_path):
-    command = [sys.executable, "-m", "faultline.tools", "report"]
+    command = [sys.executable, "-m", "faultline", "report"]
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)
     assert done.returncode == 0 and f"Page: {tmp_path}/r/report.html" in done.stdout, done.stderr
     for wrong, said in (

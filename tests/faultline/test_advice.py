@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from faultline.replay.advice import ADVISED, Advisor, Target, _binned, _curve
-from faultline.replay.thresholds import DEFAULT, Family, all_thresholds
+from faultline.tools.replay.advice import ADVISED, Advisor, Target, _binned, _curve
+from faultline.tools.replay.thresholds import DEFAULT, Family, all_thresholds
 from tests.faultline.replay_cases import as_responses, random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)

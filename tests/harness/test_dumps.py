@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from faultline.replay.collect import collect
-from faultline.replay.presets import presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
 from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
 from harness.errors import UserError
