@@ -45,8 +45,8 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
     weights, kept = corrected.weights, corrected.kept
     return {
         "n": count(mask),
-        "weight": row_sum(weights),
-        "weight_sq": squares(weights),
+        "weight": row_sum(weights).double(),
+        "weight_sq": squares(weights).double(),
         "zero": count(mask & (weights == 0)),
         "kept": count(kept),
         "used": count(kept & (weights != 0)),

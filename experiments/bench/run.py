@@ -8,13 +8,12 @@ from functools import partial
 from statistics import median
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch.profiler import profile
 from transformers import GenerationConfig
 
 from algos.corrections.apply import correct
 from harness.build import build_task
+from harness.compose import compose
 from harness.config import Config, PrecisionConfig, parse
 from harness.models import DTYPES, build, policy_config
 from harness.rollouts.local import LocalEngine
@@ -111,6 +110,4 @@ def _interleaved(*runs: Callable) -> list[float]:
 
 
 def _demo(*overrides: str) -> Config:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        composed = compose("config", ["+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides])
-        return parse(OmegaConf.to_container(composed, resolve=True))
+    return parse(compose("+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides))

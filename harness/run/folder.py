@@ -167,15 +167,6 @@ class ReadOnlyRunFolder(RunFolder):
         pass
 
 
-def arm_name(config: dict[str, Any], *, seed: bool = True) -> str:
-    """How a run is called where people read: precision, loss, correction, and its seed unless the arm of all seeds is meant."""
-    weight = config["correction"]["weight"]
-    parts = [config["rollout"]["precision"]["name"], config["loss"]["name"]]
-    parts += [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
-    parts += [f"reject-{name}" for name in config["correction"]["reject"]]
-    return " ".join(parts + ([f"seed {config['seed']}"] if seed else []))
-
-
 def changes(diff: str | None) -> str:
     """A short hash of uncommitted changes, "" of none: enough to tell whether two runs had the same."""
     return hashlib.sha256(diff.encode()).hexdigest()[:6] if diff else ""

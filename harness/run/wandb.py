@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from harness.arms import arm
 from harness.config import Config
-from harness.run.folder import RunFolder, arm_name, changes
+from harness.run.folder import RunFolder, changes
 
 CONNECT_SECONDS = 20
 """How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
@@ -29,7 +30,7 @@ class Tracker:
 
     def __init__(self, config: Config, folder: Path):
         self._run: Any = None
-        self._name = arm_name(config.model_dump(mode="json"))
+        self._name = f"{arm(config.model_dump(mode='json'))} seed {config.seed}"
         mode = config.tracking.mode
         if mode == "auto":
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -105,7 +106,7 @@ class Tracker:
             group=config.run.sweep,
             job_type="branch" if any(event["kind"] == "branched" for event in RunFolder(folder).events()) else "train",
             tags=[config.rollout.precision.name, config.loss.name],
-            config={**values, "arm": arm_name(values, seed=False), "record": _record(values, folder)},
+            config={**values, "arm": str(arm(values)), "record": _record(values, folder)},
             dir=str(folder),
             resume="allow",
         )

@@ -5,8 +5,8 @@ import pytest
 
 from algos.corrections.apply import correct
 from algos.diagnostics.rows import merge
-from faultline.replay.effect import effect_rows, finish_effect, padded
-from faultline.replay.thresholds import all_thresholds, families
+from faultline.tools.replay.effect import effect_rows, finish_effect, padded
+from faultline.tools.replay.thresholds import all_thresholds, families
 from tests.faultline.replay_cases import as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]

@@ -14,6 +14,8 @@ from harness.train.trainer import Trainer
 from tests.harness.test_ranks import train_until
 from tests.harness.test_trainer import folder_of, untimed
 
+pytestmark = pytest.mark.slow
+
 STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.num_minibatches=2", "steps=5"]
 FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 

@@ -23,6 +23,8 @@ from harness.train.ranks import check_ranks
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed
 
+pytestmark = pytest.mark.slow
+
 SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
 
@@ -207,10 +209,17 @@ VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.num_mi
         "correction=token_truncate"]  # fmt: skip
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("group", "k3", "engine"),
     [
-        pytest.param(1, (1e-4, 1), ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"], id="an FP8 engine each"),
+        pytest.param(
+            1,
+            (1e-4, 1),
+            ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"],
+            id="an FP8 engine each",
+            marks=pytest.mark.cpu_fp8_cache,
+        ),
         # Cut in two it adds in another order, which must not be multiplied by a coarse format.
         pytest.param(2, (0, 1e-9), ["rollout/precision=fp32"], id="one engine together"),
     ],

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from harness.build import build_task
+from harness.compose import compose
 from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
@@ -21,9 +22,10 @@ from harness.train.actor import DeepSpeedActor
 from harness.train.trainer import Trainer
 from harness.train.warmstart import start
 from harness.validate import check
-from tests.harness.conftest import composed
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
+
+pytestmark = pytest.mark.slow
 
 WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789"]
 TEMPLATE = (
@@ -72,7 +74,7 @@ def text(root, model, questions, request):
         data = [f"task.path={questions}", f"task.verifier={__name__}:agrees", "task.held_out=8", "task.max_prompt=12"]
         small = ["rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
         hub = ["model=hub", f"model.path={model}", "warmstart=none", "task=jsonl", "task.answer_length=6"]
-        return parse(composed("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
+        return parse(compose("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
 
     return make
 
@@ -194,7 +196,7 @@ def test_gsm8k_answers(response, reward):
         (["task.path=/nowhere.jsonl"], "/nowhere.jsonl: cannot be read as a task"),
         (["task.prompt=question"], "task.prompt=question: this record has no text"),
         (["task.max_prompt=3"], "no prompts are left to train on"),
-        (["task.verifier=nosuch"], "verifiers=nosuch: unknown; known are gsm8k"),
+        (["task.verifier=nosuch"], "verifiers=nosuch: unknown; known are arithmetic, gsm8k"),
         (["task.verifier=nosuch:even"], "task.verifier=nosuch:even: No module named 'nosuch'; name it package.module:function"),
         (["task.verifier=math:even"], "task.verifier=math:even: .*'even'; name it package.module:function"),
         (["task.answer_length=60"], "72 tokens exceed the model's context of 64"),

@@ -19,6 +19,8 @@ from harness.train.trainer import Trainer
 from harness.train.warmstart import warm_start
 from harness.validate import check
 
+pytestmark = pytest.mark.slow
+
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
 
