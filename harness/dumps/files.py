@@ -70,22 +70,22 @@ def read(path: Path) -> Iterator[pa.Table]:
 
 
 def typed(path: Path, table: pa.Table) -> pa.Table:
-    """The columns in the schema's types, floats as they are. Raises UserError naming a column that cannot be."""
+    """The columns in the schema's types; floats keep their precision. Raises UserError naming a column that cannot be cast."""
     for i, name in enumerate(table.column_names):
-        column, found = COLUMNS[name], table.schema.field(i).type
-        inner = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else found
+        column, given = COLUMNS[name], table.schema.field(i).type
+        inner = given.value_type if pa.types.is_list(given) or pa.types.is_large_list(given) else given
         wanted = column.type(inner if pa.types.is_floating(inner) else pa.float64())
-        if found != wanted:
+        if given != wanted:
             try:
                 cast = _truth(table[name]) if name == "mask" else table[name].cast(wanted)
                 table = table.set_column(i, name, cast)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise UserError(f"{path}: column {name} is {found}, which is no {wanted}; see docs/dumps.md") from None
+                raise UserError(f"{path}: column {name} is {given}, which is no {wanted}; see docs/dumps.md") from None
     return table
 
 
 def _truth(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists of 0 and 1 as booleans; any other number becomes null, which `schema.problems` tells of."""
+    """Lists of 0 and 1 as booleans. Any other number becomes null, which `schema.problems` reports."""
     wanted = COLUMNS["mask"].type(pa.float64())
     values = pc.list_flatten(column)
     truth = pc.if_else(pc.equal(values, 1), True, pc.if_else(pc.equal(values, 0), False, pa.scalar(None, pa.bool_())))
