@@ -23,9 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from harness.config import Config, RunConfig, explain
+from harness.config import Config, RunConfig, parse_recorded
 from harness.errors import Unavailable, UserError
 from harness.run.folder import FINISHED, RunFolder, arm_name, writing
 from sweeps import STARTED
@@ -109,11 +107,12 @@ class Sweep:
 
         Raises UserError if the file is missing, damaged, or of a version of the code that had other keys.
         """
+        values = self.folder(run).read("config.json")
         try:
-            config = Config.model_validate(self.folder(run).read("config.json"))
-        except ValidationError as error:
-            told = "; ".join(explain(problem) for problem in error.errors()[:3])
-            raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {told}") from None
+            config = parse_recorded(values)
+        except UserError as error:
+            problems = "; ".join(str(error).splitlines()[:3])
+            raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {problems}") from None
         place = self.path.resolve()
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
