@@ -5,8 +5,8 @@ import pytest
 
 from algos.chunks import merge
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded, replay
-from faultline.tools.replay.thresholds import all_thresholds, families
-from tests.faultline.replay_cases import as_responses, random_columns
+from faultline.tools.replay.family import families
+from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
 C = np.array([1 + 1e-6, 1.003, 1.1, 1.5, 2.0, 7.0, 1e3])
