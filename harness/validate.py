@@ -7,14 +7,17 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Plugin, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
-from harness.config import Config, TextConfig
+from harness.config import ArithmeticConfig, Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
+from harness.rollouts.architecture import describe
 from harness.tasks import TurnTask
 
 
@@ -48,9 +51,9 @@ def _try_out(objective: Objective) -> None:
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
             bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
-    corrected = objective.corrected(one, one, mask, one, segments=torch.zeros(1, 1, dtype=torch.long))
-    selected = objective.select(one, one, one, mask)
-    objective(one, one, one, one, mask, corrected, Counts.of(mask, torch.zeros(1, dtype=torch.long)), selected, one)
+    turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    batch = objective.select(Batch(one, mask, one, one, turn, one, prompt))
+    objective(one, batch, correct(batch, objective.correction), Counts.of(mask, prompt))
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:
@@ -99,16 +102,19 @@ def _check_model_and_task(config: Config) -> None:
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape, has_turns = _built(config)
     build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
-    if needs_own_sampler(config) and shape.model_type != "qwen3":
-        raise UserError(
-            f"actor.scoring=exact, evaluation.policy=own, .probe and kl sample from the trainer's policy, which is done "
-            f"for qwen3, not for {shape.model_type}; set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
-        )
+    if needs_own_sampler(config):
+        try:
+            describe(shape)
+        except UserError as error:
+            raise UserError(
+                f"actor.scoring=exact, evaluation.policy=own, .probe and kl need the trainer's own policy as a local engine "
+                f"({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
+            ) from None
     by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
     if by_turn and not has_turns:
         raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, TextConfig) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, TextConfig | ArithmeticConfig) and task.max_prompt + task.answer_length > context:
         raise UserError(
             f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
             f"model's context of {context}; lower one of them"

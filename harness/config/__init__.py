@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
@@ -111,6 +111,40 @@ class TextConfig(Strict):
         return self
 
 
+class ArithmeticConfig(Strict):
+    """A task of generated sums in the chat template, see harness/tasks/arithmetic.py; it needs no file.
+
+    operators: drawn from, between `terms` numbers of up to `digits` digits. train, held_out: numbers of prompts, all different,
+    the same for every seed of a run. instruction is put after each prompt. max_prompt, answer_length: tokens.
+    """
+
+    name: Literal["arithmetic"]
+    operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
+    digits: Count
+    terms: Annotated[int, Field(ge=2)]
+    train: Count
+    held_out: Count
+    instruction: str
+    max_prompt: Count
+    answer_length: Count
+
+    prompt: ClassVar[str] = "prompt"  # these four are what Text leaves to its user
+    verifier: ClassVar[str] = "arithmetic"
+    chat: ClassVar[bool] = True
+    long_prompts: ClassVar[str] = "drop"
+
+    @model_validator(mode="after")
+    def _enough(self) -> ArithmeticConfig:
+        operators = len(set(self.operators))
+        there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
+        if (wanted := self.train + self.held_out) > there // 2:
+            raise ValueError(
+                f"train and task.held_out: {wanted} different prompts are more than half of the {there} there are; "
+                "lower them, or raise task.digits or task.terms"
+            )
+        return self
+
+
 class WarmStartConfig(Strict):
     """Supervised training on slipping answers, then a filter: prompts solved with a rate in [keep_low, keep_high] stay."""
 
@@ -158,7 +192,7 @@ class PluginConfig(Strict):
 
 def _task_tag(value: Any) -> str:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>"}.get(name, "<plugin>")
+    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>"}.get(name, "<plugin>")
 
 
 def _model_tag(value: Any) -> str:
@@ -263,7 +297,8 @@ class DiagnosticsConfig(Strict):
 class EvaluationConfig(Strict):
     """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
 
-    policy `own`: sampled from the trainer's own policy in its own dtype, for Qwen3 models; `rollout`: by the rollout engine.
+    policy `own`: sampled from the trainer's own policy in its own dtype, for models of the local engine; `rollout`: by the
+    rollout engine.
     probe: precisions whose mismatch is measured then too, though they do not sample for the training.
     """
 
@@ -314,7 +349,10 @@ class Config(Strict):
     seed: Annotated[int, Field(ge=0)]
     steps: Count
     task: Annotated[
-        Annotated[ChainConfig, Tag("<chain>")] | Annotated[TextConfig, Tag("<text>")] | Annotated[PluginConfig, Tag("<plugin>")],
+        Annotated[ChainConfig, Tag("<chain>")]
+        | Annotated[TextConfig, Tag("<text>")]
+        | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
+        | Annotated[PluginConfig, Tag("<plugin>")],
         Discriminator(_task_tag),
     ]
     model: Annotated[Annotated[ModelConfig, Tag("<qwen3>")] | Annotated[HubConfig, Tag("<hub>")], Discriminator(_model_tag)]
@@ -346,7 +384,7 @@ class Config(Strict):
                 if pretrained
                 else "warmstart is missing: model=qwen3 has random weights"
             )
-        if isinstance(self.task, ChainConfig if pretrained else TextConfig):
+        if isinstance(self.task, ChainConfig if pretrained else (TextConfig, ArithmeticConfig)):
             raise ValueError(
                 f"task.name={self.task.name}: "
                 + ("has tokens of its own; model=hub needs a task of text" if pretrained else "is text, which needs model=hub")

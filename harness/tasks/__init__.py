@@ -1,6 +1,6 @@
 """Tasks with a verifier: the interface, and the registry of those that there are.
 
-`chain` is embedded and has tokens of its own. `gsm8k` and `jsonl` are text and need a tokenizer.
+`chain` is embedded and has tokens of its own. `gsm8k`, `jsonl` and `arithmetic` are text and need a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ TASKS = Registry(
         "chain": "harness.tasks.chain:Chain",
         "gsm8k": "harness.tasks.gsm8k:Gsm8k",
         "jsonl": "harness.tasks.text:Jsonl",
+        "arithmetic": "harness.tasks.arithmetic:Sums",
     },
 )
 

@@ -100,6 +100,7 @@ def test_runs_that_recorded_nothing_yet(tmp_path):
     assert "running at step 0" in report(tmp_path).read_text()
 
 
+@pytest.mark.slow
 def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     """Two rates x two numbers of mini-batches: of (1e-3, 4) both seeds collapse. Nothing is pooled over the mini-batches."""
     for rate in ("1e-4", "1e-3"):

@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
 from algos.corrections.spec import Reject
-from algos.enumerable import Toy, policies, rewards, toy
-from faultline.tools.gradient.methods import Method, Samples, coefficients
+from algos.enumerable import EnumerablePolicy, policies, rewards, toy
+from faultline.tools.gradient.methods import Method, coefficients
 from harness.errors import UserError
 
 
@@ -35,7 +36,7 @@ def exact_table(
     score = _scores(space, pi)
     truth = -torch.einsum("n,n,ntp->p", probability, reward, score)
     behaviour = space.logp(mu).sum(-1).exp()
-    batch = Samples(space.logp(pi), space.logp(mu), reward[:, None].expand_as(space.state).double(), space.mask)
+    batch = Batch(space.logp(mu), space.mask, space.logp(pi), reward[:, None].expand_as(space.state).double())
     rows = []
     for method in methods:
         estimates = torch.einsum("nt,ntp->np", coefficients(method.objective, batch), score)
@@ -70,7 +71,7 @@ def _refuse_coupled(method: Method) -> None:
         )
 
 
-def _scores(space: Toy, logits: Tensor) -> Tensor:
+def _scores(space: EnumerablePolicy, logits: Tensor) -> Tensor:
     """∇log π of each token of each response by the logits, [N, T, parameters]: one-hot of the token minus π, at its state."""
     n, t = space.tokens.shape
     one_hot = torch.nn.functional.one_hot(space.tokens, logits.shape[1]).double()

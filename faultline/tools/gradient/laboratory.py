@@ -8,10 +8,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
 from algos.corrections.spec import Correction
 from algos.objective import Objective
 from faultline.tools.gradient.estimate import Grams, drowned
-from faultline.tools.gradient.methods import Method, Samples, coefficients, load_loss
+from faultline.tools.gradient.methods import Method, coefficients, load_loss
 from faultline.tools.gradient.progress import Progress
 from harness.config import ModelConfig
 from harness.errors import UserError
@@ -26,7 +27,7 @@ class Drawn(NamedTuple):
 
     prompts: Tensor
     tokens: Tensor
-    samples: Samples
+    batch: Batch
 
 
 class Laboratory:
@@ -57,8 +58,8 @@ class Laboratory:
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
         print(f"drawing {reference} batches from the trainer's own policy", flush=True)
         own = [self._draw(self.trainer.policy, "laboratory reference", i) for i in range(reference)]
-        own = [drawn._replace(samples=drawn.samples._replace(logp_rollout=drawn.samples.logp)) for drawn in own]
-        truth = self._gradients(own, [coefficients(pg, drawn.samples) for drawn in own], progress, "reference")
+        own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]
+        truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
         print(f"drawing {batches} batches from the rollout engine", flush=True)
@@ -66,7 +67,7 @@ class Laboratory:
         known: dict[bytes, dict[str, float]] = {}
         rows = []
         for number, method in enumerate(methods, 1):
-            parts = [coefficients(method.objective, drawn.samples) for drawn in frozen]
+            parts = [coefficients(method.objective, drawn.batch) for drawn in frozen]
             key = b"".join(part.numpy().tobytes() for part in parts)
             if key not in known:
                 what = f"method {number}/{len(methods)}, {method.name}"
@@ -105,4 +106,5 @@ class Laboratory:
         per_response = advantage(reward, **{name: inputs[name] for name in advantage.func.needs}).view(-1, 1)
         logp = self.trainer.policy.score(prompts, tokens).cpu()
         number_of = torch.arange(len(prompts)) // group
-        return Drawn(prompts, tokens, Samples(logp, logp_rollout, per_response.expand_as(logp), mask, number_of))
+        batch = Batch(logp_rollout, mask, logp, per_response.expand_as(logp), prompt=number_of)
+        return Drawn(prompts, tokens, batch)

@@ -10,6 +10,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
@@ -40,19 +42,6 @@ class Method(NamedTuple):
     objective: Objective
     family: str | None = None
     bound: float | None = None
-
-
-class Samples(NamedTuple):
-    """Responses of one batch, [B, T]: log π_θ = log π_old and log μ of their tokens (nats), advantages, mask.
-
-    prompt: [B], the number of the prompt that each answers, for reduce=prompt_mean.
-    """
-
-    logp: Tensor
-    logp_rollout: Tensor
-    advantages: Tensor
-    mask: Tensor
-    prompt: Tensor | None = None
 
 
 def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
@@ -88,16 +77,15 @@ def load_loss(name: str) -> functools.partial:
     return functools.partial(LOSSES[name], **params)
 
 
-def coefficients(objective: Objective, batch: Samples) -> Tensor:
+def coefficients(objective: Objective, batch: Batch) -> Tensor:
     """c [B, T] with which the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
 
     Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
     """
-    old = batch.logp.double()
+    old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()
+    batch = objective.select(batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages))
+    corrected = correct(batch, objective.correction)
     logp = old.clone().requires_grad_()
-    rest = batch.logp_rollout.double(), batch.advantages.double(), batch.mask
-    corrected = objective.corrected(old, rest[0], batch.mask, rest[1])
-    counts = Counts.of(corrected.counted, batch.prompt)
-    value, _ = objective(logp, old, *rest, corrected, counts, objective.select(old, rest[0], rest[1], batch.mask))
+    value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted, batch.prompt))
     (gradient,) = torch.autograd.grad(value, logp)
     return gradient

@@ -8,12 +8,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from algos.chunks import Rows, merge
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.positions import BINS
+from algos.diagnostics.rows import Rows, merge
 from faultline.tools.replay.advice import Advisor
-from faultline.tools.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums, replay
+from faultline.tools.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import Thresholds
 from harness.errors import UserError
@@ -55,13 +56,13 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
         thresholds.add(responses)
         if advisor is not None:
             advisor.add(responses)
-        ratios.append(mismatch_rows(batch.log_ratio, batch.mask, batch.logp_rollout))
+        ratios.append(mismatch_rows(batch))
         batches += 1
         for name, spec in specs.items():
             if reason := missing(spec, responses):
                 sums.skipped[name] = reason
                 continue
-            corrected = replay(batch, spec)
+            corrected = correct(batch, spec)
             sums.rows.setdefault(name, []).append(effect_rows(batch, corrected))
             sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
     whole = merge(ratios)

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from algos.chunks import Rows, count, total
-from algos.corrections.apply import Corrected, correct
+from algos.batch import Batch
+from algos.corrections.apply import Corrected
 from algos.corrections.spec import Correction, Plugin
 from algos.diagnostics.correction import applied_rows, finish_applied
 from algos.diagnostics.positions import BINS, bin_of
-from algos.ratios import at_level, bounded_exp, log_ratio
+from algos.diagnostics.rows import Rows, count, row_sum, share
+from algos.ratios import Ratio
 from harness.dumps.schema import Responses
 
 
-class Batch(NamedTuple):
-    """One training batch as [B, T] tensors in the dump's own precision. log_ratio: log π_old − log μ, nats, 0 off `mask`."""
-
-    log_ratio: Tensor
-    mask: Tensor
-    logp_rollout: Tensor
-    advantages: Tensor | None
-    segments: Tensor | None
-
-
 def padded(responses: Responses) -> Batch:
-    """Flat responses as a padded batch."""
+    """Flat responses as a padded batch, in the dump's own precision."""
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
 
@@ -38,9 +27,8 @@ def padded(responses: Responses) -> Batch:
         values = torch.tensor(values)
         return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
-    mask, rollout = pad(responses.mask), pad(responses.logp_rollout)
-    ratio = log_ratio(pad(responses.logp_old), rollout, mask)
-    return Batch(ratio, mask, rollout, pad(responses.advantages), pad(responses.segments))
+    columns = (responses.logp_rollout, responses.mask, responses.logp_old, responses.advantages, responses.segments)
+    return Batch(*map(pad, columns))
 
 
 def missing(spec: Correction, responses: Responses) -> str | None:
@@ -55,28 +43,15 @@ def missing(spec: Correction, responses: Responses) -> str | None:
 
 
 @torch.no_grad()
-def replay(batch: Batch, spec: Correction) -> Corrected:
-    """What the training step of this batch computes with `spec`; of ratio=current at its first optimizer step, π_θ = π_old."""
-    return correct(
-        batch.log_ratio,
-        batch.mask,
-        spec,
-        advantages=batch.advantages,
-        logp_rollout=batch.logp_rollout,
-        segments=batch.segments,
-    )
-
-
-@torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
     """Per response: `applied_rows`, and sums of g and g² beside the exact sequence weight R = exp(Σ l)."""
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
-        "g": total(g),
-        "g_sq": total(g.square()),
+        "g": row_sum(g),
+        "g_sq": row_sum(g.square()),
         "g_max": torch.nn.functional.pad(g, (0, 1)).amax(-1),
-        "alive": count(g),
-        "exact": bounded_exp(at_level(batch.log_ratio, batch.mask, "sequence")).double()[:, 0],
+        "alive": count(g > 0),
+        "exact": Ratio(batch).at_level("sequence").double()[:, 0],
     }
 
 
@@ -95,9 +70,9 @@ def finish_effect(rows: Rows) -> dict[str, float]:
         "effect/kept_tokens": rows["alive"].sum() / tokens,
         "effect/kept_sequences": (rows["alive"] > 0).double().sum() / (n > 0).sum().clamp(min=1),
         "effect/weight_mean": rows["g"].sum() / tokens,
-        "effect/ess": _share(rows["g"].sum().square(), squares * tokens),
+        "effect/ess": share(rows["g"].sum().square(), squares * tokens),
         "effect/weight_max": rows["g_max"].amax(),
-        "effect/agreement": _share((rows["g"] * exact).sum().square(), squares * (n * exact.square()).sum()),
+        "effect/agreement": share((rows["g"] * exact).sum().square(), squares * (n * exact.square()).sum()),
     }
     return {name: float(value) for name, value in (finish_applied(rows) | own).items()}
 
@@ -118,7 +93,3 @@ def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
 def _effective(batch: Batch, corrected: Corrected) -> Tensor:
     return torch.where(batch.mask & corrected.kept, corrected.weights, 0.0).double()
 
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part/whole, 0 where both are."""
-    return torch.where(whole > 0, part / whole.clamp(min=1e-300), 0.0)
