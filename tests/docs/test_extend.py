@@ -27,8 +27,9 @@ def test_the_file_trains_by_its_command(tmp_path, name, code, command):
     (tmp_path / f"{name}.py").write_text(code)
     overrides = [o for o in TINY if not (name == "my_task" and o.startswith("task."))]
     words = shlex.split(command)[2:]
+    overrides += ["steps=2", f"run.root={tmp_path}", "run.sweep=own", "rollout/precision=bf16"]
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.train", *overrides, "steps=2", f"run.root={tmp_path}", "run.sweep=own", "rollout/precision=bf16", *words],
+        [sys.executable, "-m", "experiments.train", *overrides, *words],
         capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
