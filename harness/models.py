@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -19,6 +20,7 @@ from transformers import (
 
 from harness.config import HubConfig, ModelConfig
 from harness.errors import UserError
+from harness.tasks import Task, TokenTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,6 +28,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def device() -> torch.device:
     """Where this process computes: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def policy_config(model: ModelConfig | HubConfig, task: Task) -> PretrainedConfig:
+    """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
+
+    Raises UserError for a task without tokens of its own where the model has none either.
+    """
+    if isinstance(model, HubConfig):
+        return hub_config(model)
+    if not isinstance(task, TokenTask):
+        raise UserError(f"model={model.name}: {type(task).__name__} lacks vocab_size or demonstrations; set model=hub")
+    return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
 
 
 def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3Config:
@@ -72,8 +86,14 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(model.path)
 
 
+MADE = Path("models")
+"""Where `make llm` puts what it makes; the hub has nothing under this name."""
+
+
 @contextmanager
 def _explained(model: HubConfig) -> Iterator[None]:
+    if MADE in (path := Path(model.path)).parents and not path.exists():
+        raise UserError(f"model.path={model.path}: there is no such folder here; `make llm` makes models/smollm2")
     try:
         yield
     except (OSError, ValueError) as error:

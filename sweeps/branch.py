@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
-from analysis.load import flatten
+from harness.arms import flatten
 from harness.collapse import DETECTORS
 from harness.compose import compose
 from harness.config import Config, parse
@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.restore import Checkpoint, find, transplant
 from sweeps.launch import launch
-from sweeps.local import Local
+from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "collapse.detectors")
 """Keys that a checkpoint is made for: the policy, its optimizer, and what the detectors have seen."""
@@ -43,7 +43,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
     from analysis.report import report
-    from harness.build import check
+    from harness.validate import check
 
     if noise:
         configs += _seeded(found, _noise_arm(found), seeds, sweep)

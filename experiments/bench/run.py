@@ -11,14 +11,15 @@ import torch
 from torch.profiler import profile
 from transformers import GenerationConfig
 
+from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, PrecisionConfig, parse
-from harness.models import DTYPES, build
+from harness.models import DTYPES, build, policy_config
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import RunFolder
 from harness.seeding import generator
 from harness.train.trainer import Trainer
-from harness.train.warmstart import policy_config, warm_start
+from harness.train.warmstart import warm_start
 
 ROUNDS = 7
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
@@ -38,8 +39,9 @@ def sampling(config: Config) -> None:
     Once on the demo's batch, where the samples of a prompt share what they have in common, and once on single samples of
     different prompts, where nothing is shared.
     """
-    start = warm_start(config)
-    shape = policy_config(config)
+    task = build_task(config)
+    start = warm_start(config, task)
+    shape = policy_config(config.model, task)
     length = shape.max_position_embeddings - start.train.shape[1]
     print(f"\nsampling responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
     batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.group_size, dim=0)

@@ -15,13 +15,14 @@ from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, Ru
 from harness.config.reading import parse, parse_recorded, recorded
 from harness.config.rollout import PrecisionConfig, RolloutConfig
 from harness.config.run import Config
-from harness.config.task import ChainConfig, TaskConfig, TextConfig
+from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
 __all__ = [
     "OPERATION",
     "RENAMED",
     "ActorConfig",
+    "ArithmeticConfig",
     "ChainConfig",
     "CheckpointConfig",
     "CollapseConfig",

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from harness.config.base import Count, Strict
 from harness.config.rollout import PrecisionConfig
-from harness.run.folder import PROBED
+from harness.run.metrics import PROBED
 
 
 class EvaluationConfig(Strict):
@@ -23,7 +23,7 @@ class EvaluationConfig(Strict):
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
     """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
     policy: Literal["own", "rollout"] = "own"
-    """What is evaluated. own: the trainer's policy in its own dtype, for Qwen3. rollout: as the rollout engine computes it."""
+    """What is evaluated. own: the trainer's policy in its own dtype, by the local engine. rollout: by the rollout engine."""
 
 
 class DiagnosticsConfig(Strict):

@@ -16,7 +16,7 @@ from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import KlConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.rollout import RolloutConfig
-from harness.config.task import ChainConfig, TaskConfig, TextConfig
+from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
 
@@ -75,7 +75,7 @@ class Config(Strict):
             return
         if self.warmstart is None:
             raise ValueError("warmstart is missing: model=qwen3 has random weights")
-        if isinstance(self.task, TextConfig):
+        if isinstance(self.task, TextConfig | ArithmeticConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for key, width in self.model.widths.items():
             if self.rollout.precision.weights == "nvfp4" and width % 16:

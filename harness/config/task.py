@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -67,12 +67,57 @@ class TextConfig(Strict):
         return self
 
 
+class ArithmeticConfig(Strict):
+    """Generated sums in the chat template, see harness/tasks/arithmetic.py. It needs no file."""
+
+    name: Literal["arithmetic"]
+    """The task."""
+    operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
+    """Operators between the numbers, drawn with equal probability."""
+    digits: Annotated[int, Field(gt=0, le=100)]
+    """Most digits of a number."""
+    terms: Annotated[int, Field(ge=2, le=100)]
+    """Numbers in a prompt."""
+    train: Count
+    """Prompts for RL, all different, the same for every seed of a run."""
+    held_out: Count
+    """Prompts for evaluation, different from those for RL."""
+    instruction: str
+    """Put after each prompt."""
+    max_prompt: Count
+    """Longest prompt, in tokens."""
+    answer_length: Count
+    """Longest response, in tokens."""
+
+    prompt: ClassVar[str] = "prompt"  # these four are what a TextConfig leaves to its user
+    verifier: ClassVar[str] = "arithmetic"
+    chat: ClassVar[bool] = True
+    long_prompts: ClassVar[str] = "drop"
+
+    @model_validator(mode="after")
+    def _enough(self) -> ArithmeticConfig:
+        operators = len(set(self.operators))
+        there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
+        if (wanted := self.train + self.held_out) > there // 2:
+            raise ValueError(
+                f"train and task.held_out: {wanted} different prompts are more than half of the {there} there are; "
+                "lower them, or raise task.digits or task.terms"
+            )
+        return self
+
+
+_TAGS = {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>"}
+
+
 def _tag(value: Any) -> str:
-    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>"}.get(name_of(value) or "", "<plugin>")
+    return _TAGS.get(name_of(value) or "", "<plugin>")
 
 
 TaskConfig = Annotated[
-    Annotated[ChainConfig, Tag("<chain>")] | Annotated[TextConfig, Tag("<text>")] | Annotated[PluginConfig, Tag("<plugin>")],
+    Annotated[ChainConfig, Tag("<chain>")]
+    | Annotated[TextConfig, Tag("<text>")]
+    | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
+    | Annotated[PluginConfig, Tag("<plugin>")],
     Discriminator(_tag),
 ]
 """The section `task`, told apart by its name."""

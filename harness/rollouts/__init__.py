@@ -55,7 +55,7 @@ class RolloutEngine(ABC):
         """One response per row. prompts [B, P] int64, PAD on the left of shorter ones; uniforms [B, T] in [0, 1) are all the
         randomness there is."""
 
-    def rest(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
+    def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
         """Lend device memory to the actor; the next `load_weights` takes it back, and comes before the next `generate`."""
 
     @abstractmethod

@@ -8,11 +8,11 @@ import sys
 import pytest
 import yaml
 
-from faultline.import_config import import_config
-from harness.build import check
+from faultline.tools.import_config import import_config
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.validate import check
 from tests.faultline.expected import NONE, correction, keep, weight
 
 SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)
@@ -295,7 +295,7 @@ def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_pa
     good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
     code = """
 import sys
-from faultline.tools import main
+from faultline.cli import main
 try:
     main()
 finally:
