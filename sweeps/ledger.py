@@ -54,7 +54,7 @@ class Sweep:
         try:
             config = Config.model_validate(self.folder(run).read("config.json"))
         except ValidationError as error:
-            problems = "; ".join(explain(problem) for problem in error.errors()[:3])
+            problems = "; ".join(explain(dict(problem)) for problem in error.errors()[:3])
             raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {problems}") from None
         place = self.path.resolve()
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})

@@ -39,7 +39,8 @@ class Slurm:
         partitions = ask("sinfo", "-h", "-o", "%R").split()
         if options.partition and (unknown := set(options.partition.split(",")) - set(partitions)):
             raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
-        self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
+        limit = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))
+        self.limit = int(limit[1]) if limit else 1001  # Slurm's default
 
     def prepare(self, sweep: Sweep) -> dict[str, Any]:
         """Take the snapshot of the code; see `Executor`. Raises UserError if hydra.launcher.code must be chosen."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from pydantic import Field, ValidationError, model_validator
 
 from harness.compose import compose
@@ -101,10 +101,12 @@ class Spec(Strict):
 
     @model_validator(mode="after")
     def _sectioned(self) -> Spec:
-        if self.sections and (len(self.space) != 1 or not isinstance(next(iter(self.space.values())), Range)):
-            raise ValueError("sections: cuts one range; space must hold one, and no list")
-        if self.sections and next(iter(self.space.values())).scale == "linear":
-            raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
+        if self.sections:
+            axis = next(iter(self.space.values()), None)
+            if len(self.space) != 1 or not isinstance(axis, Range):
+                raise ValueError("sections: cuts one range; space must hold one, and no list")
+            if axis.scale == "linear":
+                raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
         accepted = [field.name for field in fields(SlurmOptions)]
         for key in self.launcher:
             if key not in accepted:
@@ -112,7 +114,7 @@ class Spec(Strict):
         return self
 
     @property
-    def distributions(self) -> dict[str, BaseDistribution]:
+    def distributions(self) -> dict[str, FloatDistribution | CategoricalDistribution]:
         """Optuna's distribution of each of its parameters."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)

@@ -35,7 +35,7 @@ RENAMED = {
 }
 
 
-def recognises(keys: dict) -> bool:
+def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are those of a verl config."""
     caps = tuple(cap.removeprefix("actor.") for cap in CAPS)
     return any(key.startswith((*PREFIXES, "actor.", *BARE)) or key in caps for key in keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,10 +107,10 @@ class Family(NamedTuple):
     def at(self, c: float) -> Correction:
         """The correction with bound C, as a config has it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
-        bounds = {"lower": None if lower == -np.inf else lower, "upper": upper}
+        settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
-            return Correction(reject={self.name: Reject(self.level, self.statistic, **bounds)})
-        return Correction(weight=Weight(self.level, self.action, **bounds))
+            return Correction(reject={self.name: Reject(statistic=self.statistic, **settings)})
+        return Correction(weight=Weight(action=self.action, **settings))
 
     def units(self, tokens: Tokens) -> Units:
         """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
