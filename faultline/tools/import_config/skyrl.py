@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from faultline.tools.import_config.translation import Source, Translation, unusable
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
@@ -19,7 +22,7 @@ RENAMED = {
 }
 
 
-def recognises(keys: dict) -> bool:
+def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are those of a SkyRL config."""
     return any(key.startswith(PREFIXES) or key in BARE for key in keys)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from algos.corrections import spec
 from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
