@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from harness.config import Config
@@ -203,6 +203,7 @@ class Controller:
             if isinstance(distribution, CategoricalDistribution):
                 ends = distribution.choices
             else:
+                assert isinstance(distribution, FloatDistribution)
                 ends = (distribution.low, distribution.high)
             corners = [{**corner, name: end} for corner in corners for end in ends]
         for corner in corners:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from pydantic import Field, ValidationError, model_validator
 
 from harness.compose import compose
@@ -114,7 +114,7 @@ class Spec(Strict):
         return self
 
     @property
-    def distributions(self) -> dict[str, FloatDistribution | CategoricalDistribution]:
+    def distributions(self) -> dict[str, BaseDistribution]:
         """Optuna's distribution of each of its parameters."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)

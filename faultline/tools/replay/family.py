@@ -109,24 +109,24 @@ class Family(NamedTuple):
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
-            return Correction(reject={self.name: Reject(statistic=self.statistic, **settings)})
-        return Correction(weight=Weight(action=self.action, **settings))
+            return Correction(reject={self.name: Reject(**settings | {"statistic": self.statistic})})
+        return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: Tokens) -> Units:
         """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
-        values = tokens.statistic(self.statistic)
-        if self.level == "token":
-            size, row = np.ones(len(values)), tokens.row
-        elif self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
+        values: np.ndarray = tokens.statistic(self.statistic)
+        size: np.ndarray = np.ones(len(values))
+        row: np.ndarray = tokens.row
+        if self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
             values = by_row(np.maximum, np.abs(values), tokens.row)
             row = np.flatnonzero(tokens.count)
             size = tokens.count[row].astype(np.float64)
-        else:
+        elif self.level != "token":
             group, row = tokens.groups(self.level.startswith("segment"))
-            size = np.bincount(group, minlength=len(row))
+            size = np.bincount(group, minlength=len(row)).astype(np.float64)
             present = size > 0
             values = np.bincount(group, weights=values, minlength=len(row))[present]
-            size, row = size[present].astype(np.float64), row[present]
+            size, row = size[present], row[present]
             if self.level in ("geometric", "segment_geometric"):
                 values = values / size
         return Units(bounded_exp(values) if self.statistic == "ratio" else values, size, row)
