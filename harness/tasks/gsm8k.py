@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
@@ -25,8 +25,8 @@ class Gsm8k(Jsonl):
             table = pd.read_parquet(hf_hub_download("openai/gsm8k", SPLITS[split], repo_type="dataset"))
             return [{str(key): value for key, value in record.items()} for record in table.to_dict("records")]
         except Exception as error:
-            first = str(error).splitlines()[0]
-            raise UserError(f"task=gsm8k: openai/gsm8k cannot be loaded from the hub ({first}); set task.path") from None
+            why = first_line(error)
+            raise UserError(f"task=gsm8k: openai/gsm8k cannot be loaded from the hub ({why}); set task.path") from None
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
