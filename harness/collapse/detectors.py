@@ -167,8 +167,7 @@ class Distribution:
             return None
         if self.first <= step <= self.last:
             s["reference"] = [*s["reference"], k3]
-        known = step > self.last and s["reference"]
-        far = known and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
+        far = step > self.last and s["reference"] and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
         s["low"] = [*s["low"], step] if metrics["mismatch/ess_sequence"] < self.ess else []
         s["far"] = [*s["far"], step] if far else []
         for steps, cause in (

@@ -115,6 +115,6 @@ class Tracker:
 
 def _record(config: dict[str, Any], folder: Path) -> str:
     """Config and provenance as JSON, since W&B drops keys that hold nothing; a short hash stands for uncommitted changes."""
-    made = (folder / "provenance.json").exists()
-    processes = RunFolder(folder).read("provenance.json")["processes"] if made else []
+    recorded = (folder / "provenance.json").exists()
+    processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})

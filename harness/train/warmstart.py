@@ -59,10 +59,10 @@ def start(config: Config, task: Task) -> Start:
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
-    made = warm_start(config, task)
+    warm = warm_start(config, task)
     net = build(policy_config(config.model, task), config.seed)
-    net.load_state_dict(made.state)
-    return Start(net, made.train, made.held_out)
+    net.load_state_dict(warm.state)
+    return Start(net, warm.train, warm.held_out)
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
