@@ -11,11 +11,11 @@ from algos.corrections.spec import Correction, Weight
 from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.objective import Objective
 from algos.reductions import Counts
-from faultline.gradient.enumerable import _scores, exact_table
-from faultline.gradient.estimate import Grams
-from faultline.gradient.methods import EXACT, Method, coefficients, load_loss, methods
-from faultline.gradient.page import answer
-from faultline.gradient.progress import Progress
+from faultline.tools.gradient.enumerable import _scores, exact_table
+from faultline.tools.gradient.estimate import Grams
+from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
+from faultline.tools.gradient.page import answer
+from faultline.tools.gradient.progress import Progress
 from harness.errors import UserError
 
 
@@ -55,6 +55,7 @@ def test_without_mismatch_every_method_is_the_truth():
     assert (table.bias < 1e-12).all() and np.allclose(table.cosine, 1) and np.ptp(table.sd) < 1e-12
 
 
+@pytest.mark.slow
 def test_sd_and_rmse_by_simulation(exact):
     """The exact sd of one response is that of responses drawn from μ: 200,000 draws give it to 1 %."""
     space = EnumerablePolicy.of(3, 4)

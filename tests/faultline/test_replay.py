@@ -9,18 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.diagnostics.correction import applied
 from algos.diagnostics.mismatch import mismatch
-from faultline.replay.collect import collect
-from faultline.replay.effect import padded
-from faultline.replay.presets import FOLDER, presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.effect import padded
+from faultline.tools.replay.presets import FOLDER, presets
+from faultline.tools.replay.sources import Dump
 from harness.build import build_objective
+from harness.compose import compose
 from harness.config import parse
 from harness.dumps import files
 from harness.errors import UserError
@@ -29,8 +28,7 @@ from tests.faultline.replay_cases import random_columns
 
 @functools.cache
 def config(preset):
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return parse(OmegaConf.to_container(compose("config", [f"correction={preset}"]), resolve=True))
+    return parse(compose(f"correction={preset}"))
 
 
 @pytest.mark.parametrize("name", presets())
@@ -207,10 +205,11 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     files.write(tmp_path / "d" / "step-7.parquet", random_columns())
     files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))
-    command = [sys.executable, "-m", "faultline.tools", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
+    command = [sys.executable, "-m", "faultline", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
     done = subprocess.run([*command, "--corrections", "icepop,verl/decoupled_token_is"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "icepop" in done.stdout and "K3" in done.stdout and "false rejections" in done.stdout

@@ -6,9 +6,9 @@ from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-from faultline.replay.collect import collect
-from faultline.replay.presets import presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
 from tests.oracles.comparing import batch
 from tests.oracles.verl_cases import PRESETS
 

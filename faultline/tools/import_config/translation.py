@@ -1,0 +1,199 @@
+"""What the importers share: the keys of the other program, each of them taken or named, and the resulting config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, overload
+
+import yaml
+
+from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
+from harness.errors import UserError
+
+UNREACHED = 4.85e8
+"""e²⁰, the largest ratio ever computed: a truncation there has no effect."""
+
+
+class Source:
+    """The keys of a config, under short names. What nobody has taken is named at the end."""
+
+    def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
+        self._values: dict[str, tuple[str, Any]] = {}
+        for key, value in flat.items():
+            short = shorten(key)
+            if short in self._values and self._values[short][1] != value:
+                raise UserError(f"{key}={value} contradicts {self._values[short][0]}={self._values[short][1]}; remove one")
+            self._values[short] = (key, value)
+        self._taken: set[str] = set()
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the names is set, false included."""
+        return any(self._values.get(name, ("", None))[1] is not None for name in names)
+
+    def take(self, *names: str, default: Any = None) -> Any:
+        """The value under the first of `names` that is set; all of them count as taken.
+
+        Raises UserError on a list, and on an interpolation that is not resolved.
+        """
+        self._taken.update(names)
+        value = next((self._values[name][1] for name in names if self.has(name)), default)
+        if isinstance(value, list | dict):
+            raise UserError(f"{self.key(*names)}={value}: must be a single value")
+        if isinstance(value, str) and "${" in value:
+            raise UserError(f"{self.key(*names)}={value}: resolve the config first; with Hydra, --cfg job --resolve prints it so")
+        return value
+
+    @overload
+    def number(self, *names: str, default: float) -> float: ...
+    @overload
+    def number(self, *names: str, default: None = None) -> float | None: ...
+    def number(self, *names: str, default: float | None = None) -> float | None:
+        """Likewise, a number. Raises UserError naming the key otherwise."""
+        value = self.take(*names, default=default)
+        return None if value is None else as_number(self.key(*names), value)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """Likewise, true or false."""
+        value = self.take(*names, default=default)
+        if not isinstance(value, bool):
+            raise UserError(f"{self.key(*names)}={value!r}: must be true or false")
+        return value
+
+    def key(self, *names: str) -> str:
+        """The file's spelling of the first of `names` that it has."""
+        return next((self._values[name][0] for name in names if name in self._values), names[0])
+
+    def left(self) -> list[str]:
+        """key=value of everything that was set and not taken."""
+        kept = (self._values[short] for short in self._values if short not in self._taken)
+        return [f"{key}={value}" for key, value in kept if value is not None]
+
+
+class Translation:
+    """An experiment file in the making: options of config groups, values, and what a reader must know."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+        self.ratio: RatioNumerator = "old"
+        self.weight = Weight()
+        self.reject: dict[str, Reject | Plugin] = {}
+        self.normalize: Normalize = "none"
+        self.denominator: Denominator = "original"
+        self.notes: list[str] = []
+        self.lost: list[str] = []
+
+    def loss(self, name: str, **params: Any) -> None:
+        """Choose a loss with its parameters."""
+        self.options["loss"] = name
+        if params:
+            self.values["loss"] = params
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a dotted key, unless there is nothing to set."""
+        if value is None:
+            return
+        *groups, last = key.split(".")
+        place = self.values
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+
+    def sampling(self, source: Source, top_p: str, top_k: str) -> None:
+        """Set the nucleus and the top k; −1 there and 0 here are all tokens."""
+        k = source.number(top_k)
+        self.set("rollout.top_p", source.number(top_p))
+        self.set("rollout.top_k", None if k is None else max(k, 0))
+
+    def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
+        """Choose the option of `group` for the value of `key`, or name it as lost. An unset key chooses nothing."""
+        value = source.take(key)
+        if value in options:
+            self.options[group] = options[value]
+        elif value is not None:
+            self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
+
+    def kl(self, kind: str, coef: float, source: str) -> None:
+        """Add a KL term to the loss: `kind` is k1, k2, k3, k3_unbiased or abs, or one of them with verl's "+"; 0 is none."""
+        value = kind.removesuffix("+")
+        if coef == 0:
+            return
+        if value not in ("k1", "k2", "k3", "k3_unbiased", "abs") or coef < 0:
+            self.lost.append(f"{source}: no such KL term here")
+            return
+        self.options["kl"] = ("k3_k2" if value == "k3" else "k2") if kind.endswith("+") else value
+        self.values["kl"] = {"coef": coef}
+        if kind in ("k1+", "abs+"):
+            self.notes.append(f"{source}: of the value {value} and the gradient of k2; here the value is k2's too")
+        if kind == "k1":
+            self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
+
+    def no_kl_in_reward(self, key: str) -> None:
+        """Name `key` as lost."""
+        self.lost.append(f"{key}=True: no run takes a KL penalty in its reward; kl=… is a term of the loss")
+
+    def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
+        """Set the weight. Bounds of 0 and ∞ are none here. Raises UserError where no weight of this algebra is the same."""
+        lower = lower or None
+        if lower is None and (action == "clip" or upper == math.inf):
+            action = "truncate"
+        if upper == math.inf:
+            upper = UNREACHED if action == "truncate" else None
+        settings: dict[str, Any] = {"level": level, "action": action, "lower": lower, "upper": upper}  # Weight checks them
+        try:
+            self.weight = Weight(**settings)
+        except ValueError as error:
+            unusable(source, str(error))
+
+    def filter(self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None,
+               when: str = "all") -> None:
+        """Add a filter. Bounds of 0 and ∞ on a ratio are none here. Raises UserError where no filter here is the same."""
+        if statistic == "ratio":
+            lower, upper = lower or None, None if upper == math.inf else upper
+        settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
+        try:
+            self.reject[name] = Reject(**settings)
+        except ValueError as error:
+            unusable(source, str(error))
+
+    def render(self, title: str, left: list[str]) -> str:
+        """The experiment file."""
+        denominator: Denominator = self.denominator if self.reject else "original"
+        normalize: Normalize = self.normalize if self.weight.level else "none"
+        ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
+        correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
+        values = self.values | {"correction": _plain(correction)}
+        lines = ["# @package _global_", f"# {title}, translated. Save it as DIR/experiment/NAME.yaml and run",
+                 "#   python -m experiments.train --config-dir DIR +experiment=NAME"]
+        lines += [f"# note: {note}" for note in self.notes]
+        lines += [f"# not translated: {line}" for line in self.lost + left]
+        lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
+        lines += ["  - override /correction: none"]
+        return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)
+
+
+def unusable(setting: str, reason: str) -> NoReturn:
+    """Raise UserError: without this part of the correction the file would look translated and train without it."""
+    raise UserError(f"{setting}: {reason}; or remove it to translate the rest without it")
+
+
+def as_number(key: str, value: Any) -> float:
+    """`value` as a number, a text such as 1e-4 included. Raises UserError naming `key`."""
+    try:
+        if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
+            raise ValueError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{key}={value!r}: must be a number") from None
+    return int(number) if number.is_integer() and not isinstance(value, float) else number
+
+
+def _plain(correction: Correction) -> dict[str, Any]:
+    return {
+        "ratio": correction.ratio,
+        "weight": dict(vars(correction.weight)),
+        "reject": {name: dict(vars(filter_)) for name, filter_ in correction.reject.items()},
+        "normalize": correction.normalize,
+        "denominator": correction.denominator,
+    }

@@ -1,0 +1,295 @@
+"""Dumps of other programs as tables of `harness.dumps.schema`, one reader per file type; docs/replay.md says how each is made.
+
+.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch, read
+without running anything that the pickle names. .pt: a dictionary of tensors with verl's or TRL's names, read by
+`torch.load(weights_only=True)`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from harness.dumps.files import tabulate
+from harness.dumps.schema import COLUMNS, LOGPS, Problem
+from harness.errors import UserError, first_line
+
+LINES = 4096
+"""Lines of a JSONL file that become one table."""
+
+PRIME_RL = {
+    "step": "step",
+    "tokens": "token_ids",
+    "mask": "loss_mask",
+    "logp_rollout": "inference_logprobs",
+    "logp_old": "trainer_logprobs",
+    "advantages": "advantages",
+}
+VERL = {
+    "tokens": "responses",
+    "mask": "response_mask",
+    "logp_rollout": "rollout_log_probs",
+    "logp_old": "old_log_probs",
+    "advantages": "advantages",
+    "scores": "token_level_scores",
+}
+TRL = {
+    "tokens": "completion_ids",
+    "mask": "completion_mask",
+    "logp_rollout": "sampling_per_token_logps",
+    "logp_old": "old_per_token_logps",
+    "advantages": "advantages",
+    "tool_mask": "tool_mask",
+}
+SKYRL = {
+    "tokens": "sequences",
+    "mask": "loss_mask",
+    "logp_rollout": "rollout_logprobs",
+    "logp_old": "action_log_probs",
+    "advantages": "advantages",
+}
+"""Our column -> theirs."""
+
+NOT_READ = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+)
+"""What a truncated or foreign pickle raises: it may name anything anywhere."""
+UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+"""What pyarrow raises on a value that is none of the type."""
+
+Columns = dict[str, np.ndarray]
+"""Padded arrays by column, [B, T] per token and [B] per response; the mask as the file has it."""
+
+
+class _BadLine(Exception):
+    """A line of JSON that is no row; args: the column at fault, and what is wrong."""
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
+    """Tables of at most LINES rows with the problems that only the text shows; such a row is all null in its table."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        start = 0
+        while lines := list(itertools.islice(file, LINES)):
+            rows, problems = [], []
+            for number, line in enumerate(lines):
+                try:
+                    rows.append(_json_row(path, line))
+                except _BadLine as error:
+                    rows.append({})
+                    problems.append(Problem(number, *error.args))
+            yield _tabulate_rows(rows, problems), problems
+            start += len(lines)
+
+
+def read_skyrl(path: Path) -> Columns:
+    """SkyRL `trainer.dump_data_batch=true`: export_path/dumped_data/global_step_<n>_training_input.pkl."""
+    try:
+        state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
+        theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
+        if "sequences" in theirs and "loss_mask" in theirs:  # prompt and response; the masks are of the response
+            theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
+        pad = (state.get("metadata") or {}).get("pad_size", 0)
+    except NOT_READ as error:
+        first = first_line(error)
+        raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({first}); set trainer.dump_data_batch=true") from None
+    columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
+    rows = len(columns["mask"]) - (pad if isinstance(pad, int) else 0)  # SkyRL repeats responses to fill its workers
+    return {name: values[:rows] for name, values in columns.items()}
+
+
+def read_tensors(path: Path) -> Columns:
+    """A dictionary of [B, T] tensors, written by torch.save, with the names of verl's DataProto.batch or of TRL's inputs."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except NOT_READ as error:
+        first = first_line(error)
+        raise UserError(f"{path}: not a plain dictionary of tensors ({first}); write it as docs/replay.md says") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path}: holds a {type(loaded).__name__}; save a dictionary of tensors, as docs/replay.md says")
+    theirs = {}
+    for name, value in loaded.items():
+        if isinstance(value, torch.Tensor):
+            try:
+                theirs[str(name)] = _array(value)
+            except (RuntimeError, TypeError) as error:
+                raise UserError(f"{path}: {name} is no plain tensor ({first_line(error)}); save its to_dense()") from None
+    if "old_log_probs" in theirs or "rollout_log_probs" in theirs:
+        columns = _renamed(path, theirs, VERL, "verl's", "set actor_rollout_ref.rollout.calculate_log_probs=True")
+        if "scores" in columns:
+            columns["reward"] = columns.pop("scores").sum(1)
+    else:
+        columns = _renamed(path, theirs, TRL, "TRL's", "vllm_importance_sampling_correction=True computes both")
+        if "tool_mask" in columns:
+            tool = columns.pop("tool_mask")
+            columns["mask"] = np.where(tool == 1, columns["mask"], tool)
+    return columns
+
+
+def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
+    """Padded arrays of one training batch as a table, with the rows whose mask is not one; the step is the number after `step`
+    in the file's name, else the last one."""
+    mask, shape = columns["mask"], columns["mask"].shape
+    problems = [
+        Problem(int(row), "mask", f"{mask[row, token]} at token {token} is neither 0 nor 1")
+        for row, token in _first_of_rows(~np.isin(mask, (0, 1)))
+    ]
+    columns = columns | {"mask": mask.astype(bool)}
+    numbers = re.findall(r"step[-_]?(\d+)", path.stem) or re.findall(r"\d+", path.stem)
+    if numbers:
+        columns["step"] = np.full(shape[0], int(numbers[-1]))
+    try:
+        return tabulate(columns), problems
+    except (pa.ArrowException, OverflowError) as error:
+        raise UserError(f"{path}: {first_line(error)}; docs/dumps.md lists what a column holds") from None
+
+
+def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(row, place) of the first True of each row that has any."""
+    rows = np.flatnonzero(bad.any(1))
+    yield from zip(rows, bad[rows].argmax(1), strict=True)
+
+
+def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, remedy: str) -> Columns:
+    needed = [names[column] for column in ("mask", "logp_rollout", "logp_old")]
+    if missing := [name for name in needed if name not in theirs]:
+        raise UserError(f"{path}: {whose} {', '.join(missing)} missing (found {', '.join(theirs) or 'no tensor'}); {remedy}")
+    shape = theirs[names["mask"]].shape
+    if len(shape) != 2 or 0 in shape:
+        raise UserError(f"{path}: {names['mask']} has shape {list(shape)}; save [responses, tokens] of a whole batch")
+    columns = {}
+    for ours, name in names.items():
+        if name not in theirs:
+            continue
+        values = theirs[name]
+        if ours == "advantages" and values.shape == shape[:1]:  # one per response, as TRL has it
+            values = np.broadcast_to(values[:, None], shape)
+        if values.shape != shape:
+            raise UserError(
+                f"{path}: {name} has shape {list(values.shape)}, {names['mask']} {list(shape)}; save both of one batch"
+            )
+        kinds, what = ("f", "floats") if ours in LOGPS else ("iu", "integers") if ours == "tokens" else ("biuf", "real numbers")
+        if values.dtype.kind not in kinds:
+            raise UserError(f"{path}: {name} holds {values.dtype}; save it as {what}")
+        columns[ours] = values
+    return columns
+
+
+def _json_row(path: Path, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadLine("the whole line", f"no JSON object ({error})") from None
+    if not isinstance(row, dict):
+        raise _BadLine("the whole line", "no JSON object (another JSON value)")
+    if "inference_logprobs" in row:
+        rewards = row.get("rewards") or []
+        if not isinstance(rewards, list):
+            raise _BadLine("rewards", f"{str(rewards)[:40]!r} is no list of one reward per token")
+        rewards = [reward for reward in rewards if reward is not None]
+        return {ours: row.get(theirs) for ours, theirs in PRIME_RL.items()} | {"reward": rewards[-1] if rewards else None}
+    if {"input", "output", "score"} <= row.keys() and "logp_rollout" not in row:
+        raise UserError(
+            f"{path}: this is verl's trainer.rollout_data_dir, which holds texts and scores but no log-probabilities; "
+            "docs/replay.md says which line saves them"
+        )
+    return {name: row[name] for name in COLUMNS if name in row}
+
+
+def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Table:
+    """Rows as a table; a value that does not fit its column becomes null and a problem."""
+    arrays = {}
+    for name in COLUMNS:
+        if any(name in row for row in rows):
+            kind, values = COLUMNS[name].type(pa.float64()), [row.get(name) for row in rows]
+            try:
+                arrays[name] = _typed(values, kind)
+            except UNFIT:
+                values = [_fitting(i, name, value, kind, problems) for i, value in enumerate(values)]
+                arrays[name] = pa.array(values, kind)
+    return pa.table(arrays or {"reward": pa.nulls(len(rows), pa.float64())})
+
+
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array of that type; raises one of UNFIT.
+
+    Told to make integers, pyarrow cuts 1.5 to 1: so it first finds the type itself.
+    """
+    if pa.types.is_integer(_inner(kind)):
+        array = pa.array(values)
+        if pa.types.is_floating(_inner(array.type)):
+            return array.cast(kind)
+    return pa.array(values, kind)
+
+
+def _inner(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_list(kind) else kind
+
+
+def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[Problem]) -> Any:
+    if name == "mask" and isinstance(value, list) and all(item in (0, 1) for item in value):
+        return [bool(item) for item in value]
+    try:
+        _typed([value], kind)
+        return value
+    except UNFIT:
+        problems.append(Problem(row, name, f"{str(value)[:40]!r} is no {kind}"))
+        return None
+
+
+class _Inert:
+    """Stands for every class and function that a pickle names: holds what it is given and does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """A list subclass would be filled by this."""
+
+    def extend(self, items: Any) -> None:
+        """Likewise."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """A dictionary subclass would be filled by this."""
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Reads SkyRL's batches and imports nothing: each name becomes inert but for the one that hands over the state."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("format", "numpy") in ("numpy", "torch")
+
+
+def _skyrl_array(value: dict[str, Any]) -> np.ndarray:
+    if value.get("format") == "torch":
+        return _array(torch.load(io.BytesIO(value["data"]), map_location="cpu", weights_only=True))
+    return np.frombuffer(value["data"], dtype=np.dtype(value["dtype"])).reshape(value["shape"])
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    known = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)  # to numpy
+    return (tensor if known else tensor.float()).detach().numpy()
