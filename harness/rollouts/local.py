@@ -1,4 +1,4 @@
-"""The embedded rollout engine: a Qwen3 that really computes in the named precision, with a static KV cache.
+"""The embedded rollout engine: Llama, Qwen2 or Qwen3 really computed in the named precision, with a static KV cache.
 
 Values are held in fp32 and rounded to the compute dtype after each operation that a 16-bit kernel would store: that is what
 fp32 accumulation with a 16-bit output gives, and on a CPU without 16-bit matrix units it is several times faster than native
@@ -14,24 +14,22 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PretrainedConfig, Qwen3Config
+from transformers import PretrainedConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES, device
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.rollouts.architecture import FUSED, describe
 from harness.seeding import generator
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
 """Per layer, keys and values, [L, B, H, D]: what has been filled is one block, so that a branch copies just that."""
+Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
+go on after it, None if all do)."""
 
-FUSED = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 WEIGHTS = (None, "fp8_tensor", "fp8_channel", "int8_channel", "nvfp4")
 ACTIVATIONS = (None, "fp8_token", "int8_token")
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
@@ -40,7 +38,7 @@ INT8_EXACT_WIDTH = 1040
 
 
 class LocalEngine(RolloutEngine):
-    """Batched sampling from a transformers Qwen3. See RolloutEngine; `score` walks the same path with given tokens.
+    """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
 
     noise: synthetic, to tell the size of a mismatch from its structure. Each weight w of the linear layers becomes
     w·(1 + noise·ε) before its cast, ε ~ N(0, 1), anew for each version.
@@ -48,8 +46,8 @@ class LocalEngine(RolloutEngine):
 
     def __init__(
         self,
-        config: Qwen3Config,
-        precision: Precision,
+        config: PretrainedConfig,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -64,14 +62,13 @@ class LocalEngine(RolloutEngine):
         self.kv_cast = KV_CASTS[kv_cache]
         self.version = -1
         self.device = device()
-        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self._cos, self._sin = self._rotary(config.max_position_embeddings)
-        self._eps = torch.tensor(config.rms_norm_eps, device=self.device)
+        self.shape = describe(config)
+        self.heads, self.kv_heads, self.head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        self._eps = torch.tensor(self.shape.eps, device=self.device)
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
-        if shape.model_type != "qwen3":
-            raise UserError(f"rollout.engine=local: computes Qwen3, not {shape.model_type}; use rollout/engine=vllm")
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
+        describe(shape)
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
@@ -79,102 +76,112 @@ class LocalEngine(RolloutEngine):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Cast the trainer's weights. Raises KeyError when one is missing."""
+        """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         if self.noise:
             given = {name: self._disturbed(name, w, version) for name, w in given.items()}
-        plain = {name: casts.round_to(w, self.compute) for name, w in given.items()}
-        self.embedding, self.norm = plain["embed_tokens.weight"], plain["norm.weight"]
-        self.head = plain.get("lm_head.weight", self.embedding).t().contiguous()
-        self.layers = []
-        for i in range(self.config.num_hidden_layers):
-            prefix = f"layers.{i}."
-            layer = {}
-            for key, parts in FUSED.items():
-                layer[key] = self._quantize(torch.cat([plain[f"{prefix}{part}.weight"] for part in parts]))
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                layer[norm] = plain[f"{prefix}{norm}.weight"]
-            # q and k are normalised and rotated in one go: one row of weights per head.
-            q, k = (plain[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
-            layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
-            self.layers.append(layer)
+
+        def plain(name: str) -> Tensor:
+            return casts.round_to(given.pop(name), self.compute)
+
+        self.embedding, self.norm = plain("embed_tokens.weight"), plain("norm.weight")
+        if self.shape.tied:
+            given.pop("lm_head.weight", None)  # a state dict names it too
+        self.head = (self.embedding if self.shape.tied else plain("lm_head.weight")).t().contiguous()
+        self.layers = [self._layer(f"layers.{i}.", plain) for i in range(self.shape.layers)]
+        if given:
+            raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
         self.version = version
+
+    def _layer(self, prefix: str, plain: Callable[[str], Tensor]) -> dict:
+        layer = {}
+        for key, parts in FUSED.items():
+            bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
+            layer[key] = (*self._quantize(torch.cat([plain(f"{prefix}{part}.weight") for part in parts])), bias)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            layer[norm] = plain(f"{prefix}{norm}.weight")
+        if self.shape.qk_norm:  # q and k are normalised in one go: one row of weights per head
+            q, k = (plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
+            layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
+        return layer
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
+        uniforms = uniforms.to(self.device, torch.float64)
 
-        def sample(prompts: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-            def pick(t: int, logp: Tensor, node: Tensor) -> Tensor:
-                cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
-                threshold = uniforms[:, t, None].to(cumulative) * cumulative[:, -1:]
-                return (cumulative <= threshold).sum(-1).clamp(max=logp.shape[-1] - 1)
+        def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
+            threshold = uniforms[rows, t, None] * cumulative[:, -1:]
+            drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
+            return drawn, self._unstopped(drawn)
 
-            return self._walk(prompts, uniforms.shape[1], pick)
-
-        tokens, logp = self._by_length(sample, prompts, uniforms)
-        after = self._after_stop(tokens)
-        return Rollout(tokens.masked_fill(after, PAD), logp.masked_fill(after, 0.0), torch.full_like(tokens, self.version))
+        tokens, logp = self._walk(prompts, uniforms.shape[1], pick)
+        return Rollout(tokens, logp, torch.full_like(tokens, self.version))
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
-        def most(prompts: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-            return self._walk(prompts, other.shape[1], lambda t, logp, node: logp.argmax(-1)[node])
+        def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            most = logp.argmax(-1)[node]
+            return most, self._unstopped(most)
 
-        tokens = self._by_length(most, prompts, torch.empty(len(prompts), length))[0]
-        return tokens.masked_fill(self._after_stop(tokens), PAD)
+        return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """log-probabilities [B, T] of given tokens along the path that `generate` takes: the same tree, so the same bits."""
+        """log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate`: the same tree, so the same bits."""
+        tokens = tokens.to(self.device)
+        present = tokens != PAD
+        ragged = not bool(present.all())
 
-        def given(prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            return self._walk(prompts, tokens.shape[1], lambda t, *_: tokens[:, t].clamp(min=0))
+        def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            going = present[rows, t + 1] if ragged and t + 1 < tokens.shape[1] else None
+            return tokens[rows, t].clamp(min=0), going
 
-        return self._by_length(given, prompts, tokens)[1]
+        return torch.where(present, self._walk(prompts, tokens.shape[1], pick)[1], 0.0)
 
-    def _after_stop(self, tokens: Tensor) -> Tensor:
-        stopped = torch.isin(tokens, self.stop)
-        return stopped.cumsum(-1) > stopped.long()
+    def _unstopped(self, tokens: Tensor) -> Tensor | None:
+        return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
-    def _by_length(self, walk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], prompts: Tensor, other: Tensor):
-        """`walk` on the rows whose prompts are of one length, padding taken off, for each length."""
-        lengths = (prompts != PAD).sum(1)
-        if bool((lengths == prompts.shape[1]).all()):
-            return walk(prompts, other)
-        tokens = torch.empty(other.shape, dtype=torch.int64, device=self.device)
-        logp = torch.empty(other.shape, device=self.device)
-        for length in lengths.unique().tolist():
-            rows = lengths == length
-            tokens[rows], logp[rows] = walk(prompts[rows, -length:], other[rows])
-        return tokens, logp
-
-    def _walk(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _walk(self, prompts: Tensor, length: int, pick: Pick) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            tokens, logp = self._decode(prompts, length, pick)
+            tokens, logp = self._decode(prompts.to(self.device), length, pick)
         return tokens.clone(), logp.clone()  # ordinary tensors again, which autograd may save
 
-    def _decode(self, prompts: Tensor, length: int, pick: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes."""
+    def _decode(self, prompts: Tensor, length: int, pick: Pick) -> tuple[Tensor, Tensor]:
+        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row.
+
+        Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes.
+        """
+        prompts = prompts[:, (prompts != PAD).any(0)]
         start = prompts.shape[1]
         if start + length > self.config.max_position_embeddings:
             raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
-        prompts = prompts.to(self.device)
+        self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(start + length))
         first = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         first[1:] = (prompts[1:] != prompts[:-1]).any(1)
-        roots, node = prompts[first], first.cumsum(0) - 1  # node [B]: where in the tree a row stands
+        roots = prompts[first]
+        padding = (roots == PAD).sum(1)
+        padding = padding if bool(padding.any()) else None
         cache = self._allocate(len(roots), start + length)
-        logits = self._forward(roots, 0, cache)
-        tokens = torch.empty(len(prompts), length, dtype=torch.int64, device=self.device)
-        chosen = torch.empty(len(prompts), length, device=self.device)
+        logits = self._forward(roots.clamp(min=0), 0, cache, padding)
+        tokens = torch.full((len(prompts), length), PAD, device=self.device)
+        chosen = torch.zeros(len(prompts), length, device=self.device)
+        rows = torch.arange(len(prompts), device=self.device)  # that go on
+        node = first.cumsum(0) - 1  # where in the tree each of them stands
         for t in range(length):
             logp = self._kept(logits / self.temperature).log_softmax(-1)
-            tokens[:, t] = pick(t, logp, node)
-            chosen[:, t] = logp[node, tokens[:, t]]
-            if t + 1 < length:
-                vocabulary = logp.shape[-1]
-                children, node = (node * vocabulary + tokens[:, t]).unique(return_inverse=True)
-                if len(children) > len(logp):  # as many children as nodes: one each, and in order
-                    cache = self._branch(cache, children // vocabulary, start + t)
-                logits = self._forward((children % vocabulary)[:, None], start + t, cache)
+            drawn, going = pick(t, logp, node, rows)
+            tokens[rows, t], chosen[rows, t] = drawn, logp[node, drawn]
+            if going is not None:
+                rows, node, drawn = rows[going], node[going], drawn[going]
+            if t + 1 == length or not len(rows):
+                break
+            vocabulary = logp.shape[-1]
+            children, node = (node * vocabulary + drawn).unique(return_inverse=True)
+            parents = children // vocabulary
+            if not torch.equal(parents, torch.arange(len(logp), device=self.device)):
+                cache = self._branch(cache, parents, start + t)
+                padding = None if padding is None else padding[parents]
+            logits = self._forward((children % vocabulary)[:, None], start + t, cache, padding)
         return tokens, chosen
 
     def _kept(self, logits: Tensor) -> Tensor:
@@ -189,31 +196,53 @@ class LocalEngine(RolloutEngine):
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Every child starts with its parent's keys and values."""
+        """Every child starts with its parent's keys and values; those of a node without children are given up."""
         grown = self._allocate(len(parents), len(cache[0][0]))
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
                 torch.index_select(source[:filled], 1, parents, out=target[:filled])
         return grown
 
-    def _forward(self, tokens: Tensor, at: int, cache: Cache) -> Tensor:
-        """Logits [B, V] after the last of `tokens` [B, n], which stand at positions at..at+n−1 and enter the cache."""
+    def _forward(self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None) -> Tensor:
+        """Logits [B, V] after the last of `tokens` [B, n], which enter the cache at places at..at+n−1.
+
+        padding [B]: how many of the first places of a row hold nothing; its positions are counted after them. None: none.
+        """
         rows, n = tokens.shape
-        turn = self._cos[at : at + n], self._sin[at : at + n]
+        turn = self._turn(at, n, padding)
+        hidden = self._hidden(at, n, padding)
         h = self.embedding[tokens.flatten()]  # [B·n, hidden] from here on: matrix products take two dimensions fastest
         for layer, part in zip(self.layers, cache, strict=True):
-            h = self._round(h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn))
+            h = self._round(h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn, hidden))
             gate, up = self._linear(self._rms(h, layer["post_attention_layernorm"]), layer["gate_up"]).chunk(2, -1)
             h = self._round(h + self._linear(self._round(self._round(F.silu(gate)).mul_(up)), layer["down"]))
         return self._round(self._rms(h.view(rows, n, -1)[:, -1], self.norm) @ self.head)
 
-    def _attention(
-        self, layer: dict, cache: tuple[Tensor, Tensor], x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Rotary tables of these places: [n, 1, D], or [B, n, 1, D] where rows begin at different places."""
+        if padding is None:
+            return self._cos[at : at + n], self._sin[at : at + n]
+        positions = (torch.arange(at, at + n, device=self.device) - padding[:, None]).clamp(min=0)
+        return self._cos[positions], self._sin[positions]
+
+    def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
+        """What a query does not see, [1 or B, 1, L, groups·n]: later places, and those before its row begins."""
+        groups = self.heads // self.kv_heads
+        later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
+        if padding is None:
+            return None if n == 1 else later.repeat(1, groups)[None, None]
+        places = torch.arange(at + n, device=self.device)[:, None]
+        # A place of padding sees itself, so that its unread result is a number: NaN in the cache would spread.
+        empty = (places < padding[:, None, None]) & (places != places[at:, 0])
+        return (later | empty).repeat(1, 1, groups)[:, None]
+
+    def _attention(self, layer: dict, cache: tuple[Tensor, Tensor], x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor],
+                   hidden: Tensor | None) -> Tensor:
         n, groups = x.shape[0] // rows, self.heads // self.kv_heads
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
-        q, k = self._rotate(self._rms(qk, layer["qk_norm"]), *turn).split([self.heads, self.kv_heads], dim=2)
+        qk = self._rms(qk, layer["qk_norm"]) if self.shape.qk_norm else qk
+        q, k = self._rotate(qk, *turn).split([self.heads, self.kv_heads], dim=2)
         if self.kv_cast:  # scale 1, as vLLM stores an uncalibrated FP8 cache
             k, v = self.kv_cast(k), self.kv_cast(v)
         keys, values = cache
@@ -224,9 +253,8 @@ class LocalEngine(RolloutEngine):
         q = q.mul(self.head_dim**-0.5).view(rows, n, self.kv_heads, groups, self.head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
         scores = keys.transpose(0, 1).bmm(q.transpose(1, 2))  # [B·H, L, groups·n]
-        if n > 1:
-            hidden = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1).repeat(1, groups)
-            scores.masked_fill_(hidden, -torch.inf)
+        if hidden is not None:
+            scores.view(rows, self.kv_heads, *scores.shape[1:]).masked_fill_(hidden, -torch.inf)
         # As flash attention does: exponentials in the compute dtype meet V, their sum in fp32 divides last.
         weights = scores.sub_(scores.amax(1, keepdim=True)).exp_()
         out = self._round(weights).transpose(1, 2).bmm(values.transpose(0, 1)).div_(weights.sum(1)[..., None])
@@ -234,19 +262,19 @@ class LocalEngine(RolloutEngine):
         out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
         return self._linear(out.reshape(rows * n, -1), layer["o"])
 
-    def _linear(self, x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
-        codes, scale = weight
+    def _linear(self, x: Tensor, weight: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
+        codes, scale, bias = weight
         if self.precision.activations is None:
             y = x @ codes
-            return self._round(y if scale is None else y * scale)
-        if self.precision.activations == "fp8_token":
+        elif self.precision.activations == "fp8_token":
             x, x_scale = casts.quantize_fp8(x, -1)
-            y = x @ codes
+            y, scale = x @ codes, x_scale * scale
         else:
             x, x_scale = casts.quantize_int8(x, -1)
             exact = torch.float32 if x.shape[-1] <= INT8_EXACT_WIDTH else torch.float64
-            y = (x.to(exact) @ codes.to(exact)).float()
-        return self._round(y.mul_(x_scale * scale))
+            y, scale = (x.to(exact) @ codes.to(exact)).float(), x_scale * scale
+        y = y if scale is None else y.mul_(scale)
+        return self._round(y if bias is None else y.add_(bias))
 
     def _disturbed(self, name: str, weight: Tensor, version: int) -> Tensor:
         if not name.endswith("_proj.weight"):
@@ -279,13 +307,6 @@ class LocalEngine(RolloutEngine):
         half = self.head_dim // 2
         turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)  # its sign is in the sine
         return self._round(torch.addcmul(x * cos, turned, sin))
-
-    def _rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        theta = self.config.rope_parameters["rope_theta"]
-        inverse = theta ** -(torch.arange(0, self.head_dim, 2, device=self.device, dtype=torch.float32) / self.head_dim)
-        angles = torch.arange(positions, device=self.device, dtype=torch.float32)[:, None, None] * inverse
-        cos, sin = self._round(angles.cos()), self._round(angles.sin())
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def _allocate(self, rows: int, length: int) -> Cache:
         shape = (length, rows, self.kv_heads, self.head_dim)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.config import Config, parse
+from harness.config import Config, parse_recorded
 from harness.errors import UserError
 from harness.run.folder import RunFolder, writing
 from harness.run.manifest import damage_of
@@ -42,7 +42,7 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
         raise UserError(f"{run}: no checkpoint of step {step}; it has {steps} (checkpoint.every and checkpoint.keep decide)")
     if damage := damage_of(kept[step]):
         raise UserError(f"{kept[step]}: damaged ({damage}); use another")
-    return Checkpoint(parse(RunFolder(run).read("config.json")), kept[step], step)
+    return Checkpoint(parse_recorded(RunFolder(run).read("config.json")), kept[step], step)
 
 
 def transplant(found: Checkpoint, run: RunFolder) -> None:
@@ -56,8 +56,8 @@ def transplant(found: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
     """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
-    from harness.build import check
     from harness.run.loop import Run
+    from harness.validate import check
 
     check(found.config)
     with tempfile.TemporaryDirectory() as scratch:

@@ -35,31 +35,31 @@ class Tracker:
         if mode == "auto":
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         if mode != "disabled":
-            self._tell(lambda: self._start(config, folder, mode))
+            self._guarded(lambda: self._start(config, folder, mode))
         if self._run is None and mode == "online":
-            self._tell(lambda: self._start_offline_after_all(config, folder))
+            self._guarded(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Mirror the row of a step. Committed at once: W&B would keep it in memory until the next step begins."""
         if self._run is not None:
-            self._tell(lambda: self._run.log(metrics, step=step, commit=True))
+            self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
         """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
         if self._run is not None:
-            self._tell(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
+            self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
             text = f"{self._name}: {detector} from step {event['onset']} on, seen at step {step}"
-            self._tell(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
+            self._guarded(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
 
     def finish(self, exit_code: int, **summary: Any) -> None:
         """Close the mirror with the run's outcome."""
         if self._run is not None:
-            self._tell(lambda: self._run.summary.update(summary))
+            self._guarded(lambda: self._run.summary.update(summary))
         if self._run is not None:
-            self._tell(lambda: self._run.finish(exit_code=exit_code))
+            self._guarded(lambda: self._run.finish(exit_code=exit_code))
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:

@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
+from harness.compose import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.composer import Composer
-from sweeps.options import SlurmOptions
+from sweeps.launchers.options import SlurmOptions
 
 COMMON = {"retry_failed": False, "extend": False}
 """retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
@@ -61,8 +61,8 @@ class _Launcher(Launcher):
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
-        from harness.build import check  # imports torch, so only once every config is known to be sound without it
         from harness.train.ranks import check_ranks
+        from harness.validate import check  # imports torch, so only once every config is known to be sound without it
         from sweeps.launch import launch
 
         for config, overrides in zip(configs, job_overrides, strict=True):
@@ -104,13 +104,13 @@ class LocalLauncher(_Launcher):
         super().__init__(retry_failed, extend)
 
     def executor(self):
-        from sweeps.local import Local
+        from sweeps.launchers.local import Local
 
         return Local(self.parallel)
 
 
 class SlurmLauncher(_Launcher):
-    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.options.SlurmOptions."""
+    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.launchers.options.SlurmOptions."""
 
     def __init__(self, retry_failed: bool, extend: bool, **options: Any):
         with _refused(["hydra/launcher=slurm"]):
@@ -120,7 +120,7 @@ class SlurmLauncher(_Launcher):
         super().__init__(retry_failed, extend)
 
     def executor(self):
-        from sweeps.cluster import Slurm
+        from sweeps.launchers.slurm import Slurm
 
         return Slurm(self.options)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.collapse import replay
+from harness.compose import compose
 from harness.run.folder import RunFolder
-from tests.harness.conftest import composed
 
 EVERY, PROMPTS, SAMPLES = 5, 48, 8
 FP32, FP8 = "rollout/precision=fp32", "rollout/precision=fp8_tensor"
@@ -19,7 +19,7 @@ LEVELS = {"fp32": 0.0, "bf16": 2e-6, "fp8_tensor": 5e-5}
 
 @functools.cache
 def _composed(overrides: tuple[str, ...]) -> dict:
-    return composed("tracking=disabled", *overrides)
+    return compose("tracking=disabled", *overrides)
 
 
 def rows(precision: str, seed: int, steps: int, collapse: int | None = None, learns: bool = True) -> list[dict]:

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
-from harness.build import PROVIDED, build_objective, check
+from harness.build import PROVIDED, build_objective
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.rollouts import vllm_support
+from harness.validate import check
 from tests.algos.algo_cases import f64, shared_batch
+from tests.machines import MACHINES
 
 CONF = Path("experiments/conf")
 FILES = [path.relative_to(CONF).with_suffix("") for path in sorted(CONF.glob("*/**/*.yaml"))]
@@ -29,15 +34,9 @@ NESTED = {"rollout/engine", "rollout/precision"}
 """Groups that lie in the folder of another; other subfolders belong to the name of the option, as in correction=verl/disabled."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        yield
-
-
 @functools.cache
 def config(*overrides):
-    return parse(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    return parse(compose(*overrides))
 
 
 def override(path):
@@ -45,25 +44,38 @@ def override(path):
     return f"{'+' if group == 'experiment' else ''}{group}={path.relative_to(group)}"
 
 
+COMPLETE = ("model/smollm2", "task/arithmetic")
+"""Options of these groups that need nothing more of the user."""
+
+
 def pretrained(path):
-    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k")
+    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k", *COMPLETE)
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_every_config_file_makes_a_config_that_a_run_accepts(path):
+def needed(path):
+    """The overrides beside `path` itself."""
+    group = path.parts[0]
+    dropped = f"{group}." if str(path) in COMPLETE else None
+    return {key: value for key, value in NEEDED.items() if dropped is None or not key.startswith(dropped)}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, marks=pytest.mark.vllm if "vllm" in str(p) else (), id=str(p)) for p in FILES])
+def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.
     more = ["rollout/precision=bf16"] if path.stem == "vllm" else []
-    chosen = {**NEEDED, path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
+    chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":
         return  # its weights are elsewhere; tests/harness/test_text.py runs such a config on a model of its own
-    if made.rollout.precision.weights == "fp8_block":  # vLLM's; tests/harness/test_vllm.py asks what this machine can do
+    if made.rollout.precision.weights == "fp8_block":  # vLLM's; tests/harness/test_vllm.py says which machine computes it
         with pytest.raises(UserError, match=r"not computed by rollout\.engine=local"):
             check(made)
     else:
         check(made)
 
 
+@pytest.mark.slow
 def test_the_screening_composes_for_every_loss_and_correction():
     """The grid of docs/study.md."""
     for loss in ("ppo", "gspo", "sapo", "cispo", "pg"):
@@ -130,13 +142,13 @@ def test_the_preset_of_a_weight_refuses_an_anchor_on_the_rollout():
         check(config("correction=verl/decoupled_token_is", "proximal=rollout"))
 
 
-def outcome(preset, old, rollout, logp, advantages, mask):
+def outcome(preset, logp, batch):
     """(weights of kept tokens, kept, loss) of a preset on one batch."""
     made = config(f"correction={preset}")
     objective = build_objective(made)
-    top = logp if made.correction.ratio == "current" else old
-    corrected = objective.corrected(top, rollout, mask, advantages)
-    value, _ = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))
+    current = made.correction.ratio == "current"
+    corrected = correct(batch._replace(logp_old=logp) if current else batch, made.correction)
+    value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted))
     return torch.where(corrected.kept, corrected.weights, 0.0), corrected.kept, value.item()
 
 
@@ -197,7 +209,7 @@ def test_verl_filters_near_the_rollout_policy(name):
     stat = "geo" if "geo_rs" in name else "k3"
     weight = next(suffix for suffix in ("_seq_tis", "_token_tis", "") if name.endswith(suffix))
     rollout, mask = torch.full_like(NEAR, -1.0), torch.ones_like(NEAR).bool()
-    weights, kept, loss = outcome(f"verl/{name}", rollout + NEAR, rollout, rollout + NEAR, torch.ones_like(NEAR), mask)
+    weights, kept, loss = outcome(f"verl/{name}", rollout + NEAR, Batch(rollout, mask, rollout + NEAR, torch.ones_like(NEAR)))
     assert kept.sum(-1).tolist() == NEAR_KEPT[stat]
     expected = torch.where(kept, f64(NEAR_WEIGHTS[weight]), 0.0)
     torch.testing.assert_close(weights, expected, atol=6e-7, rtol=0)
@@ -255,7 +267,7 @@ def test_other_presets_on_one_response_of_negative_advantage(preset, logs, expec
     logs, mask = f64([logs]), torch.ones(1, len(logs)).bool()
     rollout = torch.full_like(logs, -20.0)
     assert log_ratio(rollout + logs, rollout, mask).allclose(logs)
-    weights, _, _ = outcome(preset, rollout + logs, rollout, rollout + logs, -torch.ones_like(logs), mask)
+    weights, _, _ = outcome(preset, rollout + logs, Batch(rollout, mask, rollout + logs, -torch.ones_like(logs)))
     torch.testing.assert_close(weights, f64([expected]), atol=1e-9, rtol=1e-9)
 
 

@@ -9,13 +9,17 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES, RegistryError
-from harness.build import check
+from harness.build import build_task
 from harness.collapse import replay
 from harness.errors import UserError
-from harness.run.folder import METRICS, RunFolder
+from harness.run.folder import RunFolder
 from harness.run.loop import Run, train
+from harness.run.metrics import METRICS
 from harness.train.trainer import Trainer
 from harness.train.warmstart import warm_start
+from harness.validate import check
+
+pytestmark = pytest.mark.slow
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
@@ -104,11 +108,11 @@ def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
         update = trainer.update
-        monkeypatch.setattr(trainer, "update", lambda batch, order: (seen.append(batch), update(batch, order))[1])
+        monkeypatch.setattr(trainer, "update", lambda sampled, order: (seen.append(sampled), update(sampled, order))[1])
         for step in range(2):
             metrics = trainer.step(step)
             own = trainer.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
-            baseline = torch.from_numpy(own)[:, None] - seen[step].advantages
+            baseline = torch.from_numpy(own)[:, None] - seen[step].batch.advantages
             assert (baseline == baseline[:, :1]).all() and set(baseline.unique().tolist()) <= {0.0, 1.0}
             groups = baseline[:, 0].view(4, 4)
             assert (groups == groups[:, :1]).all() and metrics["reward/greedy"] == groups[:, 0].mean()
@@ -200,7 +204,7 @@ def test_a_damaged_warm_start_is_named(tiny):
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"unreadable warm start \(model.safetensors differs.*delete that folder"):
-        warm_start(config)
+        warm_start(config, build_task(config))
 
 
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):

@@ -1,0 +1,50 @@
+"""`faultline doctor`: what this machine can compute rollouts in; with --parity, how far actor and engines are apart."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from harness.compose import compose
+from harness.config import PrecisionConfig, parse
+from harness.errors import UserError
+from harness.rollouts.vllm_support import installed, kv_cache_refusal, slow_formats, weight_formats
+
+
+def doctor(parity: bool) -> None:
+    """Print it. Raises UserError if a pair is further apart than is normal."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
+    print(", ".join([device, *(f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed"))]))
+    print(f"vLLM: {installed() or 'not installed; `make vllm` does it, or says why it cannot'}")
+    if installed():
+        caches = {f"kv_cache={name}": kv_cache_refusal(name, head_dim=128) for name in ("fp8_e4m3", "fp8_e5m2")}
+        slow = slow_formats()
+        for option, refusal in (weight_formats() | caches).items():
+            print(f"  {option}: {f'no, {refusal}' if refusal else f'slow, {slow[option]}' if option in slow else 'yes'}")
+    if parity:
+        _parity()
+
+
+def _parity() -> None:
+    from harness.parity import NORMAL, parity
+
+    names = {name for name, _ in NORMAL}
+    composed = {name: compose(f"rollout/precision={name}") for name in names}
+    precisions = {name: PrecisionConfig.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
+    table = Table("precision", "KV cache", "pair", "mean |Δ|", "largest |Δ|", "K3", "normal mean", "")
+    abnormal, refusals = [], {}
+    for row in parity(precisions, parse(composed["fp32"]).actor):
+        bound = NORMAL[row.precision, row.kv_cache]
+        numbers = (f"{value:.1e}" for value in (row.mean, row.largest, row.k3, bound))
+        table.add_row(row.precision, row.kv_cache, row.pair, *numbers, "normal" if row.normal else "OFF")
+        abnormal += [] if row.normal else [f"{row.precision} {row.pair}"]
+        refusals |= {row.refused: None} if row.refused else {}
+    print("\nDifferences of log-probabilities on the same tokens, nats; the actor is the fp32 trainer:")
+    Console(width=120).print(table)
+    print(*refusals, sep="\n")
+    if abnormal:
+        raise UserError(f"further apart than is normal: {', '.join(abnormal)}")

@@ -1,0 +1,84 @@
+"""What a comparison of gradients shows: an answer in words, a table, and bias against standard deviation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures.style import COLOURS, subplots
+from analysis.frames import show
+from analysis.page import Section, page
+from faultline.tools.gradient.methods import EXACT
+
+SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
+
+
+def answer(table: pd.DataFrame) -> list[str]:
+    """Which correction is closest to the true gradient, and what it costs in variance; a sentence each."""
+    named = table[table.family.isna() & (table.method != EXACT)]
+    plain, best, least = named[named.method.str.endswith(" none")], named.loc[named.rmse.idxmin()], named.loc[named.bias.idxmin()]
+    sentences = [
+        f"Closest in mean squared error: {best.method} (bias {best.bias:.3g}, sd {best.sd:.3g}, rmse {best.rmse:.3g}).",
+        f"Least biased: {least.method} (bias {least.bias:.3g}, sd {least.sd:.3g}).",
+    ]
+    if len(plain):
+        none = plain.iloc[0]
+        sentences.append(f"Uncorrected: bias {none.bias:.3g}, sd {none.sd:.3g}, rmse {none.rmse:.3g}.")
+        sentences.append(f"The least biased method has {least.sd**2 / none.sd**2:.3g} times the variance of the uncorrected one.")
+    if "rmse low" in table and len(named) > 1:
+        overlapping = named[(named["rmse low"] <= best["rmse high"]) & (named.method != best.method)]
+        if len(overlapping):
+            sentences.append(f"The rmse interval of the closest overlaps with {len(overlapping)} of {len(named) - 1} others.")
+    return sentences
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Formatted; intervals, where there are any, in brackets."""
+    rows = []
+    for row in table.to_dict("records"):
+        cells = {"method": row["method"]}
+        for name in SHOWN:
+            interval = f" [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" if f"{name} low" in row else ""
+            cells[name] = f"{row[name]:.3f}{interval}"
+        rows.append(cells)
+    return pd.DataFrame(rows)
+
+
+def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
+    """Print the named methods, write gradient.html and gradient.csv into `out`; the page's path."""
+    show(title, shown(table[table.family.isna()]))
+    print(*answer(table), sep="\n")
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "gradient.csv", index=False)
+    target = out / "gradient.html"
+    target.write_text(_page(table, title, note), encoding="utf-8")
+    return target
+
+
+def _page(table: pd.DataFrame, title: str, note: str) -> str:
+    caption = (
+        "Bias and standard deviation, relative to the length of the true gradient; lower left is better. A line joins the "
+        f"bounds C of a family, whose values stand beside its points. {note}"
+    )
+    methods = Section("Methods", table=shown(table), wrapped=False)
+    return page(title, answer(table), [Section("Bias and standard deviation", caption, figure=_figure(table)), methods])
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    figure, ((axis,),) = subplots(1, 1, 6.0)
+    for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
+        axis.plot(part.bias, part.sd, color=COLOURS[i + 1], marker=".", linewidth=1.2, label=family)
+        for row in part.itertuples():
+            axis.annotate(
+                f"{row.bound:g}", (row.bias, row.sd), fontsize=7, color=COLOURS[i + 1], xytext=(3, 3), textcoords="offset points"
+            )
+    for row in table[table.family.isna()].itertuples():
+        axis.plot(row.bias, row.sd, marker="x", color=COLOURS[0])
+        axis.annotate(row.method, (row.bias, row.sd), fontsize=8, xytext=(5, -9), textcoords="offset points")
+    axis.set_xlabel("bias")
+    axis.set_ylabel("standard deviation")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return figure

@@ -1,0 +1,96 @@
+"""What the embedded engine can compute: one description of Llama, Qwen2 and Qwen3, read off a transformers config.
+
+All three are the same decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU. They differ in
+which matrices have a bias and in whether queries and keys are normalised per head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from harness.errors import UserError
+
+MODELS = ("llama", "qwen2", "qwen3")
+FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The matrices of a layer as an engine multiplies them, and the weights that each consists of."""
+SCALED_ROPES = ("linear", "llama3", "yarn")
+"""Rotary variants whose frequencies do not depend on the length of the sequence."""
+
+
+class Architecture(NamedTuple):
+    """heads, kv_heads, head_dim: of the attention. biased: the keys of FUSED with a bias. qk_norm: whether queries and keys are
+    normalised per head. tied: whether the head is the embedding. frequencies [head_dim/2]: radians per position; magnitude:
+    factor on the rotated queries and keys."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    biased: frozenset[str]
+    qk_norm: bool
+    tied: bool
+    frequencies: Tensor
+    magnitude: float
+
+    def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine tables [positions, 1, head_dim] in fp32; the sign of the rotation is in the sine's first half."""
+        angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * self.frequencies
+        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def describe(config: PretrainedConfig) -> Architecture:
+    """The architecture of a config. Raises UserError, with what is possible instead, on one that is not computed."""
+    kind = config.model_type
+    if kind not in MODELS:
+        raise _refused(f"computes {', '.join(MODELS)}, not {kind}")
+    if config.hidden_act != "silu":
+        raise _refused(f"computes hidden_act=silu, not {config.hidden_act}")
+    if other := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        raise _refused(f"computes full attention, not {', '.join(sorted(other))}")
+    attention_bias, mlp_bias = getattr(config, "attention_bias", kind == "qwen2"), getattr(config, "mlp_bias", False)
+    biased = {"qkv": attention_bias, "o": attention_bias and kind != "qwen2", "gate_up": mlp_bias, "down": mlp_bias}
+    frequencies, magnitude = _frequencies(config)
+    return Architecture(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=_head_dim(config),
+        eps=config.rms_norm_eps,
+        biased=frozenset(key for key, has in biased.items() if has),
+        qk_norm=kind == "qwen3",
+        tied=config.tie_word_embeddings,
+        frequencies=frequencies,
+        magnitude=magnitude,
+    )
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
+    """θ_i = base^(−2i/head_dim), in radians per position, and the factor on the tables."""
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        dim = _head_dim(config)
+        return rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
+    if kind not in SCALED_ROPES:
+        raise _refused(f"computes rotary embeddings of type default, {', '.join(SCALED_ROPES)}, not {kind}")
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+
+
+def _refused(why: str) -> UserError:
+    return UserError(f"rollout.engine=local: {why}; use rollout/engine=vllm")
