@@ -71,10 +71,11 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, Source], Path]:
 
 
 def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
-    rows, seen = [], {}
+    rows: list[dict[str, Any]] = []
+    seen: dict[tuple[Arm, int], str] = {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
-        updates = actor["num_minibatches"] * actor.get("epochs", 1)
+        updates = actor["num_minibatches"] * actor["epochs"]
         twin = seen.setdefault((named[run], seed), run)
         if twin != run:
             what = f"seed {seed} of {named[run]}"
@@ -113,7 +114,7 @@ def _unknown_detector(record: Record) -> str:
 def _mismatch(config: dict[str, Any]) -> str:
     """What makes rollouts differ from the trainer: precision, an 8-bit cache, noise, staleness."""
     rollout = config["rollout"]
-    cache, stale = rollout.get("kv_cache", "compute"), rollout.get("staleness", 0)
+    cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
     noise = [f"noise {rollout['engine']['noise']:g}"] if rollout["engine"].get("noise") else []
     aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
@@ -126,5 +127,5 @@ def _own_precision(config: dict[str, Any]) -> bool:
     Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
     """
     rollout, own = config["rollout"], config["actor"]["dtype"]
-    same = rollout["precision"]["name"] == own and rollout.get("kv_cache", "compute") == "compute"
+    same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
     return same and not rollout["engine"].get("noise") and (own == "fp32" or rollout["engine"]["name"] == "local")

@@ -94,7 +94,7 @@ def _tables(results: Results) -> list[Section]:
         Section("Mismatch of other precisions", probed, table=results.probes),
         Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
     ]
-    return [section for section in found if len(section.table)] + [
+    return [section for section in found if section.table is not None and len(section.table)] + [
         Section("Losses and corrections", tables.MATRIX, table=tables.matrix(results)),
         Section("Outcomes", tables.OUTCOMES, table=tables.outcomes(results)),
         Section("Every run", tables.LISTED, table=tables.runs(results)),
@@ -140,7 +140,7 @@ def _markdown(results: Results, answer: list[str], sections: list[Section]) -> s
     if results.caveats:
         parts += ["## Caveats", _list(results.caveats)]
     for part in sections:
-        parts += [f"## {part.title}", part.note, markdown(part.table)]
+        parts += [f"## {part.title}", part.note, *([markdown(part.table)] if part.table is not None else [])]
     parts += ["## Shared settings", f"```\n{_settings(results)}```", verdicts.provenance(results)]
     return "\n\n".join(parts) + "\n"
 

@@ -129,7 +129,7 @@ def test_losses_and_corrections_by_hand(made):
     cells = [text.get_text() for text in FIGURES["heatmaps"].draw(results).axes[0].texts]
     assert sorted(cells) == ["0/5"] * 7 + ["0/5 †", "2/5", "4/5"]
     shown = tables.matrix(results).set_index("")
-    apart = re.escape(f"{row['from control']:+.2f}")
+    apart = re.escape(f"{row.from_control:+.2f}")
     assert re.fullmatch(rf"4/5; 0\.2\d \(0\.0\d to 0\.9\d\); {apart}", shown.loc["fp8_tensor", "ppo"])
     assert re.fullmatch(r"0/5; 0\.9\d \(0\.9\d to 0\.9\d\)", shown.loc["fp32", "ppo"])
     assert shown.loc["fp8_tensor sequence-mask", "pg"].startswith("0/5 (1 never learned); ")
