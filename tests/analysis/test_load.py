@@ -158,7 +158,7 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     (words.path / "metrics.jsonl").write_text('{"step": "1", "actor/loss": 1.0}\n{"step": "2"}\n')
     process.write("provenance.json", {"processes": [{"commit": None}]})
     config = plugin.read("config.json")
-    plugin.write("config.json", config | {"collapse": {"detectors": {"mine": {}}}})
+    plugin.write("config.json", config | {"collapse": config["collapse"] | {"detectors": {"mine": {}}}})
     found = load(tmp_path)
     assert len(found.runs) == 5 and set(found.steps.run) == set(found.runs.index) - {words.path.name, "bf16-0"}
     text = "\n".join(found.caveats)

@@ -35,7 +35,7 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
     assert page.count("<svg") == len(FIGURES) - 4  # no bounds, dumps or learning rates to compare in this sweep
-    assert "Not drawn: One learning rate only" in page
+    assert "Not drawn: The sweep has one learning rate" in page
 
 
 def browser(page, shot, height=900):
