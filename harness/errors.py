@@ -7,3 +7,8 @@ class UserError(Exception):
 
 class Unavailable(UserError):
     """The surroundings refuse (a full disk, a folder that another process holds), not the run: a later start may succeed."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its message that says something; the name of its type if none does."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from harness.config import HubConfig, ModelConfig
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.tasks import Task, TokenTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -97,5 +97,5 @@ def _explained(model: HubConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"model.path={model.path}: cannot be loaded ({first}); give a hub name or a local folder") from None
+        why = first_line(error)
+        raise UserError(f"model.path={model.path}: cannot be loaded ({why}); give a hub name or a local folder") from None

@@ -105,7 +105,9 @@ def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
             changed = {key: OmegaConf.select(OmegaConf.create(composed), key)}
         for name, new in changed.items():
             OmegaConf.update(result, name, new)
-    return OmegaConf.to_container(result)
+    overridden = OmegaConf.to_container(result)
+    assert isinstance(overridden, dict)
+    return {str(key): value for key, value in overridden.items()}
 
 
 def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:

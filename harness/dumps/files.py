@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.dumps.schema import COLUMNS, VERSION, VERSION_KEY
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 
 
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -55,7 +55,7 @@ def read(path: Path) -> Iterator[pa.Table]:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a whole parquet file ({_line(error)}); copy or dump it again") from None
+        raise UserError(f"{path}: not a whole parquet file ({first_line(error)}); copy or dump it again") from None
     with file:
         _check_version(path, file.schema_arrow)
         wanted = [name for name in COLUMNS if name in file.schema_arrow.names]
@@ -65,7 +65,7 @@ def read(path: Path) -> Iterator[pa.Table]:
             try:
                 table = file.read_row_group(group, columns=wanted)
             except (pa.ArrowInvalid, OSError) as error:
-                raise UserError(f"{path}: row group {group} is unreadable ({_line(error)}); dump it again") from None
+                raise UserError(f"{path}: row group {group} is unreadable ({first_line(error)}); dump it again") from None
             yield typed(path, table)
 
 
@@ -99,7 +99,3 @@ def _check_version(path: Path, schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, str(VERSION).encode()).decode()
     if not version.isdigit() or int(version) > VERSION:
         raise UserError(f"{path}: dump schema version {version}, this program reads up to {VERSION}; update it")
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from harness.config import PrecisionConfig
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.sync import QUANTISED, tolerance
@@ -282,14 +282,10 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise UserError(
-            f"rollout.engine=vllm: out of memory ({_first_line(error)}); lower rollout.engine.kv_cache_gib or .context"
+            f"rollout.engine=vllm: out of memory ({first_line(error)}); lower rollout.engine.kv_cache_gib or .context"
         ) from error
     except Exception as error:
-        raise UserError(f"rollout.engine=vllm: {what}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"rollout.engine=vllm: {what}: {first_line(error)}") from error
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:

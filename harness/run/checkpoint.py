@@ -22,6 +22,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from harness.errors import first_line
 from harness.run.folder import RunFolder, to_disk, writing
 from harness.run.manifest import damage_of, digests
 from harness.train.actor import Actor
@@ -62,7 +63,7 @@ def _save(actor: Actor, folder: Path) -> None:
     except RuntimeError as error:  # torch.save tells a full disk in its own words
         if lost_a_rank(error):
             raise
-        raise OSError(errno.EIO, f"torch.save: {str(error).splitlines()[0]}") from error
+        raise OSError(errno.EIO, f"torch.save: {first_line(error)}") from error
 
 
 def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:

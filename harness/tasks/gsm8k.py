@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
@@ -24,8 +24,8 @@ class Gsm8k(Jsonl):
         try:
             return pd.read_parquet(hf_hub_download("openai/gsm8k", SPLITS[split], repo_type="dataset")).to_dict("records")
         except Exception as error:
-            first = str(error).splitlines()[0]
-            raise UserError(f"task=gsm8k: openai/gsm8k cannot be had from the hub ({first}); set task.path to a JSONL") from None
+            why = first_line(error)
+            raise UserError(f"task=gsm8k: openai/gsm8k cannot be had from the hub ({why}); set task.path to a JSONL") from None
 
 
 def verify(response: str, record: dict[str, Any]) -> float:

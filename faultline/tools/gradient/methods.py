@@ -73,8 +73,8 @@ def load_loss(name: str) -> functools.partial:
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")
     params = OmegaConf.to_container(OmegaConf.load(path))
-    del params["name"]
-    return functools.partial(LOSSES[name], **params)
+    assert isinstance(params, dict)
+    return functools.partial(LOSSES[name], **{str(key): value for key, value in params.items() if key != "name"})
 
 
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
@@ -82,6 +82,7 @@ def coefficients(objective: Objective, batch: Batch) -> Tensor:
 
     Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
     """
+    assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()
     batch = objective.select(batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages))
     corrected = correct(batch, objective.correction)

@@ -21,14 +21,12 @@ def padded(responses: Responses) -> Batch:
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
 
-    def pad(values: np.ndarray | None) -> Tensor | None:
-        if values is None:
-            return None
-        values = torch.tensor(values)
+    def pad(column: np.ndarray) -> Tensor:
+        values = torch.tensor(column)
         return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
-    columns = (responses.logp_rollout, responses.mask, responses.logp_old, responses.advantages, responses.segments)
-    return Batch(*map(pad, columns))
+    advantages, segments = (None if c is None else pad(c) for c in (responses.advantages, responses.segments))
+    return Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
 
 
 def missing(spec: Correction, responses: Responses) -> str | None:
