@@ -27,7 +27,7 @@ class Strict(BaseModel):
     there, so it never changes; see `harness.config.digest`. What a new run gets stands in experiments/conf alone.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PluginConfig(Strict):
