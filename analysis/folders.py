@@ -29,7 +29,12 @@ def sources(sweep: Path) -> dict[str, Source]:
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
     """One run. Raises UserError when its config is unreadable or no run's; other damage is told in the record."""
-    damage = []
+    values, damage = folder.read("config.json"), []
+    try:
+        config = recorded(values)
+    except UserError as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{folder.path}/config.json: no config of a run ({why}); move the folder away or run it again") from None
 
     def part(name: str) -> dict:
         try:
@@ -44,14 +49,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
         elif "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
-    values, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
-    try:
-        config = recorded(values)
-    except UserError as error:
-        problems = "; ".join(str(error).splitlines()[:3])
-        raise UserError(
-            f"{folder.path}/config.json: no config of a run ({problems}); move the folder away or run it again"
-        ) from None
+    status, provenance = part("status.json"), part("provenance.json")
     rows = _rows(folder, damage)
     if len(rows) and not status:
         damage.append("status.json: missing or unreadable, so whether the run ended is not known")
