@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
-from harness.arms import arm
+from harness.config import recorded
 from harness.errors import UserError
-from harness.recorded import recorded
 from harness.run.folder import RunFolder, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
@@ -45,13 +44,13 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
         elif "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
-    config, status, provenance = recorded(folder.read("config.json")), part("status.json"), part("provenance.json")
+    values, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
     try:
-        arm(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
-        config["rollout"]["engine"]["name"]
-    except (KeyError, TypeError) as error:
+        config = recorded(values)
+    except UserError as error:
+        problems = "; ".join(str(error).splitlines()[:3])
         raise UserError(
-            f"{folder.path}/config.json: no config of a run ({error}); move the folder away or run it again"
+            f"{folder.path}/config.json: no config of a run ({problems}); move the folder away or run it again"
         ) from None
     rows = _rows(folder, damage)
     if len(rows) and not status:

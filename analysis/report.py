@@ -16,7 +16,8 @@ from analysis.figures.style import COLOURS
 from analysis.load import Sweep, load
 from analysis.page import page
 from analysis.performance import HEALTHY
-from harness.arms import OPERATION, shared
+from harness.arms import shared
+from harness.config import OPERATION
 from harness.errors import UserError
 
 LISTED = 3

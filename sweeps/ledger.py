@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.arms import arm, arms
-from harness.config import Config, RunConfig, parse_recorded
+from harness.config import Config, RunConfig, parse_recorded, recorded
 from harness.errors import Unavailable, UserError
-from harness.recorded import recorded
 from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps.lock import LauncherLock

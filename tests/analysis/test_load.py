@@ -146,7 +146,7 @@ def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
     write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
     found = load(tmp_path)
     assert len(found.runs) == 1
-    assert any("config.json: no config of a run ('correction')" in problem for problem in found.problems)
+    assert any("config.json: no config of a run (steps: missing" in problem for problem in found.problems)
 
 
 def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
@@ -158,7 +158,7 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     (words.path / "metrics.jsonl").write_text('{"step": "1", "actor/loss": 1.0}\n{"step": "2"}\n')
     process.write("provenance.json", {"processes": [{"commit": None}]})
     config = plugin.read("config.json")
-    plugin.write("config.json", config | {"collapse": {"detectors": {"mine": {}}}})
+    plugin.write("config.json", config | {"collapse": {"detectors": {"mine": {}}, "stop": False}})
     found = load(tmp_path)
     assert len(found.runs) == 5 and set(found.steps.run) == set(found.runs.index) - {words.path.name, "bf16-0"}
     text = "\n".join(found.problems)
