@@ -25,7 +25,7 @@ SETTINGS = {
     "steps": "{} RL steps",
     "rollout.prompts": "{} prompts a step",
     "rollout.group_size": "{} responses a prompt",
-    "actor.num_minibatches": "{} mini-batches",
+    "actor.num_minibatches": "mini-batches {}",
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }

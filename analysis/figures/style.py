@@ -70,7 +70,7 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
 
     Where the last row is short the panels above its gap are the lowest of their columns, and get their ticks' labels back.
     """
-    places = [axis.get_subplotspec() for axis in axes]
+    places = [place for axis in axes if (place := axis.get_subplotspec()) is not None]
     last = {place.colspan.start: i for i, place in enumerate(places)}
     for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
         if last[place.colspan.start] == i:

@@ -103,7 +103,7 @@ def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     Bootstraps draw within each stratum. Empty without two rows, or without two strata, that could be pooled.
     """
     runs = runs[runs.outcome != "unfinished"]
-    runs = runs.assign(final=final, stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
+    runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
     runs = runs.sort_values("arm", key=lambda arms: arms.map(order(runs).index), kind="stable")
     groups = {key: part for key, part in runs.groupby(["precision", "correction"], sort=False)}
     common = set.intersection(*(set(part.stratum) for part in groups.values())) if groups else set()

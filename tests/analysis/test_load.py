@@ -176,7 +176,7 @@ def test_rows_without_a_status_count_as_far_as_they_go(tmp_path):
     (write(tmp_path, steps=20, until=13).path / "status.json").unlink()
     found = load(tmp_path)
     assert (found.runs.step.item(), found.runs.outcome.item()) == (12, "unfinished")
-    assert any("whether the run ended is not known" in problem for problem in found.caveats)
+    assert any("unknown whether the run ended" in problem for problem in found.caveats)
 
 
 def test_runs_that_have_not_begun_are_counted_in_a_line_and_equal_failures_too(tmp_path):
