@@ -21,9 +21,9 @@ MATRIX = (
 INTERVALS = "Brackets hold 95% intervals. Parentheses hold intervals of at most five seeds, which cover less than 95%."
 OUTCOMES = (
     "Share collapsed: Clopper-Pearson interval. RMST: restricted mean survival time, to a horizon common to all arms. "
-    "Differences are against the reference arm, over shared seeds where both arms have them. The p-values are exact: log-rank "
-    "for the time to collapse, permutation of the means for the last reward. Holm's adjustment covers the comparisons of one "
-    f"question, precision or correction. {INTERVALS}"
+    "Differences are against the reference arm; those of the mean are over shared seeds. "
+    "The p-values are exact: log-rank for the time to collapse, permutation of the means for the last reward. "
+    f"Holm's adjustment covers the comparisons of one question, precision or correction. {INTERVALS}"
 )
 
 
