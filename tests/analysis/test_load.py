@@ -212,8 +212,7 @@ def test_an_empty_sweep(tmp_path):
 
 
 def test_reading_never_imports_torch(sweep):
-    code = (
-        f"import sys; from analysis.load import load; import analysis.report; load({str(sweep)!r}); print('torch' in sys.modules, 'wandb' in sys.modules)"
-    )
+    read = f"from analysis.load import load; import analysis.report; load({str(sweep)!r})"
+    code = f"import sys; {read}; print('torch' in sys.modules, 'wandb' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False False", done.stderr
