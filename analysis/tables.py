@@ -56,7 +56,7 @@ def outcomes(results: Results) -> pd.DataFrame:
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
         share = f" [{row['collapsed_share_low']:.0%}, {row['collapsed_share_high']:.0%}]" if known else ""
-        reward = estimate(row, "reward_gained", "+.3f", row.get("shared_seeds"))
+        reward = estimate(row, "reward_gained", "+.3f", row.get("shared_seeds", 0))
         reward += f"; {row['reward_holm_p']:.2g}" if pd.notna(row["reward_holm_p"]) else ""
         rows.append(
             {

@@ -92,7 +92,7 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 def _share(runs: pd.DataFrame) -> str:
     """With its interval, of one arm alone: runs of several losses or settings are no draws of one share."""
-    share = survival.fraction(runs.event.sum(), len(runs))
+    share = survival.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 

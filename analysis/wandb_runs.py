@@ -57,7 +57,7 @@ def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
 
     A damaged file is read up to the damage, which stands in the record.
     """
-    from wandb.proto.wandb_internal_pb2 import Record as Message
+    from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 
     config: dict[str, Any] = {}
     summary: dict[str, Any] = {}

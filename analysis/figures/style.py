@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -32,7 +33,7 @@ matplotlib.rcParams |= {
 }
 
 
-def look(place: int) -> dict:
+def look(place: int) -> dict[str, Any]:
     """Colour and dash of the line number `place` of a panel, 0..7."""
     return {"color": COLOURS[place], "linestyle": DASHES[place]}
 
