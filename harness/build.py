@@ -1,9 +1,11 @@
-"""From names in a config to the plug-ins that they mean, with their parameters checked."""
+"""From the names in a config to the plug-ins, with their parameters checked and bound."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
+import math
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +20,7 @@ from harness.rollouts import ENGINES
 from harness.tasks import TASKS, Task
 
 PROVIDED = {"lengths", "greedy"}
-"""What a run has for an advantage estimator beyond the rewards."""
+"""Inputs that a run has for an advantage estimator, besides the rewards."""
 
 
 def build_objective(config: Config) -> Objective:
@@ -33,7 +35,7 @@ def build_objective(config: Config) -> Objective:
 def build_advantage(config: Config) -> functools.partial:
     """The advantage estimator of a config.
 
-    Raises UserError if it needs an input that a run does not have, or does not say what it needs.
+    Raises UserError if it needs an input that a run does not have, or does not declare its inputs.
     """
     needs = getattr(ADVANTAGES[config.advantage.name], "needs", None)
     if needs is None:
@@ -44,7 +46,7 @@ def build_advantage(config: Config) -> functools.partial:
 
 
 def build_engine(config: Config) -> functools.partial:
-    """The rollout engine of a config with its own parameters bound, see RolloutEngine."""
+    """The rollout engine of a config with its own parameters bound; see RolloutEngine for the others."""
     provided = ("kv_cache", "temperature", "top_p", "top_k", "stop")
     return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=provided)
 
@@ -56,7 +58,7 @@ def build_task(config: Config) -> Task:
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """The collapse detectors of a config, each to be made with no argument."""
+    """The collapse detectors of a config by name; each is made by a call without arguments."""
     return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
@@ -66,17 +68,18 @@ def bound(registry: Registry, key: str, named: PluginConfig, provided: tuple[str
 
 
 def _annotations(plugin) -> dict[str, Any]:
-    """Parameters by name with their types; nothing where a plug-in names types that only a type checker sees."""
+    """Types of the parameters by name; empty where a plug-in names types that only a type checker sees."""
     try:
-        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
         return {}
 
 
 def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
-    """`plugin` with `params` as its keyword-only parameters, but for those `provided` by the run later.
+    """`plugin` with `params` bound to its keyword-only parameters; the run passes those in `provided` later.
 
-    Raises UserError on a name that it does not take, one that it misses, or a value that is not of the annotated type.
+    Raises UserError on an unknown name, a missing one, or a value that is not of the annotated type. NaN is of no type, and true
+    and '2' are no numbers.
     """
     keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
     accepted = {p.name: p for p in keywords if p.name not in provided}
@@ -89,15 +92,17 @@ def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> func
             raise UserError(f"{key}.{name}: missing")
     types = _annotations(plugin)
     for name, value in params.items():
-        try:
-            TypeAdapter(types.get(name, Any)).validate_python(value)
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{key}.{name}=nan: give a number")
+        try:  # as JSON, where a list is a tuple too
+            TypeAdapter(types.get(name, Any)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
-            raise UserError(f"{key}.{name}={value}: {error.errors()[0]['msg']}") from None
+            raise UserError(f"{key}.{name}={value!r}: {error.errors()[0]['msg']}") from None
     return functools.partial(plugin, **params)
 
 
 def needs_own_sampler(config: Config) -> bool:
-    """Whether the trainer's own policy is sampled from or scored along a sampling path."""
+    """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
     local = config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
     return local or (config.kl.name is not None and config.kl.reference == "start")
 

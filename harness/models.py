@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def device() -> torch.device:
-    """Where this process computes: its GPU if there is one, else the CPU."""
+    """The device of this process: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -60,8 +60,8 @@ def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3C
     )
 
 
-def build(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
-    """The model in fp32 with weights drawn from `seed`."""
+def build(config: PretrainedConfig, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
@@ -87,7 +87,7 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
 
 
 MADE = Path("models")
-"""Where `make llm` puts what it makes; the hub has nothing under this name."""
+"""Where `make llm` puts models; the hub has nothing under this name."""
 
 
 @contextmanager

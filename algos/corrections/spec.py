@@ -47,9 +47,13 @@ class Weight:
     """
 
     level: Level | None = None
+    """Where ρ is taken. null: no weight."""
     action: Action = "truncate"
+    """What is done with a ratio out of bounds."""
     lower: float | None = None
+    """Least ratio, in [0, 1]. null: no bound."""
     upper: float | None = None
+    """Largest ratio, ≥ 1. null: no bound."""
 
     def __post_init__(self) -> None:
         _check_choice("action", self.action, Action)
@@ -89,10 +93,15 @@ class Reject:
     """
 
     level: RejectLevel
+    """Where the statistic is taken."""
     statistic: Statistic = "ratio"
+    """What is bounded."""
     lower: float | None = None
+    """Least value that is kept. null: no bound."""
     upper: float | None = None
+    """Largest value that is kept. null: no bound."""
     when: When = "all"
+    """The tokens that the filter acts on: all, or those with A < 0."""
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, RejectLevel)
@@ -127,7 +136,9 @@ class Plugin:
     """A filter of the registry `corrections`, for what no `Reject` can express. params: keywords of `function`."""
 
     function: str
+    """Name in the registry, or `package.module:attribute`."""
     params: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the filter."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +152,15 @@ class Correction:
     """
 
     ratio: RatioNumerator = "old"
+    """What stands over μ in ρ. old: π_old. current: π_θ, detached."""
     weight: Weight = field(default_factory=Weight)
+    """The weight on the loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
+    """Filters by a name of your choice, as +correction.reject.veto={level: worst_token, lower: 1e-4}."""
     normalize: Normalize = "none"
+    """batch: divide the weights by their mean over the batch."""
     denominator: Denominator = "original"
+    """Tokens that the reduction divides by after a rejection: all, or those that were kept."""
 
     def __post_init__(self) -> None:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():

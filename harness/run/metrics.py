@@ -110,7 +110,7 @@ FAMILIES = {
     "rollout_corr/rollout_rs_": Metric("of a filter's statistic, by the filter's name; verl's names", "that of the statistic"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Prefix → what its metrics are: those that a run records every diagnostics.every steps, named by what was corrected."""
+"""Prefix -> meaning of its metrics, which a run records every diagnostics.every steps. Their names follow from the correction."""
 
 
 def check_named(names: Iterable[str]) -> None:

@@ -140,9 +140,10 @@ def test_the_answer_in_words():
             "family": None,
         }
     )
-    text = answer(table)
-    assert text.startswith("Closest in mean squared error: pg b") and "Least biased: pg a" in text
-    assert "the least biased has 1.44 times its variance" in text  # 1.2²
+    closest, least, plain, variance = answer(table)
+    assert closest.startswith("Closest in mean squared error: pg b") and least.startswith("Least biased: pg a")
+    assert plain == "Uncorrected: bias 0.5, sd 1, rmse 1.12."
+    assert variance == "The least biased method has 1.44 times the variance of the uncorrected one."  # 1.2²
 
 
 @pytest.mark.parametrize(("losses", "corrections"), [(["pg"], ["m2po"]), (["pg"], ["slime/mis"]), (["clip_cov"], ["none"])])
