@@ -10,9 +10,11 @@ and the norms stay in the compute dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -54,7 +56,7 @@ class LocalEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
-        noise: float = 0.0,
+        noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
     ):
         self.config, self.precision, self.temperature, self.noise = config, precision, temperature, noise
         self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
