@@ -42,6 +42,7 @@ def cells(text: str, title: str) -> list[dict[str, str]]:
     return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
 
 
+@pytest.mark.slow
 def test_casts_and_products_agree_here_too(run):
     code, text, _ = run("casts", "products")
     assert code == 0 and re.search(r"^## CPU, \S+, \d{4}-\d\d-\d\d$", text, re.M)
@@ -64,6 +65,7 @@ def test_a_product_that_is_off_shows(monkeypatch):
     assert float(row["differing"]) > 0.5 and float(row["error"]) == pytest.approx(0.01, rel=0.2)
 
 
+@pytest.mark.slow
 def test_anatomy_of_a_tiny_model(run):
     code, text, out = run("anatomy")
     assert code == 0
@@ -105,6 +107,7 @@ def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     assert cells(text, "Casts")  # the other check ran
 
 
+@pytest.mark.slow
 def test_training_and_persistence_of_a_tiny_model(run):
     code, text, _ = run("training", "persistence", steps=6)
     assert code == 0
@@ -114,6 +117,7 @@ def test_training_and_persistence_of_a_tiny_model(run):
         assert float(row["rms (nats)"]) > 0 and -1 <= float(row["k = 5"]) <= float(row["k = 1"]) <= 1 and row["k = 20"] == ""
 
 
+@pytest.mark.slow
 def test_learning_takes_the_time_it_is_given(model, tmp_path):  # noqa: F811
     """A hundredth of a second is enough for the fewest steps only, ten; the runs stay."""
     out = tmp_path / "out"
@@ -133,6 +137,7 @@ def test_truncation_by_hand():
     assert CACHES["fp8_e5m2"]["toward zero"](x).tolist() == [1.75, -1.75, 1.0, 448.0]
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_the_rounding_of_the_fp8_cache_is_told(run):
     code, text, _ = run("cache")
