@@ -15,6 +15,7 @@ from analysis.statistics.predictors import HORIZON
 from harness.arms import flatten
 
 BOUND, RATE = "correction.weight.upper", "actor.lr"
+ONE_BOUND = "No correction has more than one upper bound."
 
 
 def lead_times(results: Results) -> Figure | str:
@@ -49,12 +50,14 @@ def bounds(results: Results) -> Figure | str:
     flat = {run: flatten(config) for run, config in results.configs.items()}
     upper = pd.Series({run: values.get(BOUND) for run, values in flat.items() if values.get(BOUND) is not None}, dtype=float)
     runs = results.runs_but([BOUND])
+    if runs.empty or upper.empty:
+        return ONE_BOUND
     runs = runs.assign(final=results.rewards.final[runs.index], same=runs.precision + " " + runs.loss + " " + runs.setting)
     bounded = runs[runs.index.isin(upper.index)]
     bounded = bounded.assign(bound=upper[bounded.index])
     bounded["row"] = bounded.correction + " | " + bounded.same
     if bounded.empty or bounded.groupby("row").bound.nunique().max() < 2:
-        return "No correction has more than one upper bound."
+        return ONE_BOUND
     rows, ends = list(bounded.row.unique()), [f"{bound:g}" for bound in sorted(bounded.bound.unique())]
     shares, last = {}, {}
     for row, mine in bounded.groupby("row", sort=False):
