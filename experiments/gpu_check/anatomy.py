@@ -81,7 +81,7 @@ def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
 
 
 def _by_position(scored: Scored) -> dict[str, str]:
-    bins = by_position(position_rows(scored.log_ratio, scored.mask))
+    bins = by_position(position_rows(scored.batch))
     used = [b for b, tokens in enumerate(bins["tokens"].tolist()) if tokens]
     return {"engine": scored.engine, "arm": scored.arm} | {f"to {2**b}": number(float(bins["k3"][b])) for b in used}
 

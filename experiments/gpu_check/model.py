@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
 from algos.diagnostics.mismatch import mismatch
 from algos.ratios import log_ratio
 from harness.build import build_task
@@ -65,9 +66,14 @@ class Scored(NamedTuple):
         return log_ratio(self.logp, self.rollout.logp, self.mask)
 
     @property
+    def batch(self) -> Batch:
+        """What the diagnostics take."""
+        return Batch(self.rollout.logp, self.mask, self.logp)
+
+    @property
     def statistics(self) -> dict[str, float]:
         """The diagnostics of a run's mismatch."""
-        found = mismatch(self.log_ratio, self.mask, self.rollout.logp)
+        found = mismatch(self.batch)
         return {name.split("/")[1]: float(value) for name, value in found.items()}
 
 
