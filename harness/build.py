@@ -152,7 +152,7 @@ def bound(registry: Registry, key: str, named: Named, provided: tuple[str, ...] 
 def _annotations(plugin) -> dict[str, Any]:
     """Parameters by name with their types; nothing where a plug-in names types that only a type checker sees."""
     try:
-        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
         return {}
 

@@ -15,9 +15,11 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-from harness.config import Hub, Model
+from harness.config import Hub, MixtureModel, Sizes
 from harness.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,16 +30,16 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def qwen3_config(model: Model, vocab_size: int, max_tokens: int) -> Qwen3Config:
+def qwen3_config(model: Sizes, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
-    return Qwen3Config(
+    if isinstance(model, MixtureModel):
+        kind, special = Qwen3MoeConfig, {"mlp_only_layers": [], "decoder_sparse_step": 1}
+    else:
+        kind, special = Qwen3Config, {}
+    return kind(
+        **model.model_dump(exclude={"name"}),
+        **special,
         vocab_size=vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_hidden_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=False,
         pad_token_id=None,
@@ -46,9 +48,15 @@ def qwen3_config(model: Model, vocab_size: int, max_tokens: int) -> Qwen3Config:
     )
 
 
-def build(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
+def build(config: Qwen3Config | Qwen3MoeConfig, seed: int) -> PreTrainedModel:
     """The model in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
+    if isinstance(config, Qwen3MoeConfig):
+        # On a CPU a loop over the experts is as fast as the grouped product, and takes any width and fp64.
+        experts = "grouped_mm" if torch.cuda.is_available() else "eager"
+        return Qwen3MoeForCausalLM._from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", experts_implementation=experts
+        )
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 

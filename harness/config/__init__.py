@@ -29,19 +29,18 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Model(Strict):
-    """A Qwen3 built from these sizes with random weights. num_attention_heads must be a multiple of num_key_value_heads."""
+class Sizes(Strict):
+    """What a model with random weights is built from, dense or a mixture. num_attention_heads must be a multiple of
+    num_key_value_heads."""
 
-    name: Literal["qwen3"]
     hidden_size: Count
     num_hidden_layers: Count
     num_attention_heads: Count
     num_key_value_heads: Count
     head_dim: Annotated[int, Field(gt=0, multiple_of=2)]
-    intermediate_size: Count
 
     @model_validator(mode="after")
-    def _grouped(self) -> Model:
+    def _grouped(self) -> Sizes:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -54,9 +53,52 @@ class Model(Strict):
         """Of the rows of its weights."""
         return {
             "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
         }
+
+
+class Model(Sizes):
+    """A Qwen3."""
+
+    name: Literal["qwen3"]
+    intermediate_size: Count
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return super().widths | {"intermediate_size": self.intermediate_size}
+
+
+class MixtureModel(Sizes):
+    """A Qwen3-MoE: in every layer num_experts MLPs of moe_intermediate_size each, of which a router picks num_experts_per_tok for
+    each token. It has no expert that all tokens share.
+
+    norm_topk_prob: whether the weights of the experts that were picked are scaled to sum to 1. router_aux_loss_coef: of the load
+    balancing loss, in the warm start only; RL has none.
+    """
+
+    name: Literal["qwen3_moe"]
+    num_experts: Annotated[int, Field(ge=2)]
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count
+    norm_topk_prob: bool
+    router_aux_loss_coef: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _routed(self) -> MixtureModel:
+        if self.num_experts_per_tok >= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok={self.num_experts_per_tok} must be below num_experts={self.num_experts}: "
+                "else there is nothing to route"
+            )
+        if self.num_experts_per_tok == 1 and self.norm_topk_prob:
+            raise ValueError(
+                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1, and the router gets no gradient; set it to false"
+            )
+        return self
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return super().widths | {"moe_intermediate_size": self.moe_intermediate_size}
 
 
 class Task(Strict):
@@ -136,7 +178,7 @@ class Precision(Strict):
     name: str
     compute: Literal["fp32", "bf16", "fp16"]
     weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
-    activations: Literal["fp8_token", "fp8_group", "int8_token"] | None
+    activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
 
     @model_validator(mode="after")
     def _matched(self) -> Precision:
@@ -163,7 +205,7 @@ def _task_tag(value: Any) -> str:
 
 def _model_tag(value: Any) -> str:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return "<hub>" if name == "hub" else "<qwen3>"
+    return {"hub": "<hub>", "qwen3_moe": "<qwen3_moe>"}.get(name, "<qwen3>")
 
 
 class Rollout(Strict):
@@ -318,7 +360,10 @@ class Config(Strict):
         Annotated[Task, Tag("<chain>")] | Annotated[Text, Tag("<text>")] | Annotated[Named, Tag("<plugin>")],
         Discriminator(_task_tag),
     ]
-    model: Annotated[Annotated[Model, Tag("<qwen3>")] | Annotated[Hub, Tag("<hub>")], Discriminator(_model_tag)]
+    model: Annotated[
+        Annotated[Model, Tag("<qwen3>")] | Annotated[MixtureModel, Tag("<qwen3_moe>")] | Annotated[Hub, Tag("<hub>")],
+        Discriminator(_model_tag),
+    ]
     warmstart: WarmStart | None
     rollout: Rollout
     advantage: Named
@@ -345,7 +390,7 @@ class Config(Strict):
             raise ValueError(
                 "warmstart has no effect with model=hub, which is trained already; set warmstart=none"
                 if pretrained
-                else "warmstart is missing: model=qwen3 has random weights"
+                else f"warmstart is missing: model={self.model.name} has random weights"
             )
         if isinstance(self.task, Task if pretrained else Text):
             raise ValueError(

@@ -19,12 +19,15 @@ class Rollout(NamedTuple):
     """One batch of responses, [B, T] each.
 
     tokens int64, PAD after a stop token; logp fp32, nats: log μ(token) under the distribution that it was drawn from, from the
-    forward pass that drew it, 0 on PAD; version int64: of the weights that drew it.
+    forward pass that drew it, 0 on PAD; version int64: of the weights that drew it. expert_ids, expert_weights: the routes taken
+    by that pass (`routes.Routes`), None of a dense model or where the engine does not tell them.
     """
 
     tokens: Tensor
     logp: Tensor
     version: Tensor
+    expert_ids: Tensor | None = None
+    expert_weights: Tensor | None = None
 
 
 class RolloutEngine(ABC):
@@ -35,6 +38,8 @@ class RolloutEngine(ABC):
     checked against the signature.
     """
 
+    routes: bool = False
+    """Whether the rollouts of a mixture of experts tell the experts taken, in `Rollout.expert_ids`."""
     tolerance: float | None = None
     """Where another library loads the weights: how far, in nats, its answers may be off the actor's after a load (`sync.py`)."""
 

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
-from harness.config import Config, Hub, Precision
+from harness.config import Config, Hub, MixtureModel, Precision
 from harness.errors import UserError
 from harness.models import build, device, hub_config, hub_model, hub_tokenizer, qwen3_config
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
 from harness.tasks import TASKS
+from harness.train.routing import balance_loss
 
 HELD_OUT = 0.25
 """Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that all can be solved."""
@@ -109,17 +110,21 @@ def _make(config: Config, folder: Path) -> None:
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
-def _train(config: Config, task, prompts: np.ndarray) -> Qwen3ForCausalLM:
+def _train(config: Config, task, prompts: np.ndarray) -> PreTrainedModel:
     w = config.warmstart
     net = build(policy_config(config), derive(w.seed, "init")).to(device()).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
+    mixture = isinstance(config.model, MixtureModel)
+    routed = {"output_router_logits": True} if mixture else {}
     for step in range(w.steps):
         asked = prompts[rng.integers(0, len(prompts), w.batch)]
         ids = torch.from_numpy(np.concatenate([asked, task.demonstrations(asked, rng)], axis=1)).to(device())
-        logits = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
+        out = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length, **routed)
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
+        if mixture:
+            loss = loss + config.model.router_aux_loss_coef * balance_loss(out.router_logits, config.model.num_experts_per_tok)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -130,7 +135,7 @@ def _train(config: Config, task, prompts: np.ndarray) -> Qwen3ForCausalLM:
     return net
 
 
-def _solve_rates(config: Config, task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
+def _solve_rates(config: Config, task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
     samples = config.warmstart.filter_samples
     engine = LocalEngine(policy_config(config), Precision(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
