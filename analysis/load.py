@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +15,11 @@ from algos.registry import RegistryError
 from analysis import folders
 from analysis.problems import problems
 from analysis.store import Record, collect
+from harness.arms import NONE, Arm, arms
 from harness.collapse import outcome
 from harness.errors import UserError
-from harness.run.folder import FINISHED, arm_name
+from harness.run.folder import FINISHED
 
-OPERATION = ("run.", "tracking.", "checkpoint.", "dump.")
-"""Keys that say how a run is operated: they change no result."""
-NAMED = ("rollout.precision.name", "loss.name", "correction.weight.level", "correction.weight.action")
-"""Keys that `arm_name` tells already."""
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
@@ -80,7 +75,7 @@ def load(source: Path | str, seeds: Collection[int] = ()) -> Sweep:
             asked = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"{source}: no run has seed {asked}; it has {', '.join(map(str, there))}")
     configs = {run: record.config for run, record in records.items()}
-    runs = _runs(source, records, _arms(configs))
+    runs = _runs(source, records, arms(configs))
     steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
     provenance = {run: record.provenance for run, record in records.items() if record.provenance}
     damaged = unreadable | {run: record.damage for run, record in records.items() if record.damage}
@@ -88,23 +83,24 @@ def load(source: Path | str, seeds: Collection[int] = ()) -> Sweep:
     return Sweep(name, folder, runs, steps, configs, provenance, problems(runs, metrics, provenance, damaged))
 
 
-def _runs(source: Path | str, records: dict[str, Record], arms: dict[str, dict[str, str]]) -> pd.DataFrame:
+def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
     rows, seen = [], {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
         updates = actor["num_minibatches"] * actor.get("epochs", 1)
-        twin = seen.setdefault((arms[run]["arm"], seed), run)
+        twin = seen.setdefault((named[run], seed), run)
         if twin != run:
-            what = f"seed {seed} of {arms[run]['arm']}"
+            what = f"seed {seed} of {named[run]}"
             raise UserError(f"{source}: {twin} and {run} are both {what}; move one of them away")
         ended = outcome(record.onsets, record.config["collapse"]["detectors"])
         kind = ended.kind if record.state in FINISHED or ended.kind == "collapsed" else "unfinished"
         rows.append(
             {
                 "run": run,
-                **arms[run],
+                "arm": str(named[run]),
+                **named[run]._asdict(),
                 "source": _source(record.config),
-                "control": arms[run]["correction"] == "none" and _own_precision(record.config),
+                "control": named[run].correction == NONE and _own_precision(record.config),
                 "seed": seed,
                 "state": record.state,
                 "error": record.error,
@@ -142,60 +138,3 @@ def _own_precision(config: dict[str, Any]) -> bool:
     rollout, own = config["rollout"], config["actor"]["dtype"]
     same = rollout["precision"]["name"] == own and rollout.get("kv_cache", "compute") == "compute"
     return same and not rollout["engine"].get("noise") and (own == "fp32" or rollout["engine"]["name"] == "local")
-
-
-def _arms(configs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Per run the parts of its arm's name: precision, loss, correction, and any other key in which the runs differ."""
-    flat = {run: flatten(config) for run, config in configs.items()}
-    short = {run: arm_name(config, seed=False) for run, config in configs.items()}
-    same: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for run, values in flat.items():
-        same[short[run]].append(values)
-    differing = {name: _differing(values) for name, values in same.items()}
-    everywhere = _differing(flat.values())
-    arms = {}
-    for run, values in flat.items():
-        # A key counts if runs of the same short name differ in it, or if it has nothing to do with what the name tells.
-        other = [k for k in everywhere if not k.startswith(("rollout.precision.", "loss.", "correction."))]
-        told = [key for key in sorted({*other, *differing[short[run]]}) if key in values]
-        words = {key: f"{key}={json.dumps(values[key])}" for key in told}
-        precision, loss, *correction = short[run].split(" ")
-        correction += [words[key] for key in told if key.startswith("correction.")]
-        arms[run] = {
-            "arm": " ".join([short[run], *words.values()]),
-            "precision": precision,
-            "loss": " ".join([loss, *(words[key] for key in told if key.startswith("loss."))]),
-            "correction": " ".join(correction) or "none",
-            "setting": " ".join(words[key] for key in told if not key.startswith(("correction.", "loss."))),
-        }
-    return arms
-
-
-def _differing(configs: Iterable[dict[str, Any]]) -> list[str]:
-    """The keys, in order, in which flattened configs disagree and which neither operate a run nor are told by its name."""
-    configs = list(configs)
-    found: dict[str, list[str]] = defaultdict(list)
-    for values in configs:
-        for key, value in values.items():
-            found[key].append(repr(value))
-    keys = [key for key, values in found.items() if len(set(values)) > 1 or len(values) < len(configs)]
-    return sorted(key for key in keys if not key.startswith(("seed", *OPERATION)) and key not in NAMED)
-
-
-def differs(key: str, configs: Iterable[dict[str, Any]]) -> bool:
-    """Whether flattened configs disagree in `key`."""
-    return len({json.dumps(values.get(key)) for values in configs}) > 1
-
-
-def shared(configs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The keys, dots between, in which all configs agree, with their values."""
-    flat = [flatten(config) for config in configs]
-    return {key: value for key, value in flat[0].items() if not differs(key, flat)}
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat

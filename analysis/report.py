@@ -13,9 +13,10 @@ from rich.table import Table
 from analysis import tables, words
 from analysis.figures import FIGURES
 from analysis.figures.style import COLOURS
-from analysis.load import OPERATION, Sweep, load, shared
+from analysis.load import Sweep, load
 from analysis.page import page
 from analysis.performance import HEALTHY
+from harness.arms import OPERATION, shared
 from harness.errors import UserError
 
 LISTED = 3
@@ -107,7 +108,7 @@ def _onsets(sweep: Sweep) -> dict[str, pd.Series]:
 
 def _settings(sweep: Sweep) -> str:
     values = shared(sweep.configs.values())
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if not key.startswith(OPERATION))
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if key.partition(".")[0] not in OPERATION)
 
 
 def _markdown(sweep: Sweep, answer: list[str], sections: dict[str, tuple[str, pd.DataFrame]]) -> str:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import UserError
 
-VERSION = 2
+VERSION = 3
 """Of the cache's layout; a cache of another version is read anew."""
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from analysis.store import Record, Source, rows_table, table_of
 from harness.errors import UserError
+from harness.recorded import recorded
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
@@ -141,7 +142,7 @@ def _run(run: str, config: dict, summary: dict, rows: list[dict], damage: str) -
     state = summary.get("state", "running")  # no word of its end: it runs still, or was killed
     state = "running" if state == "interrupted" else state
     error, metrics = summary.get("error", ""), table.column_names[2:]
-    return Record(record["config"], record["provenance"], state, step, error, onsets, metrics, damage), table
+    return Record(recorded(record["config"]), record["provenance"], state, step, error, onsets, metrics, damage), table
 
 
 def _number(value: Any) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import survival, tables
-from analysis.load import Sweep, shared
+from analysis.load import Sweep
 from analysis.performance import HEALTHY, rewards
 from analysis.problems import version
+from harness.arms import shared
 
 MATRIX = (
     "Each cell: collapsed of ended runs; mean of their last held-out rewards (the least to the most); its difference from the "

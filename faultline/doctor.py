@@ -6,14 +6,13 @@ import platform
 from importlib.metadata import version
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import Precision, parse
+from harness.compose import compose
+from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
-from harness.rollouts.vllm_support import installed, kv_cache_refusal, weight_formats
+from harness.rollouts.vllm_support import installed, kv_cache_refusal, slow_formats, weight_formats
 
 
 def doctor(parity: bool) -> None:
@@ -23,8 +22,9 @@ def doctor(parity: bool) -> None:
     print(f"vLLM: {installed() or 'not installed; `make vllm` does it, or says why it cannot'}")
     if installed():
         caches = {f"kv_cache={name}": kv_cache_refusal(name, head_dim=128) for name in ("fp8_e4m3", "fp8_e5m2")}
+        slow = slow_formats()
         for option, refusal in (weight_formats() | caches).items():
-            print(f"  {option}: {'yes' if refusal is None else f'no, {refusal}'}")
+            print(f"  {option}: {f'no, {refusal}' if refusal else f'slow, {slow[option]}' if option in slow else 'yes'}")
     if parity:
         _parity()
 
@@ -33,10 +33,8 @@ def _parity() -> None:
     from harness.parity import NORMAL, parity
 
     names = {name for name, _ in NORMAL}
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        configs = {name: compose("config", [f"rollout/precision={name}"]) for name in names}
-    composed = {name: OmegaConf.to_container(config, resolve=True) for name, config in configs.items()}
-    precisions = {name: Precision.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
+    composed = {name: compose(f"rollout/precision={name}") for name in names}
+    precisions = {name: PrecisionConfig.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
     table = Table("precision", "KV cache", "pair", "mean |Δ|", "largest |Δ|", "K3", "normal mean", "")
     abnormal, refusals = [], {}
     for row in parity(precisions, parse(composed["fp32"]).actor):

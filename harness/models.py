@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -19,8 +20,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from harness.config import Hub, MixtureModel, Sizes
+from harness.config import HubConfig, MixtureConfig, SizesConfig
 from harness.errors import UserError
+from harness.tasks import Task, TokenTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,9 +32,21 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def qwen3_config(model: Sizes, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
+def policy_config(model: SizesConfig | HubConfig, task: Task) -> PretrainedConfig:
+    """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
+
+    Raises UserError for a task without tokens of its own where the model has none either.
+    """
+    if isinstance(model, HubConfig):
+        return hub_config(model)
+    if not isinstance(task, TokenTask):
+        raise UserError(f"model={model.name}: {type(task).__name__} lacks vocab_size or demonstrations; set model=hub")
+    return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
+
+
+def qwen3_config(model: SizesConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
-    if isinstance(model, MixtureModel):
+    if isinstance(model, MixtureConfig):
         kind, special = Qwen3MoeConfig, {"mlp_only_layers": [], "decoder_sparse_step": 1}
     else:
         kind, special = Qwen3Config, {}
@@ -60,13 +74,13 @@ def build(config: Qwen3Config | Qwen3MoeConfig, seed: int) -> PreTrainedModel:
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
-def hub_config(model: Hub) -> PretrainedConfig:
+def hub_config(model: HubConfig) -> PretrainedConfig:
     """The transformers config of a pretrained model."""
     with _explained(model):
         return AutoConfig.from_pretrained(model.path)
 
 
-def hub_model(model: Hub) -> PreTrainedModel:
+def hub_model(model: HubConfig) -> PreTrainedModel:
     """A pretrained model in fp32, from safetensors only: nothing of a checkpoint is executed."""
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
@@ -74,14 +88,20 @@ def hub_model(model: Hub) -> PreTrainedModel:
         )
 
 
-def hub_tokenizer(model: Hub) -> PreTrainedTokenizerBase:
+def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a pretrained model."""
     with _explained(model):
         return AutoTokenizer.from_pretrained(model.path)
 
 
+MADE = Path("models")
+"""Where `make llm` puts what it makes; the hub has nothing under this name."""
+
+
 @contextmanager
-def _explained(model: Hub) -> Iterator[None]:
+def _explained(model: HubConfig) -> Iterator[None]:
+    if MADE in (path := Path(model.path)).parents and not path.exists():
+        raise UserError(f"model.path={model.path}: there is no such folder here; `make llm` makes models/smollm2")
     try:
         yield
     except (OSError, ValueError) as error:

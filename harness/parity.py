@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.config import Actor as ActorConfig
-from harness.config import Model, Precision
+from harness.config import ActorConfig, ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, qwen3_config
 from harness.rollouts import RolloutEngine
@@ -23,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.train.actor import DeepSpeedActor
 
-SIZES = Model(
+SIZES = ModelConfig(
     name="qwen3", hidden_size=128, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, intermediate_size=256,
 )  # multiples of 128: FP8 in blocks
@@ -65,7 +64,7 @@ class Pair(NamedTuple):
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 
 
-def parity(precisions: dict[str, Precision], actor: ActorConfig) -> Iterator[Pair]:
+def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterator[Pair]:
     """Every pair in every precision of NORMAL, as it is measured; `precisions` by their names."""
     net = build(qwen3_config(SIZES, VOCABULARY, PROMPT + RESPONSE), 0)
     with torch.no_grad():
@@ -94,7 +93,7 @@ def parity(precisions: dict[str, Precision], actor: ActorConfig) -> Iterator[Pai
             yield Pair(name, kv_cache, f"{a} – {b}", *_difference(logp[a], logp[b]), refused)
 
 
-def _engines(shape, precision: Precision, kv_cache: str) -> tuple[dict[str, RolloutEngine], str | None]:
+def _engines(shape, precision: PrecisionConfig, kv_cache: str) -> tuple[dict[str, RolloutEngine], str | None]:
     engines: dict[str, RolloutEngine] = {}
     refusal = None
     for name, kind, more in (("local", LocalEngine, {}), ("vllm", VllmEngine, {"kv_cache_gib": 0.25})):

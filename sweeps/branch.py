@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra import compose, initialize_config_module
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from analysis.load import flatten
-from experiments.train import refusal
+from harness.arms import flatten
 from harness.collapse import DETECTORS
+from harness.compose import compose
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import RunFolder
@@ -45,7 +43,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
     from analysis.report import report
-    from harness.build import check
+    from harness.validate import check
 
     if noise:
         configs += _seeded(found, _noise_arm(found), seeds, sweep)
@@ -92,22 +90,21 @@ def _check_overrides(overrides: str) -> None:
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
     """The config with overrides applied, as a dictionary: group=option takes all that the option sets, key=value one key."""
     result = OmegaConf.create(config.model_dump(mode="json"))
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        plain = flatten(OmegaConf.to_container(compose("config"), resolve=True))
-        for override in overrides:
-            key = override.partition("=")[0]
-            try:
-                composed = OmegaConf.to_container(compose("config", [override]), resolve=True)
-            except HydraException as error:
-                raise UserError(f"--set {override}: {refusal(error)}") from None
-            if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole place is replaced
-                place = key.replace("/", ".")
-                OmegaConf.update(result, place, OmegaConf.select(OmegaConf.create(composed), place), merge=False)
-                changed = {k: v for k, v in flatten(composed).items() if plain.get(k) != v and not k.startswith(f"{place}.")}
-            else:
-                changed = {key: OmegaConf.select(OmegaConf.create(composed), key)}
-            for name, new in changed.items():
-                OmegaConf.update(result, name, new)
+    plain = flatten(compose())
+    for override in overrides:
+        key = override.partition("=")[0]
+        try:
+            composed = compose(override)
+        except UserError as error:
+            raise UserError(f"--set {override}: {error}") from None
+        if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole place is replaced
+            place = key.replace("/", ".")
+            OmegaConf.update(result, place, OmegaConf.select(OmegaConf.create(composed), place), merge=False)
+            changed = {k: v for k, v in flatten(composed).items() if plain.get(k) != v and not k.startswith(f"{place}.")}
+        else:
+            changed = {key: OmegaConf.select(OmegaConf.create(composed), key)}
+        for name, new in changed.items():
+            OmegaConf.update(result, name, new)
     return OmegaConf.to_container(result)
 
 

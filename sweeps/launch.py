@@ -6,20 +6,17 @@ import hashlib
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from analysis.load import OPERATION, differs, flatten
+from harness.arms import OPERATION, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.run.folder import FINISHED, RunFolder, arm_name, writing
+from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps.ledger import ENDS, RunState, Sweep, claimed
 from sweeps.local import Local, last_lines
 from sweeps.options import SlurmOptions
 from sweeps.progress import Display, clock
-
-TOLD = ("seed", "rollout.precision.", "loss.name", "correction.weight.level", "correction.weight.action")
-"""Keys that the name of an arm tells already."""
 
 
 class Executor(Protocol):
@@ -55,7 +52,7 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
         print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
         _belongs(sweep, grid, states, extend)
         active = executor.active(sweep, states)
-        plan(sweep, grid, states, arm_names(grid.values()))
+        plan(sweep, grid, states)
         remember(sweep, kind)
         todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
         _announce(sweep, grid, todo, active, executor)
@@ -93,7 +90,8 @@ def _executor(kind: dict[str, Any], code: str | None) -> Executor:
 
 
 def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
-    with Display(list(grid.values())) as display:
+    names = {run: state.name for run, state in sweep.states().items()}
+    with Display(list(grid.values()), names) as display:
         ended = executor.run(sweep, todo, display.update)
     if ended:
         _settle(sweep)
@@ -152,15 +150,23 @@ def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState],
     )
 
 
-def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], arms: list[str]) -> None:
-    """Every run of the grid gets its folder with its config, and its place in the ledger under the name of its arm."""
-    for (run, config), arm in zip(grid.items(), arms, strict=True):
-        if run not in states:
-            folder = sweep.folder(run)
-            with writing(folder.path):
-                folder.path.mkdir(parents=True, exist_ok=True)
-            folder.write("config.json", config.model_dump(mode="json"))
-            sweep.log("planned", [run], arm=arm, seed=config.seed, steps=config.steps, cost=cost(config))
+def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
+    """Every run of the grid gets its folder with its config, and its place in the ledger under the name of its arm.
+
+    New runs may differ from those of the sweep in a key in which these agreed: they are named anew too.
+    """
+    new = {run: config for run, config in grid.items() if run not in states}
+    for run, config in new.items():
+        folder = sweep.folder(run)
+        with writing(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write("config.json", config.model_dump(mode="json"))
+    arms = sweep.arms() if new else {}
+    for run, config in new.items():
+        sweep.log("planned", [run], arm=arms[run], seed=config.seed, steps=config.steps, cost=cost(config))
+    for run, state in states.items():
+        if arms.get(run, state.arm) != state.arm:
+            sweep.log("renamed", [run], arm=arms[run])
 
 
 def _announce(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
@@ -209,18 +215,5 @@ def cost(config: Config) -> str:
     return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
 
-def arm_names(configs: Iterable[Config]) -> list[str]:
-    """What each config is called: its arm, and every other key in which the grid differs."""
-    flats = [_flat(config) for config in configs]
-    keys = sorted({key for flat in flats for key in flat if not key.startswith(TOLD)})
-    told = [key for key in keys if differs(key, flats)]
-    names = [arm_name(config.model_dump(), seed=False) for config in configs]
-    return [
-        " ".join([name, *(f"{key}={json.dumps(flat[key])}" for key in told if key in flat)])
-        for name, flat in zip(names, flats, strict=True)
-    ]
-
-
 def _flat(config: Config) -> dict:
-    values = config.model_dump(mode="json")
-    return {key: value for key, value in flatten(values).items() if not key.startswith(OPERATION)}
+    return flatten(config.model_dump(mode="json", exclude={*OPERATION}))

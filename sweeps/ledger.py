@@ -14,24 +14,28 @@ process ended.
 from __future__ import annotations
 
 import fcntl
-import json
+import functools
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from harness.config import Config, Run, explain
+from harness.arms import arm, arms
+from harness.config import Config, RunConfig, explain
 from harness.errors import Unavailable, UserError
-from harness.run.folder import FINISHED, RunFolder, arm_name, writing
+from harness.recorded import recorded
+from harness.run import jsonl
+from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps import STARTED
 
 EVENTS = {
     "planned": "a run belongs to the sweep: arm, seed, steps",
+    "renamed": "its arm has another name, for the sweep got runs that differ from it in another key: arm",
     "submitted": "a launcher took it up: the batch given to Slurm, empty for the local launcher",
     "started": "its process began: job, host, pid, the step of its checkpoint",
     "ended": "its process ended: state, error, steps done, seconds",
@@ -39,6 +43,7 @@ EVENTS = {
 }
 KEYS: dict[str, dict[str, type]] = {
     "planned": {"arm": str, "seed": int, "steps": int},
+    "renamed": {"arm": str},
     "submitted": {"batch": str},
     "started": {"job": str, "step": int},
     "ended": {"state": str},
@@ -115,7 +120,7 @@ class Sweep:
             told = "; ".join(explain(problem) for problem in error.errors()[:3])
             raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {told}") from None
         place = self.path.resolve()
-        return config.model_copy(update={"run": Run(root=str(place.parent), sweep=place.name)})
+        return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
         """Whether its folder says so. Not where that cannot be read: the run's own process will tell."""
@@ -177,51 +182,52 @@ class Sweep:
         """Append one event of each of `runs`."""
         assert event in EVENTS
         now = round(time.time(), 3)
-        text = "".join(json.dumps({"event": event, "run": run, "time": now, **more}) + "\n" for run in runs)
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / "ledger.jsonl", "ab+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # jobs on other nodes append too
-                if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                    text = "\n" + text  # a line that was cut short stays alone on its line
-                file.write(text.encode())
+            jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. A line that is no event is left out and named in `damaged`."""
         path = self.home / "ledger.jsonl"
         self.damaged = []
         events = []
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-            try:
-                event = json.loads(line)
-                needed = {"run": str, **KEYS[event["event"]]}
-                if not all(isinstance(event[key], kind) for key, kind in needed.items()):
-                    raise ValueError
-            except (ValueError, KeyError, TypeError):
-                self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
-            else:
+        for number, event in jsonl.read(path):
+            if event is not None and _whole(event):
                 events.append(event)
+            else:
+                self.damaged.append(f"{path}:{number}: not an event; left out, run folders and Slurm tell what it told")
         return events
 
     def states(self) -> dict[str, RunState]:
         """The state of each run of the sweep as the ledger alone tells it."""
         states: dict[str, RunState] = {}
+        arms = functools.cache(self.arms)
         for event in self.events():
             run = event["run"]
             if event["event"] == "planned":
                 planned = {key: event[key] for key in KEYS["planned"]}
                 states[run] = states[run]._replace(**planned) if run in states else RunState(**planned)
-            elif known := states.get(run) or self._planned(run):
+            elif known := states.get(run) or self._planned(run, arms):
                 states[run] = _after(known, event)
         return states
 
-    def _planned(self, run: str) -> RunState | None:
+    def arms(self) -> dict[str, str]:
+        """The arm of each run that has a readable config, by the name that a report gives it."""
+        configs = {}
+        for path in self.path.glob("*/config.json"):
+            with suppress(UserError, KeyError, TypeError):  # what is no config has no arm
+                config = recorded(RunFolder(path.parent).read("config.json"))
+                arm(config)
+                configs[path.parent.name] = config
+        return {run: str(name) for run, name in arms(configs).items()}
+
+    def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
         """What the lost line said when `run` was planned; None if it has no folder."""
         try:
             config = self.config(run)
         except UserError:
             return None
-        return RunState(arm_name(config.model_dump(), seed=False), config.seed, config.steps)
+        return RunState(arms()[run], config.seed, config.steps)
 
     def settle(self, run: str, state: RunState, why: str) -> RunState:
         """The state of a run whose process is gone without an `ended`: its folder may tell, else it was interrupted."""
@@ -243,8 +249,16 @@ def claimed(folder: RunFolder) -> bool:
         return True
 
 
+def _whole(event: dict[str, Any]) -> bool:
+    """Whether it is one of EVENTS and has all that such an event must have."""
+    needed = KEYS.get(event["event"]) if isinstance(event.get("event"), str) else None
+    return needed is not None and all(isinstance(event.get(key), kind) for key, kind in {"run": str, **needed}.items())
+
+
 def _after(state: RunState, event: dict[str, Any]) -> RunState:
     match event["event"]:
+        case "renamed":
+            return state._replace(arm=event["arm"])
         case "submitted":
             return state._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
         case "started":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.live import Live
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.run.folder import FINISHED, STATES, RunFolder, arm_name
+from harness.run.folder import FINISHED, STATES, RunFolder
 
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""
@@ -19,11 +20,11 @@ ROWS = 40
 
 
 class Display:
-    """A live table on a terminal, a line now and then elsewhere."""
+    """A live table on a terminal, a line now and then elsewhere. names: of the runs, by digest."""
 
-    def __init__(self, configs: list[Config]):
+    def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}
-        self.names = {d: arm_name(c.model_dump()) for d, c in self.configs.items()}
+        self.names = names
         self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
         self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]

@@ -1,26 +1,88 @@
-"""`--forbid-skips`: a test that did not run has not passed. Only tests marked `gpu` may be skipped, on a machine without one.
+"""What tests need of a machine, and `--forbid-skips`: a test that did not run has not passed.
+
+A marker of NEEDS says what a test needs. Where that is missing the test is skipped. `--forbid-skips`, which `make test` and CI
+give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
 With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files that
 share one Slurm run on one too, and first, since they take longest.
 """
 
+import functools
+import os
+import shutil
 import signal
+from importlib.util import find_spec
 
 import pytest
 
 SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
 
 
+
+def _gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _cpu_fp8_cache() -> bool:
+    from harness.rollouts import vllm_support
+
+    return _vllm() and vllm_support.this_machine().gpu is None and vllm_support.kv_cache_refusal("fp8_e4m3", 32) is None
+
+
+def _vllm() -> bool:
+    return find_spec("vllm") is not None
+
+
+def _slurm() -> bool:
+    """slurm/local/up.sh installs it for root."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    installable = os.geteuid() == 0 and shutil.which("apt-get")
+    return bool(installable or all(shutil.which(program, path=path) for program in ("slurmctld", "slurmd", "munged")))
+
+
+def _chromium() -> bool:
+    return shutil.which("chromium") is not None
+
+
+UNITS = {"gpu": ("a GPU", _gpu), "cpu_fp8_cache": ("a CPU on which vLLM has an FP8 cache", _cpu_fp8_cache)}
+SOFTWARE = {
+    "vllm": ("vLLM: make vllm", _vllm),
+    "slurm": ("Slurm: apt-get install slurm-wlm munge", _slurm),
+    "chromium": ("chromium: apt-get install chromium", _chromium),
+}
+NEEDS = UNITS | SOFTWARE
+"""Marker -> what a test with it needs, whether this machine has it."""
+
+
+@functools.cache
+def _has(need: str) -> bool:
+    return NEEDS[need][1]()
+
+
 def pytest_addoption(parser):
-    parser.addoption("--forbid-skips", action="store_true", help="fail if any test was skipped, other than those marked gpu")
+    parser.addoption("--forbid-skips", action="store_true", help="fail if a test was skipped, unless for units of a machine")
+    parser.addoption("--without", default="", help=f"software that may be missing all the same, of {', '.join(SOFTWARE)}")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU")
-    config.pluginmanager.register(Skips(), "skips")
+    for need, (what, _) in NEEDS.items():
+        config.addinivalue_line("markers", f"{need}: needs {what}")
+    config.addinivalue_line("markers", "slow: takes seconds; `make check` leaves it out")
+    without = set(filter(None, config.getoption("--without").split(",")))
+    if unknown := without - SOFTWARE.keys():
+        raise pytest.UsageError(f"--without={','.join(sorted(unknown))}: it takes {', '.join(SOFTWARE)}")
+    config.pluginmanager.register(Skips({*UNITS, *without}), "skips")
     # A shell starts `make test &` with SIGINT ignored, which all processes below inherit: tests of Ctrl-C would wait for nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item):
+    for need in NEEDS:
+        if item.get_closest_marker(need) and not _has(need):
+            pytest.skip(f"needs {NEEDS[need][0]}")
 
 
 def pytest_collection_modifyitems(items):
@@ -42,11 +104,12 @@ def pytest_xdist_make_scheduler(config, log):
 class Skips:
     """Counts them where all reports arrive, which under xdist is not where the tests run."""
 
-    def __init__(self):
-        self.seen = []
+    def __init__(self, allowed: set[str]):
+        """allowed: markers of tests that may be skipped."""
+        self.allowed, self.seen = allowed, []
 
     def pytest_runtest_logreport(self, report):
-        if report.skipped and "gpu" not in report.keywords and not hasattr(report, "wasxfail"):
+        if report.skipped and not self.allowed & set(report.keywords) and not hasattr(report, "wasxfail"):
             self.seen.append(report.nodeid)
 
     def pytest_sessionfinish(self, session, exitstatus):

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from analysis import tables
 from analysis.figures.heat import heat, height
 from analysis.figures.style import COLOURS, grid, short, subplots
-from analysis.load import Sweep, flatten
+from analysis.load import Sweep
 from analysis.performance import HEALTHY, rewards
+from harness.arms import flatten
 
 BOUND = "correction.weight.upper"
 

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 import pandas as pd
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from analysis.load import load
+from harness.compose import compose
 from harness.config import Config, parse
 from harness.run.folder import RunFolder
 
@@ -24,8 +23,7 @@ def main() -> None:
     """Print seconds by the clock and of processor time, and the ratio per run."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        with initialize_config_module("experiments.conf", version_base="1.3"):
-            plain = OmegaConf.to_container(compose("config", [f"run.root={root}", "run.sweep=bench"]), resolve=True)
+        plain = compose(f"run.root={root}", "run.sweep=bench")
         files = [_write(parse(plain | {"seed": seed, "steps": STEPS})) for seed in range(RUNS)]
         size = sum(file.stat().st_size for file in files) / 2**20
         print(f"\nreading {RUNS} runs x {STEPS:,} steps x {METRICS} metrics, {size:,.0f} MiB of JSON lines")

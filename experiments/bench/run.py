@@ -8,18 +8,18 @@ from functools import partial
 from statistics import median
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch.profiler import profile
 from transformers import GenerationConfig
 
-from harness.config import Config, Precision, parse
-from harness.models import DTYPES, build
+from harness.build import build_task
+from harness.compose import compose
+from harness.config import Config, PrecisionConfig, parse
+from harness.models import DTYPES, build, policy_config
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import RunFolder
 from harness.seeding import generator
 from harness.train.trainer import Trainer
-from harness.train.warmstart import policy_config, warm_start
+from harness.train.warmstart import warm_start
 
 ROUNDS = 7
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
@@ -39,14 +39,15 @@ def sampling(config: Config) -> None:
     Once on the demo's batch, where the samples of a prompt share what they have in common, and once on single samples of
     different prompts, where nothing is shared.
     """
-    start = warm_start(config)
-    shape = policy_config(config)
+    task = build_task(config)
+    start = warm_start(config, task)
+    shape = policy_config(config.model, task)
     length = shape.max_position_embeddings - start.train.shape[1]
     print(f"\nsampling responses of {length} tokens, {sum(w.numel() for w in start.state.values()):,} parameters")
     batch = start.train[: config.rollout.prompts].repeat_interleave(config.rollout.group_size, dim=0)
     single = torch.cat([start.train, start.held_out])
     for name in ("fp32", "bf16"):
-        engine = LocalEngine(shape, Precision(name=name, compute=name, weights=None, activations=None))
+        engine = LocalEngine(shape, PrecisionConfig(name=name, compute=name, weights=None, activations=None))
         engine.load_weights(start.state.items(), 0)
         net = build(shape, 0).eval()
         net.load_state_dict(start.state)
@@ -116,6 +117,4 @@ def _interleaved(*runs: Callable) -> list[float]:
 
 
 def _demo(*overrides: str) -> Config:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        composed = compose("config", ["+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides])
-        return parse(OmegaConf.to_container(composed, resolve=True))
+    return parse(compose("+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides))

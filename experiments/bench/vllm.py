@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from harness.config import Model, Precision
+from harness.config import ModelConfig, PrecisionConfig
 from harness.models import build, qwen3_config
 from harness.rollouts import RolloutEngine
 from harness.rollouts.local import LocalEngine
@@ -16,20 +16,20 @@ from harness.rollouts.vllm_support import installed, weight_formats
 from harness.seeding import generator
 
 MODELS = {
-    "the demo's model": (Model(
+    "the demo's model": (ModelConfig(
         name="qwen3", hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, intermediate_size=192,
     ), 256, 16),
-    "a larger model": (Model(
+    "a larger model": (ModelConfig(
         name="qwen3", hidden_size=512, num_hidden_layers=13, num_attention_heads=8,
         num_key_value_heads=4, head_dim=64, intermediate_size=2048,
     ), 32, 32),
 }
 """Name -> (sizes, responses, tokens of each)."""
 PRECISIONS = {
-    "fp32": Precision(name="fp32", compute="fp32", weights=None, activations=None),
-    "bf16": Precision(name="bf16", compute="bf16", weights=None, activations=None),
-    "fp8_channel": Precision(name="fp8_channel", compute="bf16", weights="fp8_channel", activations="fp8_token"),
+    "fp32": PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None),
+    "bf16": PrecisionConfig(name="bf16", compute="bf16", weights=None, activations=None),
+    "fp8_channel": PrecisionConfig(name="fp8_channel", compute="bf16", weights="fp8_channel", activations="fp8_token"),
 }
 VOCABULARY, PROMPT, ROUNDS = 64, 4, 3
 

@@ -11,12 +11,12 @@ from statistics import median
 import torch
 from transformers import Qwen3ForCausalLM
 
-from harness.config import Actor, Model
+from harness.config import ActorConfig, ModelConfig
 from harness.models import build, device, qwen3_config
 from harness.train.actor import DeepSpeedActor
 
 ROUNDS, ROWS, TOKENS, VOCABULARY = 5, 16, 48, 64
-SIZES = Model(
+SIZES = ModelConfig(
     name="qwen3", hidden_size=256, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, head_dim=64, intermediate_size=768,
 )
@@ -25,7 +25,7 @@ SIZES = Model(
 def main() -> None:
     """Median seconds over rounds in which the arms take turns, so that a busy machine slows all alike."""
     torch.set_num_threads(1)
-    config = Actor(
+    config = ActorConfig(
         zero_stage=0, dtype="fp32", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, max_grad_norm=1.0, num_minibatches=1,
         epochs=1, micro_tokens=None, gradient_checkpointing=False, scoring="forward",
     )  # fmt: skip
@@ -46,7 +46,7 @@ def main() -> None:
         print(f"  {name}: {taken * 1e3:.0f} ms, {taken / seconds['plain torch']:.2f} of plain torch")
 
 
-def _plain(net: Qwen3ForCausalLM, config: Actor, ids: torch.Tensor) -> Callable[[], None]:
+def _plain(net: Qwen3ForCausalLM, config: ActorConfig, ids: torch.Tensor) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(
         net.train().parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=True
     )
@@ -61,7 +61,7 @@ def _plain(net: Qwen3ForCausalLM, config: Actor, ids: torch.Tensor) -> Callable[
     return step
 
 
-def _actor(net: Qwen3ForCausalLM, config: Actor, ids: torch.Tensor) -> Callable[[], None]:
+def _actor(net: Qwen3ForCausalLM, config: ActorConfig, ids: torch.Tensor) -> Callable[[], None]:
     actor = DeepSpeedActor(net, config)
 
     def step() -> None:

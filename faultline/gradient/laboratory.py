@@ -13,13 +13,12 @@ from algos.objective import Objective
 from faultline.gradient.estimate import Grams, drowned
 from faultline.gradient.methods import Method, Samples, coefficients, load_loss
 from faultline.gradient.progress import Progress
-from harness.config import Model
+from harness.config import ModelConfig
 from harness.errors import UserError
-from harness.models import build
+from harness.models import build, policy_config
 from harness.rollouts import RolloutEngine
 from harness.seeding import generator
 from harness.train.trainer import Trainer
-from harness.train.warmstart import policy_config
 
 
 class Drawn(NamedTuple):
@@ -35,7 +34,7 @@ class Laboratory:
 
     def __init__(self, trainer: Trainer, prompts: int, seed: int):
         self.trainer, self.seed, config = trainer, seed, trainer.config
-        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, Model):
+        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, ModelConfig):
             raise UserError(
                 "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
                 "no padding, and asks the trainer's own policy for samples"
@@ -44,7 +43,7 @@ class Laboratory:
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
         trainer.engine.load_weights(trainer.actor.weights(), 0)
         trainer.policy.load_weights(trainer.actor.weights(), 0)
-        self.net = build(policy_config(config), config.seed).eval()
+        self.net = build(policy_config(config.model, trainer.task), config.seed).eval()
         self.net.load_state_dict({name: w.detach().float().cpu() for name, w in trainer.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:

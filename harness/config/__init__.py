@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from algos.corrections.spec import REDUCTIONS, Correction, check_baseline
 from harness.errors import UserError
-from harness.run.folder import PROBED
+from harness.run.metrics import PROBED
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -29,7 +29,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Sizes(Strict):
+class SizesConfig(Strict):
     """What a model with random weights is built from, dense or a mixture. num_attention_heads must be a multiple of
     num_key_value_heads."""
 
@@ -40,7 +40,7 @@ class Sizes(Strict):
     head_dim: Annotated[int, Field(gt=0, multiple_of=2)]
 
     @model_validator(mode="after")
-    def _grouped(self) -> Sizes:
+    def _grouped(self) -> SizesConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -57,7 +57,7 @@ class Sizes(Strict):
         }
 
 
-class Model(Sizes):
+class ModelConfig(SizesConfig):
     """A Qwen3."""
 
     name: Literal["qwen3"]
@@ -68,7 +68,7 @@ class Model(Sizes):
         return super().widths | {"intermediate_size": self.intermediate_size}
 
 
-class MixtureModel(Sizes):
+class MixtureConfig(SizesConfig):
     """A Qwen3-MoE: in every layer num_experts MLPs of moe_intermediate_size each, of which a router picks num_experts_per_tok for
     each token. It has no expert that all tokens share.
 
@@ -84,7 +84,7 @@ class MixtureModel(Sizes):
     router_aux_loss_coef: Annotated[float, Field(ge=0)]
 
     @model_validator(mode="after")
-    def _routed(self) -> MixtureModel:
+    def _routed(self) -> MixtureConfig:
         if self.num_experts_per_tok >= self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok={self.num_experts_per_tok} must be below num_experts={self.num_experts}: "
@@ -92,7 +92,7 @@ class MixtureModel(Sizes):
             )
         if self.num_experts_per_tok == 1 and self.norm_topk_prob:
             raise ValueError(
-                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1, and the router gets no gradient; set it to false"
+                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1 and the router gets no gradient; set it to false"
             )
         return self
 
@@ -101,7 +101,7 @@ class MixtureModel(Sizes):
         return super().widths | {"moe_intermediate_size": self.moe_intermediate_size}
 
 
-class Task(Strict):
+class ChainConfig(Strict):
     """The chain task, see harness/tasks/chain.py. length: values in the answer; slip: probability, in the warm start only."""
 
     name: Literal["chain"]
@@ -111,20 +111,20 @@ class Task(Strict):
     slip: Probability
 
     @model_validator(mode="after")
-    def _reachable(self) -> Task:
+    def _reachable(self) -> ChainConfig:
         if self.choices > self.modulus:
             raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
         return self
 
 
-class Hub(Strict):
+class HubConfig(Strict):
     """A causal language model with its tokenizer: path is a name on the Hugging Face hub or a local folder."""
 
     name: Literal["hub"]
     path: Annotated[str, Field(min_length=1)]
 
 
-class Text(Strict):
+class TextConfig(Strict):
     """A task of text, see harness/tasks/text.py. path, held_out_path: JSON lines; without the latter the last `held_out` prompts.
 
     max_prompt, answer_length: tokens; long_prompts: what to do with a longer prompt. instruction is put after each prompt.
@@ -143,7 +143,7 @@ class Text(Strict):
     answer_length: Count
 
     @model_validator(mode="after")
-    def _sources(self) -> Text:
+    def _sources(self) -> TextConfig:
         if self.path is None and self.name == "jsonl":
             raise ValueError("path is missing: name a file of JSON lines")
         if self.path is None and (self.held_out_path or self.held_out):
@@ -153,7 +153,41 @@ class Text(Strict):
         return self
 
 
-class WarmStart(Strict):
+class ArithmeticConfig(Strict):
+    """A task of generated sums in the chat template, see harness/tasks/arithmetic.py; it needs no file.
+
+    operators: drawn from, between `terms` numbers of up to `digits` digits. train, held_out: numbers of prompts, all different,
+    the same for every seed of a run. instruction is put after each prompt. max_prompt, answer_length: tokens.
+    """
+
+    name: Literal["arithmetic"]
+    operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
+    digits: Count
+    terms: Annotated[int, Field(ge=2)]
+    train: Count
+    held_out: Count
+    instruction: str
+    max_prompt: Count
+    answer_length: Count
+
+    prompt: ClassVar[str] = "prompt"  # these four are what Text leaves to its user
+    verifier: ClassVar[str] = "arithmetic"
+    chat: ClassVar[bool] = True
+    long_prompts: ClassVar[str] = "drop"
+
+    @model_validator(mode="after")
+    def _enough(self) -> ArithmeticConfig:
+        operators = len(set(self.operators))
+        there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
+        if (wanted := self.train + self.held_out) > there // 2:
+            raise ValueError(
+                f"train and task.held_out: {wanted} different prompts are more than half of the {there} there are; "
+                "lower them, or raise task.digits or task.terms"
+            )
+        return self
+
+
+class WarmStartConfig(Strict):
     """Supervised training on slipping answers, then a filter: prompts solved with a rate in [keep_low, keep_high] stay."""
 
     seed: int
@@ -165,13 +199,13 @@ class WarmStart(Strict):
     keep_high: Probability
 
     @model_validator(mode="after")
-    def _ordered(self) -> WarmStart:
+    def _ordered(self) -> WarmStartConfig:
         if self.keep_low >= self.keep_high:
             raise ValueError(f"keep_low={self.keep_low} must be below keep_high={self.keep_high}, else no prompt is kept")
         return self
 
 
-class Precision(Strict):
+class PrecisionConfig(Strict):
     """What a rollout computes in. compute: dtype of what is stored, of norms, embeddings and head; weights, activations: formats
     of the linear layers, null for the compute dtype."""
 
@@ -181,13 +215,13 @@ class Precision(Strict):
     activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
 
     @model_validator(mode="after")
-    def _matched(self) -> Precision:
+    def _matched(self) -> PrecisionConfig:
         if self.activations and (self.weights or "")[:3] != self.activations[:3]:
             raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
         return self
 
 
-class Named(Strict):
+class PluginConfig(Strict):
     """A plug-in by its name in the registry; its parameters stand beside it and are checked against its signature."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -200,7 +234,7 @@ class Named(Strict):
 
 def _task_tag(value: Any) -> str:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>"}.get(name, "<plugin>")
+    return {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>"}.get(name, "<plugin>")
 
 
 def _model_tag(value: Any) -> str:
@@ -208,15 +242,15 @@ def _model_tag(value: Any) -> str:
     return {"hub": "<hub>", "qwen3_moe": "<qwen3_moe>"}.get(name, "<qwen3>")
 
 
-class Rollout(Strict):
+class RolloutConfig(Strict):
     """prompts x group_size responses per step, sampled at `temperature` by `engine` in `precision`.
 
     top_p, top_k: sample from the most probable tokens of so much mass, or so many; 1 and 0 for all.
     staleness: the rollout of a step is sampled by the weights of so many steps before. overlap: sample while the trainer trains.
     """
 
-    engine: Named
-    precision: Precision
+    engine: PluginConfig
+    precision: PrecisionConfig
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
@@ -227,7 +261,7 @@ class Rollout(Strict):
     overlap: bool
 
     @model_validator(mode="after")
-    def _overlapped(self) -> Rollout:
+    def _overlapped(self) -> RolloutConfig:
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) > 1:
@@ -237,7 +271,7 @@ class Rollout(Strict):
         return self
 
 
-class Actor(Strict):
+class ActorConfig(Strict):
     """DeepSpeed ZeRO around the model, AdamW. max_grad_norm: of the global gradient norm. num_minibatches: optimizer steps
     per epoch; epochs: passes over a rollout; micro_tokens: prompt and response tokens, padding included, of one forward,
     null for no limit;
@@ -261,14 +295,14 @@ class Actor(Strict):
     scoring: Literal["exact", "forward", "none"]
 
 
-class Reduce(Strict):
+class ReduceConfig(Strict):
     """How token losses become a scalar. norm: tokens, for seq_mean_token_sum_norm only."""
 
     mode: Literal[REDUCTIONS]
     norm: Count | None
 
     @model_validator(mode="after")
-    def _norm(self) -> Reduce:
+    def _norm(self) -> ReduceConfig:
         needed = self.mode == "seq_mean_token_sum_norm"
         if needed and self.norm is None:
             raise ValueError("norm is missing: seq_mean_token_sum_norm divides by it; give the maximum length in tokens")
@@ -277,7 +311,7 @@ class Reduce(Strict):
         return self
 
 
-class Kl(Strict):
+class KlConfig(Strict):
     """A KL term of the loss: coef times the estimator, an entry of `algos.kl`.
 
     reference: `start`, the policy that the run started from, or `rollout`, the one that sampled, as the engine reported it.
@@ -288,7 +322,7 @@ class Kl(Strict):
     reference: Literal["start", "rollout"] = "start"  # of a run recorded before there was a choice
 
     @model_validator(mode="after")
-    def _both(self) -> Kl:
+    def _both(self) -> KlConfig:
         if (self.name is None) != (self.coef == 0):
             raise ValueError(f"coef={self.coef} with name={self.name}: a KL term needs both an estimator and a positive coef")
         if self.name is None and self.reference != "start":
@@ -296,13 +330,13 @@ class Kl(Strict):
         return self
 
 
-class Diagnostics(Strict):
+class DiagnosticsConfig(Strict):
     """Every `every` steps also the diagnostics that no collapse detector reads; null for never."""
 
     every: Count | None
 
 
-class Evaluation(Strict):
+class EvaluationConfig(Strict):
     """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
 
     policy `own`: sampled from the trainer's own policy in its own dtype, for models of the local engine; `rollout`: by the
@@ -313,38 +347,38 @@ class Evaluation(Strict):
     every: Count
     prompts: Annotated[int, Field(ge=2)]  # the standard error is taken over prompts
     samples: Count
-    probe: dict[Literal[PROBED], Precision]
+    probe: dict[Literal[PROBED], PrecisionConfig]
     policy: Literal["own", "rollout"]
 
 
-class Collapse(Strict):
+class CollapseConfig(Strict):
     """Detectors by name with their parameters; stop: end the run at the first event."""
 
     detectors: dict[str, dict[str, Any]]
     stop: bool
 
 
-class Checkpoint(Strict):
+class CheckpointConfig(Strict):
     """A checkpoint every `every` steps and on SIGTERM/SIGUSR2; the last `keep` stay."""
 
     every: Count
     keep: Annotated[int, Field(ge=2)]
 
 
-class Dump(Strict):
+class DumpConfig(Strict):
     """The batch of every `every`-th step as parquet under dumps/, see docs/dumps.md; null: none."""
 
     every: Count | None
 
 
-class Tracking(Strict):
+class TrackingConfig(Strict):
     """W&B as a mirror of the run folder. auto: online when a key is present, else offline."""
 
     mode: Literal["auto", "online", "offline", "disabled"]
     project: str
 
 
-class Run(Strict):
+class RunConfig(Strict):
     """Where the run folder lies: root/sweep/hash."""
 
     root: str
@@ -357,42 +391,47 @@ class Config(Strict):
     seed: Annotated[int, Field(ge=0)]
     steps: Count
     task: Annotated[
-        Annotated[Task, Tag("<chain>")] | Annotated[Text, Tag("<text>")] | Annotated[Named, Tag("<plugin>")],
+        Annotated[ChainConfig, Tag("<chain>")]
+        | Annotated[TextConfig, Tag("<text>")]
+        | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
+        | Annotated[PluginConfig, Tag("<plugin>")],
         Discriminator(_task_tag),
     ]
     model: Annotated[
-        Annotated[Model, Tag("<qwen3>")] | Annotated[MixtureModel, Tag("<qwen3_moe>")] | Annotated[Hub, Tag("<hub>")],
+        Annotated[ModelConfig, Tag("<qwen3>")]
+        | Annotated[MixtureConfig, Tag("<qwen3_moe>")]
+        | Annotated[HubConfig, Tag("<hub>")],
         Discriminator(_model_tag),
     ]
-    warmstart: WarmStart | None
-    rollout: Rollout
-    advantage: Named
-    loss: Named
+    warmstart: WarmStartConfig | None
+    rollout: RolloutConfig
+    advantage: PluginConfig
+    loss: PluginConfig
     proximal: Literal["old", "rollout"]
     baseline: Literal["all", "kept"]
     correction: Correction
-    reduce: Reduce
-    kl: Kl
-    actor: Actor
-    evaluation: Evaluation
-    diagnostics: Diagnostics
-    collapse: Collapse
-    checkpoint: Checkpoint
-    dump: Dump
-    tracking: Tracking
-    run: Run
+    reduce: ReduceConfig
+    kl: KlConfig
+    actor: ActorConfig
+    evaluation: EvaluationConfig
+    diagnostics: DiagnosticsConfig
+    collapse: CollapseConfig
+    checkpoint: CheckpointConfig
+    dump: DumpConfig
+    tracking: TrackingConfig
+    run: RunConfig
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         check_baseline(self.correction, self.baseline)
-        pretrained = isinstance(self.model, Hub)
+        pretrained = isinstance(self.model, HubConfig)
         if pretrained != (self.warmstart is None):
             raise ValueError(
                 "warmstart has no effect with model=hub, which is trained already; set warmstart=none"
                 if pretrained
                 else f"warmstart is missing: model={self.model.name} has random weights"
             )
-        if isinstance(self.task, Task if pretrained else Text):
+        if isinstance(self.task, ChainConfig if pretrained else (TextConfig, ArithmeticConfig)):
             raise ValueError(
                 f"task.name={self.task.name}: "
                 + ("has tokens of its own; model=hub needs a task of text" if pretrained else "is text, which needs model=hub")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from algos.registry import Registry
-from harness.config import Precision
+from harness.config import PrecisionConfig
 
 ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "vllm": "harness.rollouts.vllm:VllmEngine"})
 
@@ -45,7 +45,7 @@ class RolloutEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class RolloutEngine(ABC):
         """One response per row. prompts [B, P] int64, PAD on the left of shorter ones; uniforms [B, T] in [0, 1) are all the
         randomness there is."""
 
-    def rest(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
+    def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
         """Lend device memory to the actor; the next `load_weights` takes it back, and comes before the next `generate`."""
 
     @abstractmethod

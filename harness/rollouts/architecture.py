@@ -107,12 +107,12 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def _frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """θ_i = base^(−2i/head_dim), computed as transformers does, so that far positions agree to the last bit."""
+    """θ_i = base^(−2i/head_dim), in radians per position, and the factor on the tables."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":
         dim = _head_dim(config)
-        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)), 1.0
+        return rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
     if kind not in SCALED_ROPES:
         raise _refused(f"computes rotary embeddings of type default, {', '.join(SCALED_ROPES)}, not {kind}")
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.models import DTYPES
 from harness.rollouts import casts
 
@@ -32,7 +32,7 @@ class Weight(NamedTuple):
 class Arithmetic:
     """What one precision computes."""
 
-    def __init__(self, precision: Precision):
+    def __init__(self, precision: PrecisionConfig):
         self.weights, self.activations = precision.weights, precision.activations
         self.compute = DTYPES[precision.compute]
 

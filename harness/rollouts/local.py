@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, casts
@@ -48,7 +48,7 @@ class LocalEngine(RolloutEngine):
     def __init__(
         self,
         config: PretrainedConfig,
-        precision: Precision,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -78,7 +78,7 @@ class LocalEngine(RolloutEngine):
         self._eps = torch.tensor(self.shape.eps, device=self.device)
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         describe(shape)
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
             if (asked := getattr(precision, key)) not in known:

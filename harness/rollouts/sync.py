@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
@@ -28,7 +28,7 @@ UNNOTICED = 0.1
 """Share of the tolerance by which the actor's answer may move before an engine whose answer has not moved counts as stale."""
 
 
-def tolerance(precision: Precision, kv_cache: str) -> float:
+def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
     """What an engine in this precision may be off by."""
     return TOLERANCES[precision.compute] if precision.weights is None and kv_cache == "compute" else QUANTISED
 

@@ -13,6 +13,7 @@ import gc
 import hashlib
 import json
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +24,21 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.sync import QUANTISED, tolerance
-from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, head_sizes, kv_cache_refusal, option, package, weight_formats
+from harness.rollouts.vllm_support import (
+    QUANTIZATIONS,
+    can_sleep,
+    head_sizes,
+    kv_cache_refusal,
+    option,
+    package,
+    slow_formats,
+    weight_formats,
+)
 from harness.tasks import PAD
 
 INT8_CHECKPOINT = {
@@ -62,7 +72,7 @@ class VllmEngine(RolloutEngine):
     def __init__(
         self,
         shape: PretrainedConfig,
-        precision: Precision,
+        precision: PrecisionConfig,
         *,
         kv_cache: str = "compute",
         temperature: float = 1.0,
@@ -91,7 +101,7 @@ class VllmEngine(RolloutEngine):
         llm = package().LLM
         if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
-        self.sleep, self.asleep = sleep, False
+        self.sleeps, self.asleep = sleep, False
         if self.quantization == "int8":
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
@@ -121,7 +131,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: Precision, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
         package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
@@ -132,6 +142,8 @@ class VllmEngine(RolloutEngine):
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
             raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
+        if slow := slow_formats().get(option(precision)):
+            warnings.warn(f"rollout.precision={precision.name}: {slow}", stacklevel=2)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.version = None
@@ -194,8 +206,8 @@ class VllmEngine(RolloutEngine):
         dist.all_gather(parts, rows.cpu().contiguous(), group=get_tp_group().cpu_group)
         return torch.cat(parts)
 
-    def rest(self) -> None:
-        if self.sleep and not self.asleep:
+    def sleep(self) -> None:
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=1)
             self.version, self.asleep = None, True
 

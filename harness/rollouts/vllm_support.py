@@ -1,24 +1,26 @@
-"""What vLLM can compute on this machine: it is vLLM that is asked. The only file besides `vllm.py` that imports vllm."""
+"""What vLLM can compute on this machine. The only file besides `vllm.py` that imports vllm."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
-import time
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
+from harness.machine import FP8_KERNELS, Machine
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it reports that triton is missing, which no CPU needs
 
 QUANTIZATIONS = {
     "fp32, bf16, fp16": (None, None, None),
@@ -32,9 +34,11 @@ QUANTIZATIONS = {
 For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they are, without a word), so the weights are
 given to it as those of a quantised checkpoint."""
 
-FP8_TOO_SLOW = 60.0
-"""Million products a second: 15 were measured on a CPU with AMX, where oneDNN falls back on reference code, hundreds without."""
-
+FP8_BY_REFERENCE = (
+    "no native FP8 product on this CPU: oneDNN's reference code computes it, about 100 times slower than bf16 with the "
+    "demo's model and slower still with larger ones; see docs/vllm.md"
+)
+"""Measured by the command in experiments/RESULTS.md, "FP8 products on CPUs"."""
 
 @functools.cache
 def package() -> Any:
@@ -56,73 +60,84 @@ def installed() -> str | None:
     return None
 
 
-def weight_formats() -> dict[str, str | None]:
-    """Options of rollout/precision -> why vLLM cannot compute in them here, None where it can. It is vLLM that is asked."""
-    package()
-    from vllm.model_executor.kernels.linear.scaled_mm import cpu
-    from vllm.platforms import current_platform
-
-    refusals: dict[str, str | None] = dict.fromkeys(QUANTIZATIONS)
-    if current_platform.is_cpu():
-        if not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments:  # declared, but empty
-            refusals["fp8_tensor"] = "its CPU build has no per-tensor FP8 quantisation"
-        w8a16, w8a8 = cpu.CPUFp8BlockScaledMMKernel.is_supported(), cpu.CPUFp8W8A8BlockScaledMMKernel.is_supported()
-        refusals["fp8_block_w8a16"] = "this CPU multiplies in W8A8" if w8a8[0] else w8a16[1]
-        refusals["fp8_block"] = w8a8[1]
-        if (speed := _fp8_speed()) < FP8_TOO_SLOW:
-            refusals["fp8_channel"] = f"torch multiplies FP8 at {speed:.0f} million products a second on this CPU"
-    else:
-        refusals["fp8_block_w8a16"] = "a GPU quantises activations too: use fp8_block"
-        if not current_platform.supports_fp8():
-            for name in (name for name in refusals if "fp8" in name):
-                refusals[name] = f"{current_platform.get_device_name()} has no FP8 units"
-    return refusals
-
-
-def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
-    """Why vLLM cannot store its KV cache so on this machine, None if it can."""
+@functools.cache
+def this_machine() -> Machine:
+    """The machine that this process runs on, as torch and vLLM describe it."""
     package()
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        return None if current_platform.supports_fp8() else f"{current_platform.get_device_name()} has no FP8 units"
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+        name, fp8 = current_platform.get_device_name(), current_platform.supports_fp8()
+        return Machine(gpu=name, gpu_fp8=fp8, gpu_sleep=current_platform.is_sleep_mode_available())
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    try:
-        _get_attn_isa(torch.bfloat16, 128, head_dim, kv_cache)
-    except NotImplementedError as error:
-        return str(error).rstrip(".")
-    return None
+    return Machine(
+        avx512=torch.cpu._is_avx512_supported(),
+        amx=torch.cpu._is_amx_tile_supported(),
+        amx_fp16=torch.cpu._is_amx_fp16_supported(),
+        amx_fp8=ops.cpu_has_amx_fp8(),
+        kernels=frozenset(name for name in FP8_KERNELS if _registered(name)),
+        head_sizes=tuple(CPUAttentionBackend.get_supported_head_sizes()),
+    )
+
+
+def _registered(name: str) -> bool:
+    """Whether vLLM's library has this operator. vLLM's CPU build declares some without arguments, and they do nothing."""
+    operator = getattr(torch.ops._C, name, None)
+    return operator is not None and bool(operator.default._schema.arguments)
+
+
+def weight_formats() -> dict[str, str | None]:
+    """Options of rollout/precision -> why vLLM cannot compute in them on this machine, None where it can."""
+    machine = this_machine()
+    refusals: dict[str, str | None] = dict.fromkeys(QUANTIZATIONS)
+    if machine.gpu is not None:
+        refusals["fp8_block_w8a16"] = "a GPU quantises activations too: use fp8_block"
+        if not machine.gpu_fp8:
+            refusals |= {name: f"{machine.gpu} has no FP8 units" for name in refusals if "fp8" in name}
+        return refusals
+    if "static_scaled_fp8_quant" not in machine.kernels:
+        refusals["fp8_tensor"] = "its CPU build has no per-tensor FP8 quantisation"
+    if not machine.amx_fp8:
+        refusals["fp8_block"] = "this CPU has no AMX-FP8"
+    if machine.amx_fp8:
+        refusals["fp8_block_w8a16"] = "this CPU multiplies in W8A8: use fp8_block"
+    elif not machine.amx:
+        refusals["fp8_block_w8a16"] = "this CPU has no AMX"
+    elif "fp8_scaled_mm_cpu" not in machine.kernels:
+        refusals["fp8_block_w8a16"] = "its CPU build has no product of FP8 weights in blocks"
+    return refusals
+
+
+def slow_formats() -> dict[str, str]:
+    """Options of rollout/precision that vLLM computes correctly on this machine but slowly -> how slowly."""
+    if this_machine().fp8_product != "reference":
+        return {}
+    return {"fp8_channel": FP8_BY_REFERENCE}
+
+
+def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
+    """Why vLLM cannot store its KV cache in FP8 on this machine, None if it can."""
+    machine = this_machine()
+    if machine.gpu is not None:
+        return None if machine.gpu_fp8 else f"{machine.gpu} has no FP8 units"
+    if not (machine.avx512 or machine.amx):
+        return "this CPU has neither AVX-512 nor AMX"
+    return f"on a CPU head_dim must be divisible by 32, and it is {head_dim}" if head_dim % 32 else None
 
 
 def can_sleep() -> bool:
-    """Whether it can lend its memory between rollouts."""
-    from vllm.platforms import current_platform
-
-    return current_platform.is_sleep_mode_available()
+    """Whether vLLM can lend its memory between rollouts."""
+    return this_machine().gpu_sleep
 
 
-def head_sizes() -> list[int] | None:
-    """That vLLM's attention on a CPU has kernels for: with another it fails at the first forward only. None on a GPU."""
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    return CPUAttentionBackend.get_supported_head_sizes() if current_platform.is_cpu() else None
+def head_sizes() -> tuple[int, ...]:
+    """Sizes of an attention head that vLLM takes on a CPU; empty on a GPU. Another size fails at the first forward only."""
+    return this_machine().head_sizes
 
 
-def option(precision: Precision) -> str | None:
+def option(precision: PrecisionConfig) -> str | None:
     """The key of QUANTIZATIONS for this precision; None where vLLM has no such combination."""
     formats = (precision.weights, precision.activations)
     return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)
-
-
-@functools.cache
-def _fp8_speed() -> float:
-    """Million products a second, of CPU time, of torch's FP8 matrix product, which vLLM uses on a CPU; the best of five."""
-    one, times = torch.ones(()), []
-    x, w = torch.ones(64, 128).to(torch.float8_e4m3fn), torch.ones(64, 128).to(torch.float8_e4m3fn).t()
-    for _ in range(5):
-        began = time.thread_time()
-        torch._scaled_mm(x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        times.append(time.thread_time() - began)
-    return x.numel() * w.shape[1] / min(times) / 1e6

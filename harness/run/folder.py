@@ -21,113 +21,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.errors import Unavailable, UserError
-
-
-class Metric(NamedTuple):
-    """meaning in a line, its unit, and whether it is a wall-clock reading, which no resume reproduces."""
-
-    meaning: str
-    unit: str
-    timing: bool = False
-
-
-PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4")
-"""Precisions that `evaluation.probe` may name."""
-
-METRICS = {
-    "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
-    "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
-    "reward/greedy": Metric("mean reward of the prompts' most probable responses, the baseline of advantage=remax", "0..1"),
-    "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
-    "eval/stderr": Metric("standard error of eval/reward, clustered by prompt", "0..1"),
-    "eval/samples": Metric("responses behind eval/reward", "count"),
-    "rollout_corr/chi2_token": Metric("plug-in χ² of the token ratio, mean ρ² − 1; verl's name", "1"),
-    "rollout_corr/chi2_seq": Metric("plug-in χ² of the sequence ratio; verl's name", "1"),
-    "rollout_corr/training_ppl": Metric("perplexity of π_old, mean over responses; verl's name", "1"),
-    "rollout_corr/training_log_ppl": Metric("its logarithm per response, averaged; verl's name", "nats"),
-    "rollout_corr/rollout_ppl": Metric("perplexity of μ, mean over responses; verl's name", "1"),
-    "rollout_corr/rollout_log_ppl": Metric("its logarithm per response, averaged; verl's name", "nats"),
-    "rollout_corr/ppl_ratio": Metric("mean over responses of exp(−mean log ratio); verl's name", "ratio"),
-    "rollout_corr/log_ppl_diff": Metric("mean over responses of −mean log ratio; verl's name", "nats"),
-    "rollout_corr/log_ppl_abs_diff": Metric("mean over responses of |mean log ratio|; verl's name", "nats"),
-    "rollout_corr/log_ppl_diff_max": Metric("largest of −mean log ratio of a response; verl's name", "nats"),
-    "rollout_corr/log_ppl_diff_min": Metric("smallest of −mean log ratio of a response; verl's name", "nats"),
-    "rollout_corr/rollout_rs_masked_fraction": Metric("share of tokens rejected; verl's name", "0..1"),
-    "rollout_corr/rollout_rs_seq_masked_fraction": Metric("share of responses with a rejected token; verl's name", "0..1"),
-    "mismatch/chi2_token_normalized": Metric("self-normalised χ² of the token ratio, 1/ess − 1", "≥ 0"),
-    "mismatch/chi2_sequence_normalized": Metric("self-normalised χ² of the sequence ratio, 1/ess − 1", "≥ 0"),
-    "mismatch/ratio_mean": Metric("mean raw token ratio π_old/μ", "ratio"),
-    "mismatch/ratio_std": Metric("standard deviation of the raw token ratio", "ratio"),
-    "mismatch/ratio_max": Metric("largest raw token ratio, at least 1", "ratio"),
-    "mismatch/ratio_min": Metric("smallest raw token ratio, at most 1", "ratio"),
-    "mismatch/pareto_k": Metric("tail shape of the raw sequence weights; absent when they do not vary", "1"),
-    "rollout_corr/kl": Metric("K1 = mean −log(π_old/μ), estimates KL(μ‖π_old) per token; verl's name", "nats"),
-    "rollout_corr/k3_kl": Metric("K3 = mean ρ − 1 − log ρ, estimates KL(μ‖π_old) per token, ≥ 0; verl's name", "nats"),
-    "mismatch/ess_token": Metric("effective sample size of the raw token weights over their number", "(0, 1]"),
-    "mismatch/ess_sequence": Metric("effective sample size of the raw sequence weights over their number", "(0, 1]"),
-    "mismatch/log_ratio_max_abs": Metric("largest |log π_old − log μ| of a token", "nats"),
-    "mismatch/beyond_bound": Metric("share of tokens whose log ratio is clamped before exp", "0..1"),
-    "mismatch/dropped": Metric("tokens dropped because the rollout reported a non-finite log-probability", "count"),
-    "correction/weight_mean": Metric("mean applied weight over response tokens", "ratio"),
-    "correction/weight_ess": Metric("effective sample size of the applied weights over the response tokens", "[0, 1]"),
-    "correction/weight_zero": Metric("share of response tokens with weight 0", "0..1"),
-    "correction/kept_tokens": Metric("share of response tokens left by the filters", "0..1"),
-    "correction/kept_sequences": Metric("share of responses left by the filters", "0..1"),
-    "correction/used_length": Metric("mean length of the responses with a token kept at a weight above 0", "tokens"),
-    "correction/dropped_length": Metric("mean length of the other responses; absent when all are used", "tokens"),
-    "actor/loss": Metric("objective, mean over the mini-batches", "loss"),
-    "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
-    "actor/skipped": Metric("share of the optimizer steps that a loss scaler skipped", "0..1"),
-    "actor/entropy": Metric("entropy of π_old per response token", "nats"),
-    "actor/kl": Metric("value of the KL term's estimator per counted token, mean over the mini-batches", "nats"),
-    "actor/pg_clipfrac_lower": Metric("kept tokens at the dual clip over counted tokens; verl's name", "0..1"),
-    "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
-    "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
-    "rollout/response_tokens": Metric("mean length of the responses", "tokens"),
-    "rollout/truncated": Metric("share of the responses that were cut off before they ended, of tasks where they can", "0..1"),
-    "rollout/same_length": Metric("share of the responses that have the commonest length, of tasks where they can end", "0..1"),
-    "mismatch/mult_prob_error": Metric("mean max(ρ, 1/ρ) over tokens; NeMo-RL's token_mult_prob_error", "≥ 1"),
-    "mismatch/seq_mult_prob_error_mean": Metric("mean over responses of their tokens' mean max(ρ, 1/ρ); NeMo-RL's", "≥ 1"),
-    "mismatch/seq_mult_prob_error_max": Metric("largest of these", "≥ 1"),
-    "mismatch/seq_mult_prob_error_min": Metric("smallest of these", "≥ 1"),
-    "mismatch/k3_reverse": Metric("mean 1/ρ − 1 + log ρ over tokens: K3 in the other direction, as NeMo-RL has both", "nats"),
-    "mismatch/js_divergence": Metric("mean log cosh(½ log ρ) over tokens; NeMo-RL's js_divergence_error", "nats"),
-    "mismatch/prob_diff_mean": Metric("mean |π − μ| of the sampled tokens", "0..1"),
-    "mismatch/prob_diff_std": Metric("standard deviation of |π − μ|", "0..1"),
-    "mismatch/prob_diff_max": Metric("largest |π − μ|", "0..1"),
-    "mismatch/prob_pearson": Metric("correlation of π and μ over tokens", "[−1, 1]"),
-    "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
-    "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
-    **{
-        f"probe/{precision}/{name}": Metric(f"{meaning}, had {precision} sampled for these weights", unit)
-        for precision in PROBED
-        for name, (meaning, unit) in {
-            "k3_kl": ("K3 per token", "nats"),
-            "ess_sequence": ("effective sample size of the sequence weights over their number", "(0, 1]"),
-            "log_ratio_max_abs": ("largest |log π_old − log μ| of a token", "nats"),
-        }.items()
-    },
-    "time/generate": Metric("sampling", "seconds", timing=True),
-    "time/score": Metric("scoring π_old", "seconds", timing=True),
-    "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),
-    "time/sync": Metric("weights to the engine", "seconds", timing=True),
-    "time/verify": Metric("checking that the engine holds the new weights", "seconds", timing=True),
-    "time/evaluate": Metric("held-out evaluation", "seconds", timing=True),
-    "time/step": Metric("the whole step but for its record", "seconds", timing=True),
-    "throughput/rollout_tokens": Metric("sampled tokens per second of sampling", "tokens/s", timing=True),
-}
-
-FAMILIES = {
-    "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),
-    "correction/raw_": Metric("of the weight before its bounds: mean, std, max, min, eff_sample_size", "ratio"),
-    "rollout_corr/rollout_is_": Metric("of the applied weight; verl's names", "ratio or 0..1"),
-    "rollout_corr/rollout_rs_": Metric("of a filter's statistic, by the filter's name; verl's names", "that of the statistic"),
-    "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
-}
-"""Prefix → what its metrics are: those that a run records every diagnostics.every steps, named by what was corrected."""
+from harness.run import jsonl
+from harness.run.metrics import check_named
 
 STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
 FINISHED = ("done", "collapsed")
@@ -193,21 +91,17 @@ class RunFolder:
         return {key: status[key] for key in ("step", "steps") if key in status}
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one step. Raises KeyError on a metric that has no entry in METRICS and belongs to none of FAMILIES."""
-        for name in metrics:
-            if not name.startswith(tuple(FAMILIES)):
-                METRICS[name]
+        """Append one step. Raises KeyError on a metric that `harness.run.metrics` does not have."""
+        check_named(metrics)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
         """Append one event."""
         self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
 
-    def _append(self, name: str, row: dict) -> None:
-        with writing(self.path), open(self.path / name, "ab+") as file:
-            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                file.write(b"\n")  # a line that a kill cut short stays alone on its line
-            file.write(json.dumps(row).encode() + b"\n")
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        with writing(self.path):
+            jsonl.append(self.path / name, [row])
 
     def sync(self) -> None:
         """Metrics and events to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
@@ -247,28 +141,20 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
-        rows = {row["step"]: row for row in self._lines("metrics.jsonl") if isinstance(row["step"], int)}
+        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if isinstance(row["step"], int)}
         return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[dict[str, Any]]:
         """All events in the order they were written."""
-        return list(self._lines("events.jsonl"))
+        return list(self._rows("events.jsonl"))
 
-    def _lines(self, name: str) -> Iterator[dict]:
-        path = self.path / name
-        if not path.exists():
-            return
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # cut short by a kill; the resume has written the step again
-            if isinstance(row, dict) and "step" in row:
-                yield row
+    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Lines that are no row of a step are left out: a kill cut them short, and the resume has written the step again."""
+        return (row for _, row in jsonl.read(self.path / name) if row is not None and "step" in row)
 
 
-class Onlooker(RunFolder):
-    """The folder as the ranks above 0 have it: they read, rank 0 writes."""
+class ReadOnlyRunFolder(RunFolder):
+    """The folder as the ranks above 0 have it: they read it, and rank 0 alone claims and writes it."""
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
@@ -277,17 +163,8 @@ class Onlooker(RunFolder):
     def write(self, name: str, content: Any) -> None:
         pass
 
-    def _append(self, name: str, row: dict) -> None:
+    def _append(self, name: str, row: dict[str, Any]) -> None:
         pass
-
-
-def arm_name(config: dict[str, Any], *, seed: bool = True) -> str:
-    """How a run is called where people read: precision, loss, correction, and its seed unless the arm of all seeds is meant."""
-    weight = config["correction"]["weight"]
-    parts = [config["rollout"]["precision"]["name"], config["loss"]["name"]]
-    parts += [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
-    parts += [f"reject-{name}" for name in config["correction"]["reject"]]
-    return " ".join(parts + ([f"seed {config['seed']}"] if seed else []))
 
 
 def changes(diff: str | None) -> str:

@@ -7,33 +7,39 @@ import signal
 from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from harness.build import build_detectors, check
+from harness.build import build_detectors
 from harness.collapse import outcome
 from harness.config import Config
 from harness.errors import UserError
 from harness.run import checkpoint
-from harness.run.folder import FINISHED, Onlooker, RunFolder
+from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
 from harness.run.provenance import provenance
 from harness.run.signals import Preempted, Progress, StopRequest, stop_signals
 from harness.run.wandb import Tracker
 from harness.train.ranks import Ranks, check_ranks, join
 from harness.train.trainer import Trainer
+from harness.validate import check
 
 
 class Run:
-    """A trainer, its folder, and what its detectors have seen."""
+    """A trainer, its folder, and what its detectors have seen.
+
+    Life cycle: built, then `train`, which resumes from the last checkpoint, and once the run has ended nothing more.
+    """
 
     def __init__(self, config: Config, folder: RunFolder):
         self.config, self.folder, self.ranks = config, folder, join()
         self.trainer = Trainer(config, folder)
         self.detectors = {name: make() for name, make in build_detectors(config).items()}
-        self.events: dict[str, dict] = {}  # the first of each detector
+        self.events: dict[str, dict[str, Any]] = {}
+        """The event of each detector that has reported one."""
 
     def train(self, request: StopRequest) -> str:
-        """Train to the end, from the last checkpoint if there is one; returns the final state.
+        """Train to the end, from the last checkpoint if there is one, and return the final state.
 
-        When a signal asks to stop, the run saves a checkpoint after its step and raises Preempted.
+        When a signal asks it to stop, the run saves a checkpoint after its step and raises Preempted.
         """
         c, folder = self.config, self.folder
         step = self.resume()
@@ -42,7 +48,7 @@ class Run:
         track, progress = Tracker(c, folder.path), Progress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
         try:
-            self._inherit(step, track)
+            self._record_missing_events(step, track)
             while step < c.steps and not (c.collapse.stop and self.collapsed):
                 metrics = self.trainer.step(step)
                 self.record(step, metrics, track)
@@ -68,8 +74,8 @@ class Run:
         finally:
             track.finish(exit_code, **ending)
 
-    def record(self, step: int, metrics: dict[str, float], track) -> None:
-        """The row of a step, in the folder first, then in the mirror; and the events that it completes."""
+    def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
+        """Record the row of a step, in the folder first and then in its mirror, and the events that the row completes."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -78,26 +84,27 @@ class Run:
             event = detector.observe(step, metrics)
             if event:
                 self.events[name] = event
-                self._tell(step, name, track)
+                self._record_event(step, name, track)
 
-    def _inherit(self, step: int, track) -> None:
-        """Record what the detectors reported before the checkpoint and this folder lacks: a branch's lacks all of it."""
-        told = {event.get("detector") for event in self.folder.events()}
-        for name in self.events.keys() - told:
-            self._tell(step, name, track)
+    def _record_missing_events(self, step: int, track: Tracker) -> None:
+        """Record the events from before the checkpoint that this folder lacks. The folder of a branch lacks all of them."""
+        recorded = {event.get("detector") for event in self.folder.events()}
+        for name in self.events.keys() - recorded:
+            self._record_event(step, name, track)
 
-    def _tell(self, step: int, name: str, track) -> None:
-        """What a detector found, to the folder and its mirror."""
+    def _record_event(self, step: int, name: str, track: Tracker) -> None:
+        """Record a detector's event in the folder and in its mirror."""
         role, event = self.detectors[name].role, self.events[name]
         self.folder.log_event(role, step, detector=name, **event)
         track.event(step, role, name, event)
 
     @property
     def collapsed(self) -> bool:
+        """Whether a detector of collapse has reported."""
         return any(self.detectors[name].role == "collapse" for name in self.events)
 
     def resume(self) -> int:
-        """Restore the last sound checkpoint; the step to go on with."""
+        """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
         state = checkpoint.load(self.folder, self.ranks, self.trainer.actor)
         if state is None:
             return 0
@@ -109,6 +116,7 @@ class Run:
         return state["step"]
 
     def save(self, step: int) -> None:
+        """Write the checkpoint of `step`, the next one to train."""
         updates, rollouts = self.trainer.state()
         state = {
             "step": step,
@@ -120,25 +128,26 @@ class Run:
 
 
 def train(config: Config) -> str:
-    """Run one config in its folder: skip it if it has finished, resume it if it was cut short. Returns the state.
+    """Run a config in its folder and return its state. A finished run is skipped, one that was cut short is resumed.
 
-    On several ranks rank 0 keeps the record and speaks; when one dies or fails, all stop and say which.
+    On several ranks rank 0 alone records and prints. When a rank dies or fails, all stop and name it.
     """
     check(config)
     ranks = join()
     check_ranks(config, ranks.size)
     if ranks.rank == 0:
-        state = _train(config, RunFolder(config.path), ranks)
+        state = _train_in(RunFolder(config.path), config, ranks)
         print(f"{state}: {config.path}", flush=True)
         return state
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        return _train(config, Onlooker(config.path), ranks)
+        return _train_in(ReadOnlyRunFolder(config.path), config, ranks)
 
 
-def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
-    # Of several ranks one that ends at once would count as dead.
-    with stop_signals(at_once=ranks.size == 1) as request, ranks.together(partial(_last_words, config.path)), folder.claim():
+def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
+    # A signal may end a single process at once. Of several ranks, the one that ends would count as dead.
+    lost = partial(_record_lost_rank, config.path)
+    with stop_signals(at_once=ranks.size == 1) as request, ranks.together(lost), folder.claim():
         if ranks.first(folder.state in FINISHED):
             return folder.state
         folder.status("running", step=folder.checkpointed, steps=config.steps, phase="warm start")
@@ -154,22 +163,22 @@ def _train(config: Config, folder: RunFolder, ranks: Ranks) -> str:
             print(f"preempted: {config.path}: {name}, {where}; goes on from there", flush=True)
             raise
         except Exception as error:
-            with suppress(UserError):  # a full disk refuses this too; the first error tells
+            with suppress(UserError):  # a full disk refuses this too, and the first error says so
                 folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
             raise
 
 
-def _last_words(path: Path, rank: int, reason: str) -> None:
-    """Record that another rank has died: rank 0, which holds the folder, or whoever can claim it when it was rank 0."""
+def _record_lost_rank(path: Path, rank: int, reason: str) -> None:
+    """Record that another rank has died. Rank 0 holds the folder already; if it died, another rank claims the folder."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
         folder.status("failed", **folder.progress(), error=reason)
 
 
 def _add_provenance(folder: RunFolder) -> None:
-    """One entry per process that worked on the run, told of when the code has changed in between."""
+    """Add this process to those that worked on the run, and print a line if the code has changed in between."""
     now = provenance()
     earlier = folder.read("provenance.json")["processes"] if (folder.path / "provenance.json").exists() else []
     if earlier and (earlier[-1]["commit"], earlier[-1]["diff"]) != (now["commit"], now["diff"]):
-        print(f"{folder.path}: goes on with other code than it began with; provenance.json lists both", flush=True)
+        print(f"{folder.path}: the code has changed since the run began; provenance.json lists both versions", flush=True)
     folder.write("provenance.json", {"processes": [*earlier, now]})

@@ -56,8 +56,8 @@ def transplant(found: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
     """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
-    from harness.build import check
     from harness.run.loop import Run
+    from harness.validate import check
 
     check(found.config)
     with tempfile.TemporaryDirectory() as scratch:

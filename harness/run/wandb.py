@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from harness.arms import arm
 from harness.config import Config
-from harness.run.folder import RunFolder, arm_name, changes
+from harness.run.folder import RunFolder, changes
 
 CONNECT_SECONDS = 20
 """How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
@@ -29,36 +30,36 @@ class Tracker:
 
     def __init__(self, config: Config, folder: Path):
         self._run: Any = None
-        self._name = arm_name(config.model_dump(mode="json"))
+        self._name = f"{arm(config.model_dump(mode='json'))} seed {config.seed}"
         mode = config.tracking.mode
         if mode == "auto":
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         if mode != "disabled":
-            self._tell(lambda: self._start(config, folder, mode))
+            self._guarded(lambda: self._start(config, folder, mode))
         if self._run is None and mode == "online":
-            self._tell(lambda: self._start_offline_after_all(config, folder))
+            self._guarded(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Mirror the row of a step. Committed at once: W&B would keep it in memory until the next step begins."""
         if self._run is not None:
-            self._tell(lambda: self._run.log(metrics, step=step, commit=True))
+            self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
         """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
         if self._run is not None:
-            self._tell(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
+            self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
             text = f"{self._name}: {detector} from step {event['onset']} on, seen at step {step}"
-            self._tell(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
+            self._guarded(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
 
     def finish(self, exit_code: int, **summary: Any) -> None:
         """Close the mirror with the run's outcome."""
         if self._run is not None:
-            self._tell(lambda: self._run.summary.update(summary))
+            self._guarded(lambda: self._run.summary.update(summary))
         if self._run is not None:
-            self._tell(lambda: self._run.finish(exit_code=exit_code))
+            self._guarded(lambda: self._run.finish(exit_code=exit_code))
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:
@@ -105,7 +106,7 @@ class Tracker:
             group=config.run.sweep,
             job_type="branch" if any(event["kind"] == "branched" for event in RunFolder(folder).events()) else "train",
             tags=[config.rollout.precision.name, config.loss.name],
-            config={**values, "arm": arm_name(values, seed=False), "record": _record(values, folder)},
+            config={**values, "arm": str(arm(values)), "record": _record(values, folder)},
             dir=str(folder),
             resume="allow",
         )

@@ -1,25 +1,18 @@
-"""Tasks with a verifier. `chain` is embedded and has tokens of its own; `gsm8k` and `jsonl` are text and need a tokenizer.
+"""Tasks with a verifier: the interface, and the registry of those that there are.
 
-A task is made by `TASKS[name](config, tokenizer)`, where config is the config's `task` (a plug-in's own keys are in
-`config.params`) and tokenizer that of `model=hub`, else None. It has:
-
-    prompts()                 every prompt, [N, P] int64, padded with PAD on the left
-    answer_length             the most tokens of an answer
-    stop                      tokens that end an answer, () if all have answer_length tokens
-    reward(prompts, answers)  [B, P], [B, T] with PAD after the end -> float64 [B], 0 to 1
-    segments(answers)         [B, T] -> int64 [B, T], 0 ≤ id < T: the turn of each token, for corrections of level segment; of
-                              tasks that have turns
-    train, held_out           with model=hub: prompts for RL and for evaluation
-    vocab_size, demonstrations(prompts, rng)  with model=qwen3: for the warm start, which also divides the prompts
-    counts                    what to tell of how the prompts were made, name -> number
+`chain` is embedded and has tokens of its own. `gsm8k`, `jsonl` and `arithmetic` are text and need a tokenizer.
 """
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
 from algos.registry import Registry
 
 PAD = -1
-"""Where a shorter prompt has nothing yet, and a shorter answer nothing more."""
+"""Stands before a shorter prompt and after a shorter answer."""
 
 TASKS = Registry(
     "tasks",
@@ -27,5 +20,62 @@ TASKS = Registry(
         "chain": "harness.tasks.chain:Chain",
         "gsm8k": "harness.tasks.gsm8k:Gsm8k",
         "jsonl": "harness.tasks.text:Jsonl",
+        "arithmetic": "harness.tasks.arithmetic:Sums",
     },
 )
+
+
+class Task(Protocol):
+    """Prompts, and what an answer to one of them is worth.
+
+    Life cycle: built as `TASKS[name](config, tokenizer)`, then asked for its prompts, then for the reward of answers, any number
+    of times. Building reads all data, and raises UserError on data that cannot be used. After that a task never changes, so a
+    reward depends on prompt and answer alone. Every rank builds its own.
+
+    config: the section `task` of the run; a plug-in finds its own keys in `config.params`.
+    tokenizer: that of model=hub, else None.
+
+    Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end.
+    A task is a TokenTask or a TextTask too, by the model that it is for, and may be a TurnTask.
+    """
+
+    answer_length: int
+    """The most tokens of an answer, T."""
+    stop: tuple[int, ...]
+    """Tokens that end an answer; empty if every answer has `answer_length` tokens."""
+    counts: dict[str, int]
+    """How the prompts were made, such as the number dropped; recorded in the run's events unless empty."""
+
+    def prompts(self) -> np.ndarray:
+        """Every prompt, [N, P]."""
+
+    def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
+        """float64 [N], 0 to 1. Each rank asks about its own rows."""
+
+
+@runtime_checkable
+class TokenTask(Task, Protocol):
+    """A task with tokens of its own, for model=qwen3. The warm start trains on its demonstrations and divides its prompts."""
+
+    vocab_size: int
+
+    def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """An answer to each prompt, [N, answer_length]: good, but not perfect, so that RL has something to learn."""
+
+
+@runtime_checkable
+class TextTask(Task, Protocol):
+    """A task in the tokens of a pretrained model, for model=hub. It divides its prompts itself."""
+
+    train: np.ndarray
+    """Prompts for RL, [N, P]."""
+    held_out: np.ndarray
+    """Prompts for evaluation, [N, P]."""
+
+
+@runtime_checkable
+class TurnTask(Protocol):
+    """A task whose answers have turns, which corrections of level segment read."""
+
+    def segments(self, answers: np.ndarray) -> np.ndarray:
+        """[N, T] -> int64 [N, T], 0 ≤ id < T: the number of each token's turn."""

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.config import Task
+from harness.config import ChainConfig
 
 
 class Chain:
     """Prompts, verifier and demonstrations of one setting. Tokens: values 0..m−1, moves m..m+choices−1, then BOS."""
 
-    stop = ()  # every answer has the full length
+    stop: tuple[int, ...] = ()  # every answer has the full length
 
-    def __init__(self, config: Task, tokenizer: None = None):
-        self.config, self.counts = config, {}
+    def __init__(self, config: ChainConfig, tokenizer: None = None):
+        self.config = config
+        self.counts: dict[str, int] = {}
         m, c = config.modulus, config.choices
         self.moves = c if c > 1 else 0
         self.bos = m + self.moves

@@ -11,11 +11,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from algos.registry import Registry, RegistryError
-from harness.config import Text
+from harness.config import ArithmeticConfig, TextConfig
 from harness.errors import UserError
 from harness.tasks import PAD
 
-VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify"})
+VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify", "arithmetic": "harness.tasks.arithmetic:verify"})
 """Functions `(response: str, record: dict) -> float` in 0..1; `record` is the prompt's whole line."""
 
 
@@ -36,7 +36,7 @@ class Jsonl:
     counts.
     """
 
-    def __init__(self, config: Text, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, config: TextConfig | ArithmeticConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
         self.verifier = _verifier(config.verifier)
         self.answer_length = config.answer_length

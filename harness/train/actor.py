@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.config import Actor as ActorConfig
+from harness.config import ActorConfig
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts.architecture import experts

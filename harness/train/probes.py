@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algos.diagnostics.mismatch import mismatch
 from algos.ratios import log_ratio
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
@@ -23,7 +23,7 @@ MEASURED = {
 class Probes:
     """One engine per precision; `measure` is called at an evaluation, with its prompts and random numbers."""
 
-    def __init__(self, precisions: Mapping[str, Precision], make: Callable[[Precision], LocalEngine]):
+    def __init__(self, precisions: Mapping[str, PrecisionConfig], make: Callable[[PrecisionConfig], LocalEngine]):
         self.engines = {name: make(precision) for name, precision in precisions.items()}
 
     def measure(

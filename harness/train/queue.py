@@ -1,8 +1,8 @@
-"""Rollouts sampled ahead of their use: staleness as a controlled factor.
+"""Rollouts that are sampled before they are used: staleness as a controlled factor.
 
-With staleness k the rollout of step s is sampled at step s − k (the first k at step 0), by an engine that then holds the weights
-of that step and no others; what waits in between is part of a checkpoint. With overlap it is sampled while the trainer trains:
-the engine has a copy of the weights, so the numbers are the same.
+With staleness k the rollout of step s is sampled at step s − k, the first k of them at step 0. The engine then holds the weights
+of that step and no others. What waits in between is part of a checkpoint. With overlap a rollout is sampled while the trainer
+trains: the engine has a copy of the weights, so the numbers are the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from torch import Tensor
 from harness.rollouts import Rollout
 
 
-class Ahead:
-    """`sample(step)` asks the engine for this rank's share of the rollout of `step`; `whole` makes it that of all ranks."""
+class RolloutQueue:
+    """Life cycle: for each step `next`, train, then `drain`; only after that may the engine get new weights.
+
+    sample: asks the engine for this rank's share of the rollout of a step, in another thread with overlap.
+    gather: the responses of all ranks, from those of each; called in the main thread, as all collectives are.
+    """
 
     def __init__(
-        self, sample: Callable[[int], Rollout], whole: Callable[[Rollout], Rollout], *, staleness: int, overlap: bool, steps: int
+        self, sample: Callable[[int], Rollout], gather: Callable[[Rollout], Rollout], *, staleness: int, overlap: bool, steps: int
     ):
-        self.sample, self.whole = sample, whole
+        self.sample, self.gather = sample, gather
         self.staleness, self.steps = staleness, steps
         self.waiting: list[Rollout] = []
         # The current GPU is a thread's own.
@@ -31,19 +35,19 @@ class Ahead:
         self.pool = ThreadPoolExecutor(1, "rollout", initializer=device) if overlap else None
         self.under_way: Future[Rollout] | None = None
 
-    def take(self, step: int) -> Rollout:
-        """The rollout of `step`, once all that the engine's present weights are to sample is sampled or under way."""
+    def next(self, step: int) -> Rollout:
+        """The rollout of `step`. All that the engine's present weights are to sample has then been sampled, or is under way."""
         due = list(range(step + len(self.waiting), min(step + self.staleness + 1, self.steps)))
         behind = due.pop() if self.pool and due and due[-1] > step else None
-        self.waiting += [self.whole(self.sample(number)) for number in due]
-        if behind is not None:
+        self.waiting += [self.gather(self.sample(number)) for number in due]
+        if self.pool is not None and behind is not None:
             self.under_way = self.pool.submit(self.sample, behind)
         return self.waiting.pop(0)
 
-    def settle(self) -> None:
-        """Wait for what is under way; after this the engine may get new weights."""
+    def drain(self) -> None:
+        """Wait for what is under way."""
         if self.under_way is not None:
-            self.waiting.append(self.whole(self.under_way.result()))
+            self.waiting.append(self.gather(self.under_way.result()))
             self.under_way = None
 
     def state(self) -> dict[str, Tensor]:

@@ -26,24 +26,25 @@ from harness.build import (
     build_advantage,
     build_engine,
     build_objective,
+    build_task,
     needs_own_sampler,
     own_precision,
 )
 from harness.config import Config
 from harness.dumps.record import dump
 from harness.errors import UserError
-from harness.models import device
+from harness.models import device, policy_config
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.sync import SyncCheck
 from harness.run.folder import RunFolder
 from harness.seeding import generator, seed_globals
-from harness.tasks import PAD
+from harness.tasks import PAD, TurnTask
 from harness.train.actor import DeepSpeedActor
 from harness.train.probes import Probes
-from harness.train.queue import Ahead
+from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
-from harness.train.warmstart import build_task, policy_config, start
+from harness.train.warmstart import start
 
 
 class Batch(NamedTuple):
@@ -82,7 +83,7 @@ class Trainer:
             raise UserError(f"evaluation.prompts={asked}: only {len(self.held_out)} prompts are held out; ask for no more")
         if self.task.counts:
             folder.log_event("prompts", 0, **self.task.counts)
-        r, shape = config.rollout, policy_config(config)
+        r, shape = config.rollout, policy_config(config.model, self.task)
         sampled = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k}
         self.actor = DeepSpeedActor(net, config.actor, temperature=r.temperature)
         self.engine = build_engine(config)(shape, r.precision, **sampled, stop=self.task.stop)
@@ -100,7 +101,7 @@ class Trainer:
         if config.kl.name is not None and config.kl.reference == "start":
             self.reference = LocalEngine(shape, own_precision(config), temperature=r.temperature, stop=self.task.stop)
             self.reference.load_weights(self.actor.weights(), 0)
-        self.ahead = Ahead(
+        self.queue = RolloutQueue(
             self.sample, self.gathered, staleness=config.rollout.staleness, overlap=config.rollout.overlap, steps=config.steps
         )
         self.updates = 0  # optimizer steps so far: the version of the weights
@@ -115,9 +116,9 @@ class Trainer:
         metrics |= self.evaluate() if step % c.evaluation.every == 0 else {}
         prompts = self.prompts(step)
         greedy = self.greedy(prompts) if "greedy" in self.advantage.func.needs else None
-        rollout = self.ahead.take(step)
+        rollout = self.queue.next(step)
         if not c.rollout.overlap:
-            self.engine.rest()
+            self.engine.sleep()
         rewards = self.rewards(prompts, rollout.tokens)
         groups = rewards.view(c.rollout.prompts, c.rollout.group_size)
         written = rollout.tokens != PAD
@@ -148,7 +149,7 @@ class Trainer:
             updated, logp = self.update(batch, order)
         batch = batch if logp_old is not None else batch._replace(logp_old=logp)
         metrics |= updated | self.diagnose(batch, step)
-        self.ahead.settle()
+        self.queue.drain()
         if c.dump.every and step % c.dump.every == 0 and self.ranks.rank == 0:
             dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
         self.seconds["step"] = time.perf_counter() - began
@@ -197,7 +198,7 @@ class Trainer:
 
     def segments(self, tokens: Tensor) -> Tensor | None:
         """[B, T]: the number of each token's turn in its response; None of a task without turns."""
-        if not hasattr(self.task, "segments"):
+        if not isinstance(self.task, TurnTask):
             return None
         return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
 
@@ -348,11 +349,11 @@ class Trainer:
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
         """(optimizer steps, what was sampled ahead of its use): all that is neither the actor's nor a function of the step."""
-        return self.updates, self.ahead.state()
+        return self.updates, self.queue.state()
 
     def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
         self.updates = updates
-        self.ahead.restore({name: tensor.to(device()) for name, tensor in rollouts.items()})
+        self.queue.restore({name: tensor.to(device()) for name, tensor in rollouts.items()})
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:

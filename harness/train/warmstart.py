@@ -20,13 +20,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.config import Config, Hub, MixtureModel, Precision
+from harness.config import Config, HubConfig, MixtureConfig, PrecisionConfig
 from harness.errors import UserError
-from harness.models import build, device, hub_config, hub_model, hub_tokenizer, qwen3_config
+from harness.models import build, device, hub_model, policy_config
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
-from harness.tasks import TASKS
+from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing import balance_loss
 
 HELD_OUT = 0.25
@@ -50,24 +50,23 @@ class WarmStart(NamedTuple):
     solve_rate: float
 
 
-def start(config: Config, task) -> Start:
-    """A pretrained model and the task's own division of its prompts, or a warm start."""
-    if isinstance(config.model, Hub):
+def start(config: Config, task: Task) -> Start:
+    """A pretrained model with the task's own division of its prompts, or a warm start.
+
+    Raises UserError on a task that is not for this model.
+    """
+    if isinstance(config.model, HubConfig):
+        if not isinstance(task, TextTask):
+            raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
-    made = warm_start(config)
-    net = build(policy_config(config), config.seed)
+    made = warm_start(config, task)
+    net = build(policy_config(config.model, task), config.seed)
     net.load_state_dict(made.state)
     return Start(net, made.train, made.held_out)
 
 
-def build_task(config: Config):
-    """The task of a config, see harness/tasks."""
-    tokenizer = hub_tokenizer(config.model) if isinstance(config.model, Hub) else None
-    return TASKS[config.task.name](config.task, tokenizer)
-
-
-def warm_start(config: Config) -> WarmStart:
-    """The warm start of this config, from the cache under `<run.root>/.warmstart` or made now; processes wait for one another."""
+def warm_start(config: Config, task: Task) -> WarmStart:
+    """The warm start of a config, from the cache under `<run.root>/.warmstart` or made now; processes wait for one another."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     with ExitStack() as held:
         with writing(folder):
@@ -75,7 +74,7 @@ def warm_start(config: Config) -> WarmStart:
             lock = held.enter_context(open(folder / ".lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "prompts.json").exists():
-            _make(config, folder)
+            _make(config, task, folder)
         try:
             prompts = json.loads((folder / "prompts.json").read_text())
             content = (folder / "model.safetensors").read_bytes()
@@ -87,8 +86,8 @@ def warm_start(config: Config) -> WarmStart:
     return WarmStart(state, torch.tensor(prompts["train"]), torch.tensor(prompts["held_out"]), prompts["solve_rate"])
 
 
-def _make(config: Config, folder: Path) -> None:
-    w, task = config.warmstart, build_task(config)
+def _make(config: Config, task: Task, folder: Path) -> None:
+    w = config.warmstart
     prompts = np.random.default_rng(derive(w.seed, "split")).permutation(task.prompts())
     net = _train(config, task, prompts)
     rates = _solve_rates(config, task, net, prompts)
@@ -110,17 +109,18 @@ def _make(config: Config, folder: Path) -> None:
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
-def _train(config: Config, task, prompts: np.ndarray) -> PreTrainedModel:
+def _train(config: Config, task: Task, prompts: np.ndarray) -> PreTrainedModel:
     w = config.warmstart
-    net = build(policy_config(config), derive(w.seed, "init")).to(device()).train()
+    net = build(policy_config(config.model, task), derive(w.seed, "init")).to(device()).train()
+    assert isinstance(task, TokenTask)  # policy_config has refused any other
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
-    mixture = isinstance(config.model, MixtureModel)
+    mixture = isinstance(config.model, MixtureConfig)
     routed = {"output_router_logits": True} if mixture else {}
     for step in range(w.steps):
-        asked = prompts[rng.integers(0, len(prompts), w.batch)]
-        ids = torch.from_numpy(np.concatenate([asked, task.demonstrations(asked, rng)], axis=1)).to(device())
+        batch = prompts[rng.integers(0, len(prompts), w.batch)]
+        ids = torch.from_numpy(np.concatenate([batch, task.demonstrations(batch, rng)], axis=1)).to(device())
         out = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length, **routed)
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
         if mixture:
@@ -135,22 +135,15 @@ def _train(config: Config, task, prompts: np.ndarray) -> PreTrainedModel:
     return net
 
 
-def _solve_rates(config: Config, task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
+def _solve_rates(config: Config, task: Task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
+    """Mean reward of each prompt over warmstart.filter_samples responses, [N]."""
     samples = config.warmstart.filter_samples
-    engine = LocalEngine(policy_config(config), Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    engine = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
     rates = []
-    for start in range(0, len(prompts), 64):  # in slices, so that the cache stays small
-        asked = np.repeat(prompts[start : start + 64], samples, axis=0)
-        uniforms = torch.rand(len(asked), task.answer_length, generator=generator(config.warmstart.seed, "filter", start))
-        answers = engine.generate(torch.from_numpy(asked), uniforms).tokens.cpu().numpy()
-        rates.append(task.reward(asked, answers).reshape(-1, samples).mean(1))
+    for first in range(0, len(prompts), 64):  # in slices, so that the cache stays small
+        rows = np.repeat(prompts[first : first + 64], samples, axis=0)
+        uniforms = torch.rand(len(rows), task.answer_length, generator=generator(config.warmstart.seed, "filter", first))
+        answers = engine.generate(torch.from_numpy(rows), uniforms).tokens.cpu().numpy()
+        rates.append(task.reward(rows, answers).reshape(-1, samples).mean(1))
     return np.concatenate(rates)
-
-
-def policy_config(config: Config):
-    """The transformers config of the policy: a pretrained one's own, else vocabulary and context are the task's."""
-    if isinstance(config.model, Hub):
-        return hub_config(config.model)
-    task = build_task(config)
-    return qwen3_config(config.model, task.vocab_size, task.prompts().shape[1] + task.answer_length)

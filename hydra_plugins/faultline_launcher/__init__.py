@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
+from harness.compose import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
 COMMON = {"retry_failed": False, "extend": False}
@@ -61,8 +61,8 @@ class _Launcher(Launcher):
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
-        from harness.build import check  # imports torch, so only once every config is known to be sound without it
         from harness.train.ranks import check_ranks
+        from harness.validate import check  # imports torch, so only once every config is known to be sound without it
         from sweeps.launch import launch
 
         for config, overrides in zip(configs, job_overrides, strict=True):

@@ -132,8 +132,7 @@ class Controller:
             others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
             trial.set_user_attr("first_seed", free_seed(others, trial.params, self.spec.seeds))
         runs = self._runs(trial)
-        states = self.sweep.states()
-        plan(self.sweep, {c.digest: c for c in runs}, states, [self._arm(values)] * len(runs))
+        plan(self.sweep, {c.digest: c for c in runs}, self.sweep.states())
         todo = [c.digest for c in runs if not self._over(c.digest) and c.digest not in self.active]
         if todo:
             self.slurm.submit(self.sweep, todo)
@@ -212,12 +211,7 @@ class Controller:
         best = max(complete, key=lambda trial: trial.value)
         configs = self.spec.configs(best.params, range(FRESH, FRESH + self.spec.winner_seeds))
         runs = [config.digest for config in configs]
-        plan(
-            self.sweep,
-            {c.digest: c for c in configs},
-            self.sweep.states(),
-            [self._arm(self.spec.values(best.params))] * len(runs),
-        )
+        plan(self.sweep, {c.digest: c for c in configs}, self.sweep.states())
         fresh, collapsed = self._finish(runs)
         return {
             **bracket,
@@ -275,8 +269,8 @@ class Controller:
 
     def _check_space(self) -> None:
         """One config of each corner: what a run would refuse is told before the first is submitted."""
-        from harness.build import check  # torch
         from harness.train.ranks import check_ranks
+        from harness.validate import check  # torch
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import optuna
 import yaml
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from pydantic import Field, ValidationError, model_validator
 
+from harness.compose import compose
 from harness.config import Config, Strict, parse
 from harness.errors import UserError
-from sweeps.composer import Composer
 from sweeps.options import SlurmOptions
 
 Count = Annotated[int, Field(gt=0)]
@@ -133,15 +129,9 @@ class Spec(Strict):
         chosen = [f"{key}={'null' if value is None else value}" for key, value in self.values(params).items()]
         place = [f"run.root={self.root}", f"run.sweep={self.name}"]
         try:
-            return [parse(_composer()([*self.overrides, *chosen, *place, f"seed={seed}"])) for seed in seeds]
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(f"{' '.join(chosen)}: {' '.join(str(error).split())}") from None
-
-
-@cache
-def _composer() -> Composer:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return Composer(GlobalHydra.instance().config_loader(), compose("config", return_hydra_config=True))
+            return [parse(compose(*self.overrides, *chosen, *place, f"seed={seed}")) for seed in seeds]
+        except UserError as error:
+            raise UserError(f"{' '.join(chosen)}: {error}") from None
 
 
 class CollapsePruner(optuna.pruners.BasePruner):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parent / "plugin_example"
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.collapse import replay
+from harness.compose import compose
 from harness.run.folder import RunFolder
-from tests.harness.conftest import composed
 
 EVERY, PROMPTS, SAMPLES = 5, 48, 8
 FP32, FP8 = "rollout/precision=fp32", "rollout/precision=fp8_tensor"
@@ -19,7 +19,7 @@ LEVELS = {"fp32": 0.0, "bf16": 2e-6, "fp8_tensor": 5e-5}
 
 @functools.cache
 def _composed(overrides: tuple[str, ...]) -> dict:
-    return composed("tracking=disabled", *overrides)
+    return compose("tracking=disabled", *overrides)
 
 
 def rows(precision: str, seed: int, steps: int, collapse: int | None = None, learns: bool = True) -> list[dict]:
@@ -81,11 +81,27 @@ def write(
 ) -> RunFolder:
     """A run's folder. until: the record ends at that step; drop: metrics that were not recorded."""
     config = copy.deepcopy(_composed(overrides)) | {"seed": seed, "steps": steps}
-    precision = config["rollout"]["precision"]["name"]
+    words = "-".join(override.split("=")[-1] for override in overrides) or "default"
+    folder = RunFolder(sweep / f"{words.replace('/', '-')}-{seed}")
+    return fill(folder, config, collapse, learns, state, drop, until, commit, **status)
+
+
+def fill(
+    folder: RunFolder,
+    config: dict,
+    collapse: int | None = None,
+    learns: bool = True,
+    state: str | None = None,
+    drop: tuple[str, ...] = (),
+    until: int | None = None,
+    commit: str = "a" * 40,
+    **status,
+) -> RunFolder:
+    """The record of a run with this config, as `write` says."""
+    precision, seed, steps = config["rollout"]["precision"]["name"], config["seed"], config["steps"]
     kept = [row for row in rows(precision, seed, steps, collapse, learns) if until is None or row["step"] < until]
     events = replay(kept, config["collapse"]["detectors"])
-    words = "-".join(override.split("=")[-1] for override in overrides) or "default"
-    with RunFolder(sweep / f"{words.replace('/', '-')}-{seed}").claim() as folder:
+    with folder.claim():
         folder.write("config.json", config)
         for row in kept:
             folder._append("metrics.jsonl", {key: value for key, value in row.items() if key not in drop})

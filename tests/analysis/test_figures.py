@@ -88,6 +88,7 @@ def test_the_lengths_of_what_a_correction_drops(tmp_path):
     assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
 
 
+@pytest.mark.slow
 def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
     """20 bounds of one correction: panels of at most eight lines, each line of a panel with a colour and a dash of its own."""
     for upper in range(20):
@@ -112,6 +113,7 @@ def test_chunks_are_even():
     assert [len(part) for part in chunks(list(range(20)))] == [6, 7, 7] and chunks([1, 2]) == [[1, 2]]
 
 
+@pytest.mark.slow
 def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
     """500 runs in 10 arms: the runs of the study under 50 names of seeds."""
     sweep = load(made[0])

@@ -11,6 +11,8 @@ import pytest
 from analysis.notebook import FOLDER, execute
 from tests.analysis.synthetic import write
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -42,8 +41,6 @@ def test_the_page_needs_nothing_else_and_is_small(made):
 
 def browser(page, shot, height=900):
     """A screenshot by Debian's chromium, and what its console said."""
-    program = shutil.which("chromium")
-    assert program, "chromium is missing: apt-get install chromium (make test does it as root)"
     options = [
         "--headless",
         "--no-sandbox",
@@ -53,11 +50,12 @@ def browser(page, shot, height=900):
         "--enable-logging=stderr",
     ]
     where = [f"--user-data-dir={shot.parent / 'profile'}", f"--screenshot={shot}", f"file://{page}"]
-    done = subprocess.run([program, *options, *where], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["chromium", *options, *where], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return Image.open(shot).convert("L"), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.chromium
 def test_a_real_browser_shows_words_and_a_figure_on_the_first_screen(made, tmp_path):
     image, console = browser(made[1], tmp_path / "first.png")
     assert image.size == (1280, 900) and console == []
@@ -66,6 +64,7 @@ def test_a_real_browser_shows_words_and_a_figure_on_the_first_screen(made, tmp_p
     assert dark[9:].sum() > 3000  # axes and curves below them
 
 
+@pytest.mark.chromium
 def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     """The document as the browser has it: each figure has a size, and nothing is wider than the window."""
     copy = tmp_path / "measured.html"
@@ -120,6 +119,7 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
 
 
+@pytest.mark.slow
 def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     """Of two seeds each: the words pool no run with a cache of 8 bits with one without."""
     for cache in ("compute", "fp8_e4m3"):
@@ -153,6 +153,7 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_results_go_between_the_marks(made, tmp_path):
     readme = tmp_path / "README.md"
     begin, end = BEGIN.format(made[0]), END.format(made[0])
@@ -190,6 +191,7 @@ def test_csv_holds_the_numbers(made):
     assert (runs.loc[runs.event, "final eval"] < 0.5 * runs.loc[runs.event, "best eval"]).all()
 
 
+@pytest.mark.slow
 def test_the_command_line(made, tmp_path):
     command = [sys.executable, "-m", "faultline.tools", "report"]
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)

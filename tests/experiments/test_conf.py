@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
-from harness.build import PROVIDED, build_objective, check
+from harness.build import PROVIDED, build_objective
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.rollouts import vllm_support
+from harness.validate import check
 from tests.algos.algo_cases import f64, shared_batch
+from tests.machines import MACHINES
 
 CONF = Path("experiments/conf")
 FILES = [path.relative_to(CONF).with_suffix("") for path in sorted(CONF.glob("*/**/*.yaml"))]
@@ -29,15 +32,9 @@ NESTED = {"rollout/engine", "rollout/precision"}
 """Groups that lie in the folder of another; other subfolders belong to the name of the option, as in correction=verl/disabled."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        yield
-
-
 @functools.cache
 def config(*overrides):
-    return parse(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    return parse(compose(*overrides))
 
 
 def override(path):
@@ -45,19 +42,31 @@ def override(path):
     return f"{'+' if group == 'experiment' else ''}{group}={path.relative_to(group)}"
 
 
+COMPLETE = ("model/smollm2", "task/arithmetic")
+"""Options of these groups that need nothing more of the user."""
+
+
 def pretrained(path):
-    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k")
+    return str(path) in ("model/hub", "warmstart/none", "task/jsonl", "task/gsm8k", *COMPLETE)
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_every_config_file_makes_a_config_that_a_run_accepts(path):
+def needed(path):
+    """The overrides beside `path` itself."""
+    group = path.parts[0]
+    dropped = f"{group}." if str(path) in COMPLETE else None
+    return {key: value for key, value in NEEDED.items() if dropped is None or not key.startswith(dropped)}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, marks=pytest.mark.vllm if "vllm" in str(p) else (), id=str(p)) for p in FILES])
+def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.
     more = ["rollout/precision=bf16"] if path.stem == "vllm" else []
-    chosen = {**NEEDED, path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
+    chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":
         return  # its weights are elsewhere; tests/harness/test_text.py runs such a config on a model of its own
-    if made.rollout.precision.weights == "fp8_block":  # vLLM's; tests/harness/test_vllm.py asks what this machine can do
+    if made.rollout.precision.weights == "fp8_block":  # vLLM's; tests/harness/test_vllm.py says which machine computes it
         with pytest.raises(UserError, match=r"not computed by rollout\.engine=local"):
             check(made)
     else:

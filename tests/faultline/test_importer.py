@@ -7,13 +7,12 @@ import sys
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from faultline.import_config import import_config
-from harness.build import check
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.validate import check
 from tests.faultline.expected import NONE, correction, keep, weight
 
 SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)
@@ -288,9 +287,7 @@ def test_what_is_printed_runs(theirs, tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
     (tmp_path / "experiment/mine.yaml").write_text(import_config(tmp_path / "theirs.yaml"))
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        composed = compose("config", ["+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]"])
-    check(parse(OmegaConf.to_container(composed, resolve=True)))
+    check(parse(compose("+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")))
 
 
 def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_path):

@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from algos.diagnostics.mismatch import mismatch
 from algos.objective import applied
@@ -20,6 +18,7 @@ from faultline.replay.effect import padded, replay
 from faultline.replay.presets import FOLDER, presets
 from faultline.replay.sources import Dump
 from harness.build import build_objective
+from harness.compose import compose
 from harness.config import parse
 from harness.dumps import files
 from harness.errors import UserError
@@ -28,8 +27,7 @@ from tests.faultline.replay_cases import random_columns
 
 @functools.cache
 def config(preset):
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return parse(OmegaConf.to_container(compose("config", [f"correction={preset}"]), resolve=True))
+    return parse(compose(f"correction={preset}"))
 
 
 @pytest.mark.parametrize("name", presets())
@@ -207,6 +205,7 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     files.write(tmp_path / "d" / "step-7.parquet", random_columns())
     files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
+from harness.compose import compose
 from harness.config import Config, parse
 
 TINY = [
@@ -30,11 +29,6 @@ TINY = [
 ]
 
 
-def composed(*overrides: str) -> dict:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-
-
 @pytest.fixture(scope="session")
 def root(tmp_path_factory) -> Path:
     """One root for all runs of the session, so that the warm start is made once."""
@@ -47,6 +41,6 @@ def tiny(root, request):
 
     def make(*overrides: str) -> Config:
         sweep = "run.sweep=" + re.sub(r"[^\w.-]+", "-", request.node.name)
-        return parse(composed(*TINY, f"run.root={root}", sweep, *overrides))
+        return parse(compose(*TINY, f"run.root={root}", sweep, *overrides))
 
     return make

@@ -4,24 +4,24 @@ import psutil
 import pytest
 import torch
 
-from harness.config import Actor, Model
+from harness.config import ActorConfig, ModelConfig
 from harness.models import build, qwen3_config
 from harness.train.actor import DeepSpeedActor
 
-SIZES = Model(
+SIZES = ModelConfig(
     name="qwen3", hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, head_dim=32, intermediate_size=48,
 )
 SHAPE = qwen3_config(SIZES, 11, 32)
 
 
-def settings(**changes) -> Actor:
+def settings(**changes) -> ActorConfig:
     values = {
         "zero_stage": 1, "dtype": "fp32", "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1,
         "max_grad_norm": 0.5, "num_minibatches": 1, "epochs": 1, "micro_tokens": None,
         "gradient_checkpointing": False, "scoring": "exact",
     }  # fmt: skip
-    return Actor(**{**values, **changes})
+    return ActorConfig(**{**values, **changes})
 
 
 def data(seed: int):

@@ -5,16 +5,19 @@ import contextlib
 import pytest
 import torch
 
-from harness.config import Precision
+from harness.build import build_task
+from harness.config import PrecisionConfig
+from harness.models import policy_config
 from harness.rollouts.local import LocalEngine
 from harness.run.loop import train
 from harness.train.trainer import Trainer
-from harness.train.warmstart import policy_config
 from tests.harness.test_ranks import train_until
 from tests.harness.test_trainer import folder_of, untimed
 
+pytestmark = pytest.mark.slow
+
 STALE = ["rollout/precision=fp32", "rollout.staleness=2", "actor.num_minibatches=2", "steps=5"]
-FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def rows_of(config) -> list[dict]:
@@ -33,7 +36,7 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
             weights.append({name: w.detach().clone() for name, w in trainer.actor.weights()})
             metrics = trainer.step(step)
             assert metrics["rollout/version_lag"] == 2 * min(step, 2)  # two optimizer steps each
-    engine = LocalEngine(policy_config(config), FP32)
+    engine = LocalEngine(policy_config(config.model, build_task(config)), FP32)
     for step, batch in enumerate(batches):
         engine.load_weights(weights[max(0, step - 2)].items(), 0)
         assert torch.equal(engine.score(batch.prompts, batch.tokens), batch.logp_rollout)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.rollouts.architecture import describe
 from harness.rollouts.local import LocalEngine
@@ -34,7 +34,7 @@ FORMATS = {"fp32": ("fp32", None, None), "bf16": ("bf16", None, None), "fp8": ("
 
 def engine(net, name: str = "fp32", **more) -> LocalEngine:
     compute, weights, activations = FORMATS[name]
-    made = LocalEngine(net.config, Precision(name=name, compute=compute, weights=weights, activations=activations), **more)
+    made = LocalEngine(net.config, PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations), **more)
     made.load_weights(net.named_parameters(), 0)
     return made
 
@@ -121,7 +121,7 @@ def test_greedy_agrees_with_transformers(net, asked):
 
 
 def test_weights_that_a_model_does_not_have_are_refused(net):
-    made = LocalEngine(net.config, Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    made = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     weights = dict(net.named_parameters())
     with pytest.raises(ValueError, match=r"does not have: layers\.0\.self_attn\.o_proj\.zero"):
         made.load_weights({**weights, "model.layers.0.self_attn.o_proj.zero": torch.zeros(1)}.items(), 0)

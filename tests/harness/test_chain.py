@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from harness.config import Task
+from harness.config import ChainConfig
 from harness.tasks.chain import Chain
 
 
 def chain(**changes) -> Chain:
-    return Chain(Task(**{"name": "chain", "length": 6, "choices": 1, "modulus": 10, "slip": 0.0, **changes}))
+    return Chain(ChainConfig(**{"name": "chain", "length": 6, "choices": 1, "modulus": 10, "slip": 0.0, **changes}))
 
 
 def test_reward_by_hand():

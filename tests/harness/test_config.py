@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
-from tests.harness.conftest import composed
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ from tests.harness.conftest import composed
 )
 def test_a_wrong_value_is_refused_by_name(overrides, message):
     with pytest.raises(UserError, match=message):
-        parse(composed(*overrides))
+        parse(compose(*overrides))
 
 
 def test_the_hash_is_of_what_decides_the_result():
-    base = parse(composed())
+    base = parse(compose())
     for same in ("run.sweep=other", "tracking=disabled", "checkpoint.every=7"):
-        assert parse(composed(same)).digest == base.digest
-    different = {parse(composed(o)).digest for o in ("seed=1", "actor.lr=1e-5", "correction=token_truncate", "steps=3")}
+        assert parse(compose(same)).digest == base.digest
+    different = {parse(compose(o)).digest for o in ("seed=1", "actor.lr=1e-5", "correction=token_truncate", "steps=3")}
     assert len({base.digest, *different}) == 5
-    assert parse(composed("seed=1")).warmstart_digest == base.warmstart_digest
-    assert parse(composed("task.length=9")).warmstart_digest != base.warmstart_digest
+    assert parse(compose("seed=1")).warmstart_digest == base.warmstart_digest
+    assert parse(compose("task.length=9")).warmstart_digest != base.warmstart_digest
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
@@ -114,7 +114,7 @@ def test_the_command_line_answers_wrong_input_without_importing_torch(arguments,
 
 def test_checking_a_config_imports_nothing_heavy():
     code = (
-        "import sys; from tests.harness.conftest import composed; from harness.config import parse; parse(composed());"
+        "import sys; from harness.compose import compose; from harness.config import parse; parse(compose());"
         "print([m for m in ('torch', 'transformers', 'deepspeed', 'wandb', 'vllm', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import Model, Precision
+from harness.config import ModelConfig, PrecisionConfig
 from harness.models import build, qwen3_config
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
@@ -20,14 +20,14 @@ PRECISIONS = {
 }
 
 
-def precision(name: str) -> Precision:
+def precision(name: str) -> PrecisionConfig:
     compute, weights, activations = PRECISIONS[name]
-    return Precision(name=name, compute=compute, weights=weights, activations=activations)
+    return PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations)
 
 
 @pytest.fixture(scope="module")
 def net():
-    sizes = Model(
+    sizes = ModelConfig(
         name="qwen3", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=96,
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from harness.config import Precision
+from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.architecture import describe
@@ -59,7 +59,7 @@ def asked():
 
 def engine(net, name: str = "fp32", version: int = 0, **more) -> LocalEngine:
     compute, weights, activations = PRECISIONS[name]
-    made = LocalEngine(net.config, Precision(name=name, compute=compute, weights=weights, activations=activations), **more)
+    made = LocalEngine(net.config, PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations), **more)
     made.load_weights(net.named_parameters(), version)
     return made
 
@@ -160,7 +160,7 @@ def test_replayed_weights_count(net, asked):
     out = engine(net).generate(*asked)
     silent = engine(net).score(asked[0], out.tokens, Routes(out.expert_ids, torch.zeros_like(out.expert_weights)))
     muted = {name: torch.zeros_like(w) if "down_proj" in name else w for name, w in net.named_parameters()}
-    without = LocalEngine(net.config, Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    without = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     without.load_weights(muted.items(), 0)
     assert torch.equal(silent, without.score(asked[0], out.tokens))
 
@@ -237,7 +237,7 @@ def test_what_it_does_not_compute_is_refused_by_name(changes, reason):
 def test_nan_weights_give_nan_log_probabilities_not_an_exception(net, asked):
     broken = {name: w.detach().clone() for name, w in net.named_parameters()}
     broken["model.layers.0.mlp.gate.weight"][:] = float("nan")
-    made = LocalEngine(net.config, Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    made = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     made.load_weights(broken.items(), 0)
     assert not made.generate(*asked).logp.isfinite().any()
 

@@ -8,6 +8,8 @@ from harness.errors import UserError
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm_support import kv_cache_refusal, weight_formats
 
+pytestmark = pytest.mark.vllm
+
 
 def test_actor_local_engine_and_vllm_agree_as_is_normal(capsys):
     doctor(parity=True)

@@ -13,15 +13,17 @@ import psutil
 import pytest
 import torch
 
+from harness.build import build_task
 from harness.errors import UserError
-from harness.models import build
+from harness.models import build, policy_config
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import train
 from harness.train.actor import DeepSpeedActor
 from harness.train.ranks import check_ranks
-from harness.train.warmstart import policy_config
 from tests.harness.conftest import TINY
 from tests.harness.test_trainer import folder_of, untimed
+
+pytestmark = pytest.mark.slow
 
 SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
@@ -72,7 +74,7 @@ def assert_resumes_alike(config, folder: RunFolder) -> None:
     after = []
     for source, ranks in ((folder, 2), (folder_of(config), 1)):
         settings = config.actor.model_copy(update={"zero_stage": source.read("config.json")["actor"]["zero_stage"]})
-        actor = DeepSpeedActor(build(policy_config(config), 5), settings)
+        actor = DeepSpeedActor(build(policy_config(config.model, build_task(config)), 5), settings)
         actor.load(source.path / "checkpoints/step-00000003/actor", ranks=ranks)
         before = {name: w.detach().clone() for name, w in actor.weights()}
         tokens = torch.arange(12).view(2, 6) % 5
@@ -207,10 +209,17 @@ VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.num_mi
         "correction=token_truncate"]  # fmt: skip
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("group", "k3", "engine"),
     [
-        pytest.param(1, (1e-4, 1), ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"], id="an FP8 engine each"),
+        pytest.param(
+            1,
+            (1e-4, 1),
+            ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"],
+            id="an FP8 engine each",
+            marks=pytest.mark.cpu_fp8_cache,
+        ),
         # Cut in two it adds in another order, which must not be multiplied by a coarse format.
         pytest.param(2, (0, 1e-9), ["rollout/precision=fp32"], id="one engine together"),
     ],

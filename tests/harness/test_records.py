@@ -7,7 +7,8 @@ import os
 import pytest
 
 from harness.errors import UserError
-from harness.run.folder import METRICS, RunFolder, run_folders
+from harness.run.folder import RunFolder, run_folders
+from harness.run.metrics import METRICS
 
 
 @pytest.fixture

@@ -11,10 +11,13 @@ from experiments.noise import matching_noise
 from faultline.gradient.laboratory import Laboratory
 from faultline.gradient.methods import EXACT, methods
 from harness.errors import UserError
-from harness.run.folder import METRICS, RunFolder, run_folders
+from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train
+from harness.run.metrics import METRICS
 from harness.run.restore import find, transplant
 from sweeps.branch import branch, overridden
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_checkpoint_of_a_real_run(tiny, tmp_path):

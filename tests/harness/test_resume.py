@@ -15,6 +15,8 @@ from harness.run.loop import Run, train
 from sweeps.local import PRELOADED, _run_one
 from tests.harness.test_trainer import folder_of, untimed
 
+pytestmark = pytest.mark.slow
+
 # Long enough that a test on a busy machine still finds the run under way when it strikes.
 OVERRIDES = ["steps=60", "checkpoint.every=5", "actor.num_minibatches=2", "rollout/precision=fp8_tensor",
              "correction=token_truncate"]  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from harness.config import Actor, Precision
+from harness.config import ActorConfig, PrecisionConfig
 from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.routes import Routes, no_route, routed
@@ -19,13 +19,13 @@ SHAPE = Qwen3MoeConfig(
 )  # fmt: skip
 
 
-def settings(**changes) -> Actor:
+def settings(**changes) -> ActorConfig:
     values = {
         "zero_stage": 1, "dtype": "fp32", "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1,
         "max_grad_norm": 0.5, "num_minibatches": 1, "epochs": 1, "micro_tokens": None,
         "gradient_checkpointing": False, "scoring": "exact",
     }  # fmt: skip
-    return Actor(**{**values, **changes})
+    return ActorConfig(**{**values, **changes})
 
 
 def net(seed: int = 0):
@@ -52,7 +52,7 @@ def data():
 def test_routes_are_recorded_as_the_engine_records_them(data):
     prompts, tokens, *_ = data
     actor = DeepSpeedActor(net(), settings())
-    made = LocalEngine(SHAPE, Precision(name="fp32", compute="fp32", weights=None, activations=None))
+    made = LocalEngine(SHAPE, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     made.load_weights(actor.weights(), 0)
     expected_logp, expected = made.score_routed(prompts, tokens)
     logp, routes = actor.route(prompts, tokens)

@@ -1,4 +1,4 @@
-"""Text tasks on a small pretrained model with its tokenizer and chat template, all of it made here."""
+"""TextConfig tasks on a small pretrained model with its tokenizer and chat template, all of it made here."""
 
 import json
 
@@ -8,8 +8,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from harness.build import check
-from harness.config import Precision, Text, parse
+from harness.build import build_task
+from harness.compose import compose
+from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
@@ -19,15 +20,18 @@ from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
 from harness.train.actor import DeepSpeedActor
 from harness.train.trainer import Trainer
-from tests.harness.conftest import composed
+from harness.train.warmstart import start
+from harness.validate import check
 from tests.harness.test_actor import settings
 from tests.harness.test_trainer import folder_of
+
+pytestmark = pytest.mark.slow
 
 WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789"]
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"
 )
-FP32 = Precision(name="fp32", compute="fp32", weights=None, activations=None)
+FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def agrees(response: str, record: dict) -> float:
@@ -70,14 +74,12 @@ def text(root, model, questions, request):
         data = [f"task.path={questions}", f"task.verifier={__name__}:agrees", "task.held_out=8", "task.max_prompt=12"]
         small = ["rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2", "steps=2"]
         hub = ["model=hub", f"model.path={model}", "warmstart=none", "task=jsonl", "task.answer_length=6"]
-        return parse(composed("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
+        return parse(compose("tracking=disabled", f"run.root={root}", sweep, *hub, *data, *small, *overrides))
 
     return make
 
 
 def task(config, model) -> Jsonl:
-    from harness.train.warmstart import build_task
-
     return build_task(config)
 
 
@@ -213,7 +215,7 @@ def test_bad_input_is_refused_by_name(text, overrides, message):
 
 
 def test_a_reward_outside_0_and_1_is_refused(model, questions):
-    config = Text(
+    config = TextConfig(
         name="jsonl", path=questions, held_out_path=None, held_out=4, prompt="prompt", verifier="math:isqrt", instruction="",
         chat=True, max_prompt=12, long_prompts="drop", answer_length=4,
     )  # fmt: skip
@@ -223,3 +225,34 @@ def test_a_reward_outside_0_and_1_is_refused(model, questions):
     made.verifier = lambda response, record: 2
     with pytest.raises(UserError, match=r"task.verifier=math:isqrt: gave 2.0; a reward is a number from 0 to 1"):
         made.reward(made.train[:1], np.array([[8, 0, PAD, PAD]]))
+
+
+def test_a_grid_reads_its_data_once(text, monkeypatch):
+    """Three configs on one data set tokenise it once; another max_prompt is another data set."""
+    read = []
+    load = Jsonl.load
+    monkeypatch.setattr(Jsonl, "load", lambda self, split: (read.append(split), load(self, split))[1])
+    for overrides in (["seed=0"], ["seed=1"], ["seed=0", "loss=pg"]):
+        check(text("task.instruction= .", *overrides))
+    assert read == ["train", "held_out"]
+    check(text("task.instruction= .", "task.max_prompt=13"))
+    assert read == ["train", "held_out"] * 2
+
+
+def test_a_task_for_the_other_kind_of_model_is_refused(tiny):
+    """A plug-in with tokens of its own lacks the divided prompts of a pretrained model, and one of text has no demonstrations."""
+
+    class Bare:
+        stop, counts, answer_length = (), {}, 4
+
+        def prompts(self):
+            return np.zeros((8, 3), dtype=np.int64)
+
+        def reward(self, prompts, answers):
+            return np.zeros(len(prompts))
+
+    config = tiny()
+    with pytest.raises(UserError, match="model=qwen3: Bare lacks vocab_size or demonstrations; set model=hub"):
+        start(config, Bare())
+    with pytest.raises(UserError, match="task=chain: lacks the prompts `train` and `held_out`, which model=hub needs"):
+        start(config.model_copy(update={"model": HubConfig(name="hub", path="/nowhere")}), Bare())

@@ -12,6 +12,8 @@ import wandb
 from harness.run.folder import RunFolder
 from tests.harness.test_trainer import folder_of
 
+pytestmark = pytest.mark.slow
+
 
 def command(config) -> list[str]:
     """Of a run in a process of its own, as W&B keeps state in the process that called it."""

@@ -9,13 +9,17 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES, RegistryError
-from harness.build import check
+from harness.build import build_task
 from harness.collapse import replay
 from harness.errors import UserError
-from harness.run.folder import METRICS, RunFolder
+from harness.run.folder import RunFolder
 from harness.run.loop import Run, train
+from harness.run.metrics import METRICS
 from harness.train.trainer import Trainer
 from harness.train.warmstart import warm_start
+from harness.validate import check
+
+pytestmark = pytest.mark.slow
 
 CORRECTIONS = ["none", "token_truncate", "sequence_truncate", "sequence_mask"]
 
@@ -200,7 +204,7 @@ def test_a_damaged_warm_start_is_named(tiny):
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"unreadable warm start \(model.safetensors differs.*delete that folder"):
-        warm_start(config)
+        warm_start(config, build_task(config))
 
 
 def test_everything_rejected_is_a_step_of_zero_gradient(tiny):

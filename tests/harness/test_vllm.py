@@ -1,10 +1,11 @@
 """The real vLLM against transformers, on this machine, in every precision that it can compute in; the others must be refused."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
+import re
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -13,21 +14,25 @@ import torch
 from transformers import BertConfig
 
 from experiments.install_vllm import plan
-from harness.build import check
-from harness.config import Model, Precision
+from faultline.doctor import doctor
+from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
 from harness.rollouts import vllm as vllm_engine
+from harness.rollouts import vllm_support
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
-from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, weight_formats
+from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, kv_cache_refusal, slow_formats, weight_formats
 from harness.run.loop import train
 from harness.tasks import PAD
+from harness.validate import check
 from tests.harness.test_resume import finished, lines, wait_for
 from tests.harness.test_trainer import folder_of, stepped, untimed
+from tests.machines import MACHINES
 
+pytestmark = pytest.mark.vllm
 ENGINE = "rollout/engine=vllm"
-SIZES = Model(
+SIZES = ModelConfig(
     name="qwen3", hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, intermediate_size=256,
 )  # multiples of 128: FP8 in blocks
@@ -35,10 +40,10 @@ VOCABULARY, CONTEXT = 17, 320
 BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 
 
-def precision(option: str) -> Precision:
+def precision(option: str) -> PrecisionConfig:
     name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
     weights, activations, _ = QUANTIZATIONS[name]
-    return Precision(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
+    return PrecisionConfig(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
 
 
 @functools.cache
@@ -80,10 +85,6 @@ def off(rollout, prompts, seed=1, temperature=1.0, tied=False):
     return rollout.logp - logits.log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
 
 
-def cpu_flags() -> set[str]:
-    return set(next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split())
-
-
 # Mean |Δ log-prob| against fp32, nats: (not less, not more). The unit roundoff of the coarsest number on the way is 2⁻²⁴, 2⁻¹²,
 # 2⁻⁹, 2⁻⁸ (int8: half a step of max/127), 2⁻⁴ (e4m3) and 2⁻³ (e5m2); it is met some ten times, at logits of about 5. A format
 # that is silently not applied falls below the lower bound, which for those of 8 bits is above what bf16 alone gives.
@@ -111,7 +112,8 @@ def test_a_precision_is_computed_as_such_or_refused_before_the_start(option, kv_
             with pytest.raises(UserError, match=r"rollout.engine=vllm: cannot start with a qwen3 model"):
                 VllmEngine(net().config, precision(option), kv_cache=kv_cache)
     else:
-        VllmEngine.check(net().config, precision(option), kv_cache)
+        with pytest.warns(match="slower than bf16") if option in slow_formats() else contextlib.nullcontext():
+            VllmEngine.check(net().config, precision(option), kv_cache)
         prompts, uniforms = asked()
         rollout = loaded(option, kv_cache).generate(prompts, uniforms)
         difference = off(rollout, prompts).abs()
@@ -120,23 +122,78 @@ def test_a_precision_is_computed_as_such_or_refused_before_the_start(option, kv_
         assert (rollout.version == 7).all() and rollout.version.shape == rollout.tokens.shape == uniforms.shape
 
 
-def test_what_is_refused_is_what_the_cpu_lacks():
-    """By the flags of the processor: blocks of FP8 need AMX tiles, an FP8 cache AVX-512. A GPU is asked by its own flags."""
-    flags, refusals = cpu_flags(), weight_formats()
-    if torch.cuda.is_available():
-        assert (refusals["fp8_channel"] is None) == (torch.cuda.get_device_capability() >= (8, 9))
-        return
-    assert any(refusals[name] is None for name in ("fp8_block", "fp8_block_w8a16")) == ("amx_tile" in flags)
-    assert (kv_cache_refusal("fp8_e4m3", 32) is None) == ("avx512f" in flags)
-    assert "head_size divisible by 32" in kv_cache_refusal("fp8_e4m3", 48) or "avx512f" not in flags
+NO, YES, SLOW = "no", "yes", "slow"
+COMPUTES = {  # fp8_tensor, fp8_channel, fp8_block, fp8_block_w8a16, int8, FP8 cache
+    "avx2": (NO, YES, NO, NO, YES, NO),
+    "avx512": (NO, YES, NO, NO, YES, YES),
+    "amx": (NO, SLOW, NO, YES, YES, YES),
+    "amx_fp16": (NO, YES, NO, YES, YES, YES),
+    "amx_fp8": (NO, YES, YES, NO, YES, YES),
+    "gpu": (NO, NO, NO, NO, YES, NO),
+    "gpu_fp8": (YES, YES, YES, NO, YES, YES),
+}
+"""By docs/vllm.md."""
 
 
-def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny):
+@pytest.mark.parametrize("name", COMPUTES)
+def test_what_a_machine_computes_follows_from_what_it_has(name, monkeypatch, capsys):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES[name])
+    options = ["fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_w8a16", "int8"]
+    refusals, slow = weight_formats(), slow_formats()
+    answers = [NO if refusals[option] else SLOW if option in slow else YES for option in options]
+    assert (*answers, NO if kv_cache_refusal("fp8_e4m3", 32) else YES) == COMPUTES[name]
+    assert refusals["fp32, bf16, fp16"] is None and can_sleep() == name.startswith("gpu")
+    for option, answer in zip(options, answers, strict=True):
+        if answer == NO:
+            with pytest.raises(UserError, match=f"={option}: vLLM cannot compute in it here .*; it can in fp32, bf16"):
+                VllmEngine.check(net().config, precision(option), "compute")
+        with pytest.warns(match=f"rollout.precision={option}: .*slower") if answer == SLOW else contextlib.nullcontext():
+            if answer != NO:
+                VllmEngine.check(net().config, precision(option), "compute")
+    doctor(parity=False)
+    shown = dict(re.findall(r"^  (\w+): (yes|no|slow)", capsys.readouterr().out, re.M))
+    assert [shown[option] for option in options] == answers
+
+
+def test_a_head_that_cannot_be_halved_has_no_fp8_cache_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])
+    assert kv_cache_refusal("fp8_e4m3", 96) is None
+    assert kv_cache_refusal("fp8_e4m3", 80) == "on a CPU head_dim must be divisible by 32, and it is 80"
+
+
+@pytest.mark.parametrize("name", [name for name in COMPUTES if "gpu" not in name])
+def test_vllm_itself_says_the_same_of_its_kernels(name, monkeypatch):
+    """vLLM decides by torch's flags and by one operator of its own: given those of another CPU, it chooses what is said here."""
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.kernels.linear.scaled_mm import cpu
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    machine = MACHINES[name]
+    flags = {"avx512_f": machine.avx512, "amx_tile": machine.amx}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
+    monkeypatch.setattr(ops, "cpu_has_amx_fp8", lambda: machine.amx_fp8)
+    monkeypatch.setattr(ops, "_supports_cpu_fp8_w8a16", "fp8_scaled_mm_cpu" in machine.kernels)
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: machine)
+    w8a8, w8a16 = cpu.CPUFp8W8A8BlockScaledMMKernel.is_supported()[0], cpu.CPUFp8BlockScaledMMKernel.is_supported()[0]
+    refusals = weight_formats()
+    assert (refusals["fp8_block"] is None, refusals["fp8_block_w8a16"] is None) == (w8a8, w8a16 and not w8a8)
+    for head_dim in (32, 48, 80, 128):
+        try:
+            _get_attn_isa(torch.bfloat16, 128, head_dim, "fp8_e4m3")
+        except NotImplementedError:
+            assert kv_cache_refusal("fp8_e4m3", head_dim)
+        else:
+            assert kv_cache_refusal("fp8_e4m3", head_dim) is None
+
+
+def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny, monkeypatch):
     with pytest.raises(UserError, match=r"rollout.precision=nvfp4: vLLM cannot.*no such combination.*can in fp32, bf16"):
         check(tiny(ENGINE, "rollout/precision=nvfp4"))
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match=r"model.head_dim=16: vLLM's attention on a CPU takes 32, 64, "):
-            check(tiny(ENGINE, "rollout/precision=bf16", "model.head_dim=16"))
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])
+    with pytest.raises(UserError, match=r"model.head_dim=16: vLLM's attention on a CPU takes 32, 64, "):
+        check(tiny(ENGINE, "rollout/precision=bf16", "model.head_dim=16"))
     with pytest.raises(UserError, match=r"rollout.engine.colour: unknown; it takes kv_cache_gib, context"):
         check(tiny(ENGINE, "rollout/precision=bf16", "+rollout.engine.colour=red"))
     with pytest.raises(UserError, match=r"rollout.engine.context=abc: Input should be a valid integer"):
@@ -293,6 +350,7 @@ def test_wrong_input_is_one_line(call, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.cpu_fp8_cache
 def test_the_fp8_cache_of_a_cpu_is_rounded_towards_zero():
     """Why it is further from the actor than the local engine's, which rounds to nearest as the casts of a GPU do."""
     from vllm import _custom_ops as ops
@@ -307,8 +365,8 @@ def test_the_fp8_cache_of_a_cpu_is_rounded_towards_zero():
     assert (stored.abs().sort()[0] <= x.float().abs().flatten().sort()[0]).all()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can")
-def test_memory_that_a_cpu_engine_cannot_lend_is_refused():
+def test_memory_that_a_cpu_engine_cannot_lend_is_refused(monkeypatch):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])
     with pytest.raises(UserError, match=r"rollout.engine.sleep=true: vLLM lends memory on a GPU only"):
         VllmEngine(net().config, precision("fp32"), sleep=True)
 
@@ -329,12 +387,11 @@ def test_vllm_asks_for_what_the_actor_has_left_of_a_gpu(used, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_engine_at_rest_lends_its_memory_and_comes_back_with_the_same_answers():
     made = VllmEngine(net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
     made.load_weights(net().named_parameters(), 1)
     before, free = made.generate(*asked()), torch.cuda.mem_get_info()[0]
-    made.rest()
+    made.sleep()
     assert torch.cuda.mem_get_info()[0] - free > 2**29
     with pytest.raises(RuntimeError, match="load_weights comes first"):
         made.generate(*asked())

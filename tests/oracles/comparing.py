@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from algos.corrections.spec import Correction
@@ -18,6 +16,7 @@ from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from harness.build import build_objective
+from harness.compose import compose
 from harness.config import Config, parse
 
 TOLERANCE = 1e-6
@@ -105,8 +104,7 @@ def objective(loss: str, reduction: str = "token_mean", proximal: str = "old", c
 @functools.cache
 def config(*overrides: str) -> Config:
     """A config as a run composes it."""
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return parse(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    return parse(compose(*overrides))
 
 
 def preset(name: str, reduction: str) -> Objective:

@@ -13,7 +13,7 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 from sweeps.cluster import Task
 from sweeps.commands import cancel, logs, retry, status
-from sweeps.launch import _estimate, arm_names, cost, launch, plan
+from sweeps.launch import _estimate, cost, launch, plan
 from sweeps.ledger import Sweep
 from sweeps.local import Local, Pool
 from sweeps.options import SlurmOptions
@@ -111,7 +111,7 @@ def test_damaged_runs_of_a_task_fail_alone(sweep, monkeypatch):
 
 def test_a_run_whose_plan_was_lost_is_found_by_its_folder(sweep, tiny):
     config = tiny("seed=3")
-    plan(sweep, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(sweep, {config.digest: config}, {})
     (sweep.home / "ledger.jsonl").write_text("rubbish\n")
     sweep.log("submitted", [config.digest], batch="x")
     assert sweep.states()[config.digest].seed == 3 and sweep.states()[config.digest].state == "submitted"
@@ -145,7 +145,7 @@ def test_what_slurm_knows_corrects_the_ledger(sweep):
 def test_two_launchers_and_an_edited_config(sweep, tiny):
     configs = [tiny(f"seed={seed}") for seed in (0, 1)]
     place = Sweep(configs[0].path.parent)
-    plan(place, {c.digest: c for c in configs}, {}, arm_names(configs))
+    plan(place, {c.digest: c for c in configs}, {})
     with place.lock(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
         launch(configs, Local(1))
     with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
@@ -156,7 +156,7 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
 def test_a_task_that_starts_late_leaves_a_cancelled_run_alone(tiny):
     config = tiny("seed=0")
     place = Sweep(config.path.parent)
-    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(place, {config.digest: config}, {})
     place.log("submitted", [config.digest], batch="b")
     place.log("cancelled", [config.digest])
     Pool(place, 1, job="7_0").run([config.digest])
@@ -167,7 +167,7 @@ def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monke
     """This process stands for the launcher, which has begun but does not hold the lock; then for one of a later command."""
     config = tiny("seed=0")
     place = Sweep(config.path.parent)
-    plan(place, {config.digest: config}, {}, ["bf16 ppo"])
+    plan(place, {config.digest: config}, {})
     with pytest.raises(UserError, match="nothing is running; a launcher that is just starting stops by itself"):
         cancel(place.path)
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
@@ -206,7 +206,7 @@ def test_the_time_left_is_by_the_pace_of_steps_of_runs_that_go_on(tiny, monkeypa
     for config in (first, second):
         config.path.mkdir(parents=True)
     RunFolder(second.path).status("failed", step=20, steps=60)
-    with Display([first, second]) as shown:
+    with Display([first, second], {c.digest: str(c.seed) for c in (first, second)}) as shown:
         for now, step in ((0, 0), (100, 10), (200, 30)):
             RunFolder(first.path).status("running", step=step, steps=60)
             monkeypatch.setattr("sweeps.progress.time.time", lambda now=now: now)

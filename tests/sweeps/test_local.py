@@ -15,6 +15,8 @@ from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, started, until
 
+pytestmark = pytest.mark.slow
+
 
 def launch(root: Path, *overrides: str, launcher="local", wait=True):
     command = [sys.executable, "-m", "experiments.train", "-m", f"hydra/launcher={launcher}"]

@@ -20,7 +20,7 @@ from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
 # A learning rate that changes nothing in 30 steps, so that no evaluation moves by chance.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
 QUIET = ["steps=30", "checkpoint.every=5", "evaluation.prompts=7", "evaluation.samples=8", "actor.lr=1e-6"]
 
 

@@ -22,7 +22,7 @@ from tests.harness.test_ranks import assert_same
 from tests.harness.test_trainer import untimed
 from tests.sweeps.conftest import LOCAL, by_seed, held, output, rows, started, task_log, until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
 LONG = ["steps=40", "checkpoint.every=4"]
 
 

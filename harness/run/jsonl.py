@@ -1,0 +1,35 @@
+"""Files of JSON lines that only grow: a kill in the middle of a write costs the line that was being written, and no other."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append a line per row. The file is locked meanwhile, since processes on several nodes may append to it.
+
+    Raises OSError as a write does, for example on a full disk.
+    """
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    with open(path, "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            text = "\n" + text  # the line before was cut short: it stays alone on its line
+        file.write(text.encode())
+
+
+def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(line number from 1, object) of each line, None where the line is not a JSON object. Nothing if there is no file."""
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield number, row if isinstance(row, dict) else None

@@ -1,0 +1,119 @@
+"""What needs torch to be checked of a config: that its plug-ins, its model and its data can be used together, here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from transformers import PretrainedConfig
+
+from algos.corrections.spec import Plugin, check_combination
+from algos.objective import Objective
+from algos.reductions import Counts
+from algos.registry import CORRECTIONS, LOSSES, RegistryError
+from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
+from harness.config import ArithmeticConfig, Config, TextConfig
+from harness.errors import UserError
+from harness.models import device, policy_config
+from harness.rollouts.architecture import describe
+from harness.tasks import TurnTask
+
+
+def check(config: Config) -> None:
+    """Refuse a config that no run could use, before anything is launched.
+
+    Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own traceback is
+    seen.
+    """
+    try:
+        objective = build_objective(config)
+        check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
+        _try_out(objective)
+        build_advantage(config)
+        for make in build_detectors(config).values():
+            make()
+        _check_anchor(config, objective)
+        _check_scoring(config, objective)
+        _check_model_and_task(config)
+    except RegistryError as error:
+        if error.__cause__ is not None:
+            raise
+        raise UserError(str(error)) from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{error}") from None
+
+
+def _try_out(objective: Objective) -> None:
+    """Correction and loss on one token: they raise ValueError on what they cannot take."""
+    one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    for name, filter_ in objective.correction.reject.items():
+        if isinstance(filter_, Plugin):
+            bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
+    corrected = objective.corrected(one, one, mask, one, segments=torch.zeros(1, 1, dtype=torch.long))
+    selected = objective.select(one, one, one, mask)
+    objective(one, one, one, one, mask, corrected, Counts.of(mask, torch.zeros(1, dtype=torch.long)), selected, one)
+
+
+def _check_anchor(config: Config, objective: Objective) -> None:
+    if config.proximal == "rollout" and not objective.anchored:
+        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
+
+
+def _check_scoring(config: Config, objective: Objective) -> None:
+    """actor.scoring=none saves the forward pass of π_old, and corrects each micro-batch by itself: nothing may need more."""
+    correction = config.correction
+    needs = {
+        f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
+        f"correction.ratio={correction.ratio}": objective.reads_old,
+        "correction.normalize=batch": correction.normalize == "batch",
+        "correction.denominator=kept": correction.denominator == "kept",
+        "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),
+    }
+    if config.actor.scoring == "none" and any(needs.values()):
+        reader = next(name for name, reads in needs.items() if reads)
+        raise UserError(f"actor.scoring=none: {reader} reads it; use actor.scoring=exact, or forward")
+
+
+class _Built(NamedTuple):
+    """What is left of a task that was built to be checked."""
+
+    shape: PretrainedConfig
+    has_turns: bool
+
+
+_BUILT: dict[str, _Built] = {}
+"""By the sections task and model: a grid of a hundred configs on one data set tokenises it once, not a hundred times."""
+
+
+def _built(config: Config) -> _Built:
+    """Build the task, which raises UserError on data that cannot be used, unless it was found good before."""
+    sections = config.model_dump_json(include={"task", "model"})
+    if sections not in _BUILT:
+        task = build_task(config)
+        _BUILT[sections] = _Built(policy_config(config.model, task), isinstance(task, TurnTask))
+    return _BUILT[sections]
+
+
+def _check_model_and_task(config: Config) -> None:
+    """That actor, engine and the trainer's own sampler compute this model in their precisions here, and that answers fit."""
+    if config.actor.dtype == "fp16" and device().type == "cpu":
+        raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
+    shape, has_turns = _built(config)
+    build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
+    if needs_own_sampler(config):
+        try:
+            describe(shape)
+        except UserError as error:
+            raise UserError(
+                f"actor.scoring=exact, evaluation.policy=own, .probe and kl need the trainer's own policy as a local engine "
+                f"({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
+            ) from None
+    by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
+    if by_turn and not has_turns:
+        raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
+    task, context = config.task, shape.max_position_embeddings
+    if isinstance(task, TextConfig | ArithmeticConfig) and task.max_prompt + task.answer_length > context:
+        raise UserError(
+            f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
+            f"model's context of {context}; lower one of them"
+        )
