@@ -92,7 +92,7 @@ class MixtureConfig(SizesConfig):
             )
         if self.num_experts_per_tok == 1 and self.norm_topk_prob:
             raise ValueError(
-                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1 and the router gets no gradient; set it to false"
+                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1, the router gets no gradient; set it to false"
             )
         return self
 
