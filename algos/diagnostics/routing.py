@@ -18,7 +18,7 @@ def flipped(ids: Tensor, other: Tensor) -> Tensor:
 
 
 def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
-    """[layers, experts] fp64: the share of the slots of the tokens in `mask` [B, T] that each expert got, 1/experts if balanced."""
+    """[layers, experts] fp64: each expert's share of the slots of the tokens in `mask` [B, T]; 1/experts if balanced."""
     slots = ids[mask].transpose(0, 1).flatten(1).long()  # [layers, tokens·k]
     counts = torch.zeros(len(slots), experts, dtype=torch.float64, device=ids.device)
     counts.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float64))
