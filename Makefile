@@ -19,7 +19,7 @@ ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequ
 SWEEP_vllm := demo_vllm
 # FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
-DOCTOR = $(shell $(VENV)/bin/faultline doctor)
+DOCTOR = $(eval DOCTOR := $(shell $(VENV)/bin/faultline doctor))$(DOCTOR)# asked once, and only for ENGINE=vllm
 ARMS_fp8_channel := demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask
 ARMS_kv_cache=fp8_e4m3 := demo_vllm/kv_fp8
 ABLE = $(foreach option,fp8_channel kv_cache=fp8_e4m3,$(if $(findstring $(option): yes,$(DOCTOR)),$(ARMS_$(option))))

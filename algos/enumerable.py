@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Toy(NamedTuple):
+class EnumerablePolicy(NamedTuple):
     """tokens: [N, T], all N = V^T responses. state: [N, T], the index of the prefix before each token."""
 
     tokens: Tensor
@@ -24,16 +24,16 @@ class Toy(NamedTuple):
         return torch.ones_like(self.tokens, dtype=torch.bool)
 
 
-def toy(vocabulary: int, length: int) -> Toy:
+def toy(vocabulary: int, length: int) -> EnumerablePolicy:
     """All responses of `length` tokens over `vocabulary` symbols."""
     responses = list(itertools.product(range(vocabulary), repeat=length))
     prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
     number = {prefix: i for i, prefix in enumerate(prefixes)}
     state = [[number[response[:t]] for t in range(length)] for response in responses]
-    return Toy(torch.tensor(responses), torch.tensor(state))
+    return EnumerablePolicy(torch.tensor(responses), torch.tensor(state))
 
 
-def policies(space: Toy, *noise: float, seed: int = 0) -> list[Tensor]:
+def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tensor]:
     """Random logits, and for each number logits with that much noise added."""
     generator = torch.Generator().manual_seed(seed)
     shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
@@ -41,6 +41,6 @@ def policies(space: Toy, *noise: float, seed: int = 0) -> list[Tensor]:
     return [first] + [first + s * torch.randn(shape, generator=generator, dtype=torch.float64) for s in noise]
 
 
-def rewards(space: Toy, seed: int = 1) -> Tensor:
+def rewards(space: EnumerablePolicy, seed: int = 1) -> Tensor:
     """A terminal reward for each response, of either sign, [N]."""
     return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from algos.chunks import parts, put, take, total
-from algos.corrections.apply import Corrected, WeightSum, correct, weight_sum
+from algos.batch import Batch
+from algos.corrections.apply import Corrected
 from algos.corrections.spec import Correction
-from algos.diagnostics.correction import applied
 from algos.losses import TokenLoss
-from algos.masks import bits, only
-from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
-
-__all__ = ["Objective", "applied"]
-
-
-class _RowByRow(torch.autograd.Function):
-    """Sums over responses of what `function` returns for a few of them; the first is differentiable by logp.
-
-    Its gradient is taken along the way, so that no intermediate tensor of the whole batch is ever made: what remains of
-    the forward pass is one tensor [B, T]. Differentiable once.
-    """
-
-    @staticmethod
-    def forward(ctx, logp: Tensor, mask: Tensor, function: Callable, *tensors: Tensor | None):
-        wanted, gradient, sums = ctx.needs_input_grad[0], None, None
-        for part in parts(mask):
-            rows, *others = take(part, logp.detach(), mask, *tensors)
-            with torch.set_grad_enabled(wanted):
-                found = function(rows.requires_grad_(wanted), *others)
-            if wanted:
-                gradient = put(part, torch.autograd.grad(found[0], rows)[0], gradient, logp)
-            found = [None if value is None else value.detach() for value in found]
-            sums = [None if a is None else a + b for a, b in zip(sums, found, strict=True)] if sums else found
-        ctx.gradient = gradient
-        ctx.mark_non_differentiable(*(total for total in sums[1:] if total is not None))
-        return tuple(sums)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor, *_):
-        gradient, ctx.gradient = ctx.gradient, None
-        if gradient is None:
-            raise RuntimeError("the objective's gradient was taken before: it is given away, not copied; compute the loss again")
-        return gradient.mul_(grad), *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class Objective(NamedTuple):
-    """The scalar that a training step differentiates: reduce(w · loss(π_θ, π_prox, A)) over the kept tokens.
+    """The scalar that a training step differentiates, over the kept tokens.
+
+    reduce(w · loss(π_θ, π_prox, A)) + kl_coef · reduce(KL(π_θ, π_ref))
 
     loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors it on π_old,
-    `rollout` on μ. kl: an estimator of `kl`, added with kl_coef ≥ 0 over the same tokens, not weighted; None for none.
+    `rollout` on μ. kl: an estimator of `kl`, added with kl_coef ≥ 0 and not weighted; None for none.
     """
 
     loss: Callable[..., TokenLoss]
@@ -70,109 +34,71 @@ class Objective(NamedTuple):
 
     @property
     def anchored(self) -> bool:
-        """Whether the loss or the KL term reads log π_prox; what does not say is taken to."""
+        """Whether the loss or the KL term reads log π_prox; one that does not say is taken to read it."""
         return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
 
     @property
     def reads_old(self) -> bool:
-        """Whether anything needs log π_old: if not, a run may do without that forward pass."""
+        """Whether anything needs log π_old: if not, a run may skip that forward pass."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
-    def corrected(
-        self,
-        logp: Tensor,
-        logp_rollout: Tensor,
-        mask: Tensor,
-        advantages: Tensor,
-        *,
-        segments: Tensor | None = None,
-        batch: WeightSum | None = None,
-    ) -> Corrected:
-        """The correction of ρ = exp(logp − logp_rollout); `logp` is π_old or π_θ as `correction.ratio` says.
-
-        segments and batch as in `corrections.correct`: pass the merged `weight_sum` when these are not all rows of the
-        batch.
-        """
-        ratio = log_ratio(logp.detach(), logp_rollout, mask)
-        return correct(
-            ratio,
-            mask,
-            self.correction,
-            advantages=advantages,
-            logp_rollout=logp_rollout,
-            segments=segments,
-            batch=batch,
-        )
-
-    def weight_sum(
-        self, logp: Tensor, logp_rollout: Tensor, mask: Tensor, segments: Tensor | None = None
-    ) -> WeightSum | None:
-        """What `corrected` must know of the other parts of the global batch; None unless normalize=batch."""
-        if self.correction.normalize == "none":
-            return None
-        return weight_sum(log_ratio(logp.detach(), logp_rollout, mask), mask, self.correction, segments)
-
-    def select(self, logp_old: Tensor, logp_rollout: Tensor, advantages: Tensor, mask: Tensor) -> Tensor | None:
-        """The tokens a loss such as clip_cov treats differently, [B, T] bool, from the whole mini-batch; else None."""
+    def select(self, batch: Batch) -> Batch:
+        """The whole mini-batch with `selected`, the tokens that a loss such as clip_cov treats differently."""
         select = getattr(self._function, "select", None)
         if select is None:
-            return None
+            return batch
         params = getattr(self.loss, "keywords", {})
-        return select(self._anchor(logp_old, logp_rollout), advantages, mask, **params)
+        return batch._replace(selected=select(self._anchor(batch), batch.advantages, batch.mask, **params))
 
     def __call__(
-        self,
-        logp: Tensor,
-        logp_old: Tensor | None,
-        logp_rollout: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        corrected: Corrected,
-        counts: Counts,
-        selected: Tensor | None = None,
-        logp_ref: Tensor | None = None,
+        self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar loss of some rows of a mini-batch (all tensors [B, T]) and its metrics.
+        """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        `counts` are these rows of those of `corrected.counted` over the whole mini-batch, so values and metrics add up
-        over its parts: actor/clip_share, kept tokens at a bound of the loss (if it has one), actor/pg_clipfrac_lower,
-        those at its dual clip, actor/ppo_kl = E[log π_prox − log π_θ] over kept tokens (if the loss is anchored), and
-        actor/kl, the estimator's value, all over the counted tokens. logp_old may be None unless `reads_old`.
-        `selected`: these rows of `select`; raises ValueError when a loss that selects does not get them, or without
-        `logp_ref` when there is a KL term.
+        corrected: these rows of the correction of the whole mini-batch. counts: of `corrected.counted` of the whole
+        mini-batch, so that losses and metrics of its parts add up.
+
+        The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the
+        loss, if it has one. actor/pg_clipfrac_lower: tokens at its dual clip. actor/ppo_kl: log π_prox − log π_θ, if the
+        loss is anchored. actor/kl: the estimator's value, if there is a KL term.
+
+        Raises ValueError when a loss that selects tokens gets a batch without `selected`, or a KL term one without
+        `logp_ref`.
         """
-        if selected is None and getattr(self._function, "select", None) is not None:
-            raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
-        if self.kl is not None and logp_ref is None:
-            raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
-        anchor = self._anchor(logp_old, logp_rollout)
-        tensors = (anchor, advantages, corrected.weights, corrected.kept, corrected.counted, selected, logp_ref)
-        tensors += (counts.prompt_tokens,)
-        sums = _RowByRow.apply(logp, mask, functools.partial(self._rows, counts), *tensors)
-        tokens, names = counts.tokens.clamp(min=1), ("clip_share", "pg_clipfrac_lower", "ppo_kl", "kl")
-        metrics = {f"actor/{name}": total / tokens for name, total in zip(names, sums[1:], strict=True) if total is not None}
-        return sums[0], metrics
-
-    def _rows(self, counts: Counts, logp: Tensor, mask: Tensor, anchor: Tensor | None, advantages: Tensor, weights: Tensor,
-              kept: Tensor, counted: Tensor, selected: Tensor | None, logp_ref: Tensor | None,
-              prompt_tokens: Tensor | None) -> list[Tensor | None]:
-        """Of a few responses: their part of the loss, and the sums over kept tokens that the metrics are made of."""
-        counts, inside = counts._replace(prompt_tokens=prompt_tokens), bits(kept, logp.dtype)
-        token = self.loss(logp, anchor, advantages, mask, *(() if selected is None else (selected,)))
-        value = reduce(token.loss * weights, inside, counted, counts, self.reduction, norm=self.norm)
-        sums = [None if flags is None else (flags & kept).count_nonzero().double() for flags in (token.clipped, token.capped)]
-        anchored = getattr(self._function, "anchored", True)
-        sums.append(total(only(anchor - logp.detach(), inside)).sum(dtype=torch.float64) if anchored else None)
-        if self.kl is None:
-            return [value, *sums, None]
-        divergence = self.kl(logp, logp_ref, mask, anchor)
-        value = value + self.kl_coef * reduce(divergence, inside, counted, counts, self.reduction, norm=self.norm)
-        return [value, *sums, only(divergence.detach(), inside).sum(dtype=torch.float64)]
+        anchor, (weights, kept, _) = self._anchor(batch), corrected
+        token = self.loss(logp, anchor, batch.advantages, batch.mask, *self._selected(batch))
+        loss = reduce(token.loss * weights, corrected, counts, self.reduction, self.norm)
+        sums = {}
+        if token.clipped is not None:
+            sums["actor/clip_share"] = (token.clipped & kept).sum()
+        if token.capped is not None:
+            sums["actor/pg_clipfrac_lower"] = (token.capped & kept).sum()
+        if getattr(self._function, "anchored", True):
+            sums["actor/ppo_kl"] = _sum(anchor - logp.detach(), kept)
+        if self.kl is not None:
+            if batch.logp_ref is None:
+                raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
+            divergence = self.kl(logp, batch.logp_ref, batch.mask, anchor)
+            loss = loss + self.kl_coef * reduce(divergence, corrected, counts, self.reduction, self.norm)
+            sums["actor/kl"] = _sum(divergence.detach(), kept)
+        return loss, {name: value.double() / counts.tokens.clamp(min=1) for name, value in sums.items()}
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:
         """The loss without its parameters: it carries the attributes `anchored` and `select`."""
         return getattr(self.loss, "func", self.loss)
 
-    def _anchor(self, logp_old: Tensor, logp_rollout: Tensor) -> Tensor:
-        return logp_rollout if self.proximal == "rollout" else logp_old
+    def _anchor(self, batch: Batch) -> Tensor | None:
+        return batch.logp_rollout if self.proximal == "rollout" else batch.logp_old
+
+    def _selected(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The fifth argument of a loss that selects tokens."""
+        if getattr(self._function, "select", None) is None:
+            return ()
+        if batch.selected is None:
+            raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
+        return (batch.selected,)
+
+
+def _sum(values: Tensor, kept: Tensor) -> Tensor:
+    return torch.where(kept, values, 0.0).sum(-1).sum(dtype=torch.float64)

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.chunks import highest
+from algos.corrections.apply import Corrected
 from algos.corrections.spec import REDUCTIONS
-from algos.masks import only
 
 
 class Counts(NamedTuple):
-    """What an optimizer step is averaged over, counted on the whole mini-batch, all ranks and micro-batches."""
+    """What an optimizer step is averaged over, counted on the whole mini-batch, all ranks and micro-batches.
+
+    tokens, sequences, prompts: scalars. prompt_tokens: [B], for each row the tokens of all rows of its prompt.
+    """
 
     tokens: Tensor
     sequences: Tensor
@@ -21,29 +23,27 @@ class Counts(NamedTuple):
     prompt_tokens: Tensor | None = None
 
     @classmethod
-    def of(cls, mask: Tensor, prompts: Tensor | None = None) -> Counts:
-        """tokens, and sequences with at least one token, in `mask` [B, T].
+    def of(cls, mask: Tensor, prompt: Tensor | None = None) -> Counts:
+        """Tokens, and sequences with at least one token, in `mask` [B, T].
 
-        With `prompts` [B], integers 0 ≤ id < B that say which prompt a row answers, also the prompts with at least one
-        token, and for each row the tokens of all rows of its prompt, [B].
+        With `prompt` [B], the number of the prompt that each row answers, also the prompts with at least one token and
+        the tokens of each prompt.
         """
-        # What a CPU counts fastest.
-        of_all, of_sequences = mask.count_nonzero(), highest(mask.view(torch.uint8)).count_nonzero()
-        if prompts is None:
-            return cls(of_all, of_sequences)
-        assert prompts.shape == mask.shape[:1], (prompts.shape, mask.shape)
         tokens = mask.sum(-1)
-        of_prompt = torch.zeros_like(tokens).scatter_add(0, prompts, tokens)
-        return cls(of_all, of_sequences, (of_prompt > 0).sum(), of_prompt[prompts])
+        counts = cls(tokens.sum(), (tokens > 0).sum())
+        if prompt is None:
+            return counts
+        assert prompt.shape == mask.shape[:1], (prompt.shape, mask.shape)
+        row = _consecutive(prompt)
+        of_prompt = torch.zeros_like(tokens).scatter_add(0, row, tokens)
+        return counts._replace(prompts=(of_prompt > 0).sum(), prompt_tokens=of_prompt[row])
 
     def rows(self, index: Tensor | slice) -> Counts:
-        """What some rows need: the same counts, as they are of the whole mini-batch."""
+        """The same counts of the whole mini-batch, for some of its rows."""
         return self if self.prompt_tokens is None else self._replace(prompt_tokens=self.prompt_tokens[index])
 
 
-def reduce(
-    values: Tensor, kept: Tensor, counted: Tensor, counts: Counts, mode: str, *, norm: int | None = None
-) -> Tensor:
+def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm: int | None = None) -> Tensor:
     """Σ over kept tokens divided as `mode` says; a scalar that adds up over any split of the batch.
 
     token_mean: Σ_i S_i/tokens
@@ -53,11 +53,12 @@ def reduce(
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
     prompt_mean: Σ_p (Σ_{i of p} S_i/n_p)/prompts
 
-    where S_i = Σ_t `values`[i, t] over `kept` (bool, or its `masks.bits`), n_i = tokens of row i in `counted`, n_p =
-    those of all rows of prompt p in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr.
-    GRPO, arXiv 2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with
+    where S_i = Σ_t `values`[i, t] over `corrected.kept`, n_i = tokens of row i in `corrected.counted`, n_p = those of
+    all rows of prompt p in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr. GRPO,
+    arXiv 2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with
     everything rejected gives 0 with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises
-    ValueError on an unknown mode, norm missing, unused or not positive, or prompt_mean with counts that know no prompts.
+    ValueError on an unknown mode, on a norm that is missing, unused or not positive, and on prompt_mean with counts that
+    know no prompts.
     """
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")
@@ -65,14 +66,14 @@ def reduce(
         raise ValueError(
             f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none"
         )
-    rows = only(values, kept).sum(-1)
+    rows = torch.where(corrected.kept, values, 0.0).sum(-1)
     tokens, sequences = counts.tokens.clamp(min=1), counts.sequences.clamp(min=1)
     if mode == "token_mean":
         return rows.sum() / tokens
     if mode == "token_sum":
         return rows.sum()
     if mode == "seq_mean_token_mean":
-        return (rows / counted.sum(-1).clamp(min=1)).sum() / sequences
+        return (rows / corrected.counted.sum(-1).clamp(min=1)).sum() / sequences
     if mode == "seq_mean_token_sum":
         return rows.sum() / sequences
     if mode == "prompt_mean":
@@ -80,3 +81,10 @@ def reduce(
             raise ValueError("reduce=prompt_mean needs counts of prompts: give Counts.of the prompt of each row")
         return (rows / counts.prompt_tokens.clamp(min=1)).sum() / counts.prompts.clamp(min=1)
     return rows.sum() / (sequences * norm)
+
+
+def _consecutive(ids: Tensor) -> Tensor:
+    """The ids [B] numbered 0, 1, … in ascending order. Tensor.unique does the same but waits for the device."""
+    ranked, order = ids.sort()
+    number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
+    return torch.empty_like(number).scatter(0, order, number)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from algos.diagnostics.mismatch import mismatch
-from algos.ratios import log_ratio
+from algos.batch import Batch
+from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
+from algos.diagnostics.rows import merge
 from harness.build import needs_own_sampler, own_precision
 from harness.errors import UserError
 from harness.rollouts import RolloutEngine
@@ -53,12 +53,11 @@ def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, 
 def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:
     """Of the same prompts and the same uniform numbers each time."""
     asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.group_size, dim=0)
-    rows: list[tuple[Tensor, Tensor]] = []
+    parts: list[Batch] = []
     for version in range(VERSIONS):
         engine.load_weights(trainer.actor.weights(), version)
         uniforms = torch.rand(len(asked), trainer.task.answer_length, generator=generator(0, "matching noise", version))
         rollout = engine.generate(asked, uniforms)
         mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-        rows.append((log_ratio(trainer.policy.score(asked, rollout.tokens), rollout.logp, mask), mask))
-    ratio, mask = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    return float(mismatch(ratio, mask)["rollout_corr/k3_kl"])
+        parts.append(Batch(rollout.logp, mask, logp_old=trainer.policy.score(asked, rollout.tokens)))
+    return float(finish_mismatch(merge([mismatch_rows(part) for part in parts]))["rollout_corr/k3_kl"])

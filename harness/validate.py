@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Plugin, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
@@ -49,9 +51,9 @@ def _try_out(objective: Objective) -> None:
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
             bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
-    corrected = objective.corrected(one, one, mask, one, segments=torch.zeros(1, 1, dtype=torch.long))
-    selected = objective.select(one, one, one, mask)
-    objective(one, one, one, one, mask, corrected, Counts.of(mask, torch.zeros(1, dtype=torch.long)), selected, one)
+    turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    batch = objective.select(Batch(one, mask, one, one, turn, one, prompt))
+    objective(one, batch, correct(batch, objective.correction), Counts.of(mask, prompt))
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:

@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.restore import Checkpoint, find, transplant
 from sweeps.launch import launch
-from sweeps.local import Local
+from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "collapse.detectors")
 """Keys that a checkpoint is made for: the policy, its optimizer, and what the detectors have seen."""

@@ -14,18 +14,20 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.ledger import Launcher, RunState, Sweep
-from sweeps.local import last_lines
-from sweeps.slurm import NoAnswer, cancel_jobs, jobs, merged
+from sweeps.launchers.pool import last_lines
+from sweeps.launchers.squeue import NoAnswer, cancel_jobs, jobs, merge_states
+from sweeps.ledger import Sweep
+from sweeps.lock import Launcher
+from sweeps.states import RunState
 
 TROUBLE = ("failed", "interrupted", "cancelled", "preempted")
 ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROUBLE)
 
 
 def status(path: Path) -> None:
-    """A row per arm, how many of its runs are in which state; then what runs now, and why what failed did."""
-    sweep = sweep_at(path)
-    states = current(sweep)
+    """Print a row per arm with its runs by state; then the running runs, and the errors of the others."""
+    sweep = open_sweep(path)
+    states = current_states(sweep)
     counts: dict[str, Counter] = {}
     for state in states.values():
         counts.setdefault(state.arm, Counter())[state.state] += 1
@@ -52,12 +54,12 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """The last `n` lines of the logs of `runs`, or of all that are in trouble; of the job, if a run did not come to write one."""
-    sweep = sweep_at(path)
-    found = chosen(sweep, runs, current(sweep))
-    if not found:
+    """Print the last `n` lines of the log of each of `runs`, or of all in trouble; of its job, if the run has no log."""
+    sweep = open_sweep(path)
+    shown = select_runs(sweep, runs, current_states(sweep))
+    if not shown:
         print(f"{path}: no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}; name a run by its hash to see its log")
-    for run, state in found.items():
+    for run, state in shown.items():
         output = last_lines(sweep.folder(run), n)
         job = sweep.home / "jobs" / f"{state.job}_0_log.out"
         if not output and job.exists():
@@ -66,42 +68,42 @@ def logs(path: Path, runs: list[str], n: int) -> None:
 
 
 def cancel(path: Path) -> None:
-    """Cancel the jobs of the sweep, or ask its local launcher to stop; each run saves a checkpoint.
+    """Cancel the jobs of the sweep, or stop its local launcher; each run saves a checkpoint.
 
-    The controller of a search is stopped first: it submits again what was cancelled.
+    The controller of a search is stopped first, since it resubmits cancelled runs.
     """
-    sweep = sweep_at(path)
+    sweep = open_sweep(path)
     search = (sweep.home / "search-spec.json").exists()
     _launcher_here(sweep, search)
-    sweep.mark_cancelled()
-    launcher = _launcher_here(sweep, search)  # one that comes later sees that it was cancelled
+    sweep.lock.mark_cancelled()
+    launcher = _launcher_here(sweep, search)  # a later one sees the mark
     if launcher and search:
         os.kill(launcher.pid, signal.SIGTERM)
-        while sweep.launcher() == launcher:
+        while sweep.lock.holder() == launcher:
             time.sleep(0.1)
-        print(f"search stopped (process {launcher.pid}); the same command goes on with it")
+        print(f"search stopped (process {launcher.pid}); the same command continues it")
     if _on_slurm(sweep):
         print(f"{len(cancel_jobs(sweep))} runs cancelled in Slurm")
     elif launcher is None:
         raise UserError(f"{path}: nothing is running; a launcher that is just starting stops by itself")
     elif not search:
         os.kill(launcher.pid, signal.SIGTERM)
-        print(f"launcher {launcher.pid} told to stop")
+        print(f"launcher {launcher.pid} stops at a checkpoint")
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Launch again what failed, by itself or not; in Slurm or on this machine, as the sweep was launched last."""
+    """Launch the runs in trouble again, or `runs` of them, the way the sweep was launched last."""
     from sweeps.launch import relaunch
 
-    sweep = sweep_at(path)
-    again = list(chosen(sweep, runs, current(sweep)))
+    sweep = open_sweep(path)
+    again = list(select_runs(sweep, runs, current_states(sweep)))
     if not again:
         print(f"{path}: nothing to run again, no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}")
     elif any(state.state not in FINISHED for state in relaunch(sweep, again, code).values()):
         raise SystemExit(1)
 
 
-def sweep_at(path: Path) -> Sweep:
+def open_sweep(path: Path) -> Sweep:
     """The sweep in a folder. Raises UserError if no launcher made one there."""
     sweep = Sweep(path)
     if not (sweep.home / "ledger.jsonl").exists():
@@ -109,37 +111,37 @@ def sweep_at(path: Path) -> Sweep:
     return sweep
 
 
-def current(sweep: Sweep) -> dict[str, RunState]:
-    """The state of each run, from the ledger and Slurm together. Damaged lines, and a Slurm that does not answer, are told of."""
+def current_states(sweep: Sweep) -> dict[str, RunState]:
+    """The state of each run, from the ledger and Slurm. Prints damaged lines, and why Slurm did not answer."""
     states = sweep.states()
     print("".join(f"{damage}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
         try:
-            return merged(sweep, states, jobs(sweep))
+            return merge_states(sweep, states, jobs(sweep))
         except NoAnswer as error:
-            print(f"{error}; this is what the ledger alone tells", file=sys.stderr)
-    elif sweep.launcher() is None:  # no local launcher: nothing runs
+            print(f"{error}; these are the states by the ledger alone", file=sys.stderr)
+    elif sweep.lock.holder() is None:  # no local launcher: nothing runs
         gone = [run for run, state in states.items() if state.state in ("submitted", "running")]
-        states |= {run: sweep.settle(run, states[run], "its launcher is gone") for run in gone}
+        states |= {run: sweep.state_from_folder(run, states[run], "its launcher is gone") for run in gone}
     return states
 
 
-def chosen(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hash begins so; without any, those in trouble. Raises UserError on one that fits no run or several."""
+def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
+    """The run whose hash begins with each of `beginnings`; without any, the runs in trouble. Raises UserError on 0 or 2 fits."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
-    found = {}
+    selected = {}
     for beginning in beginnings:
         fitting = [run for run in states if run.startswith(beginning)]
         if len(fitting) != 1:
             raise UserError(f"{beginning}: {len(fitting)} runs of {sweep.path} begin so; faultline sweep status shows them")
-        found[fitting[0]] = states[fitting[0]]
-    return found
+        selected[fitting[0]] = states[fitting[0]]
+    return selected
 
 
 def _launcher_here(sweep: Sweep, search: bool) -> Launcher | None:
-    """The launcher that is at work. Raises UserError if a signal must reach it, and it is on another machine."""
-    launcher = sweep.launcher()
+    """The launcher at work. Raises UserError if it needs a signal and is on another machine."""
+    launcher = sweep.lock.holder()
     if launcher and not launcher.here and (search or not _on_slurm(sweep)):
         raise UserError(f"{sweep.path}: {launcher} works on it; cancel it there")
     return launcher

@@ -1,92 +1,81 @@
-"""One way to launch a grid, wherever it runs: check it against the sweep, say what will happen, run it, list what failed."""
+"""Launch a grid wherever it runs: check it against the sweep, print the plan, run it, list what failed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import statistics
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from harness.arms import OPERATION, flatten
 from harness.config import Config
 from harness.errors import UserError
-from harness.run.folder import FINISHED, RunFolder, writing
-from sweeps.ledger import ENDS, RunState, Sweep, claimed
-from sweeps.local import Local, last_lines
-from sweeps.options import SlurmOptions
-from sweeps.progress import Display, clock
-
-
-class Executor(Protocol):
-    """Where runs run: sweeps.local.Local or sweeps.cluster.Slurm."""
-
-    def prepare(self, sweep: Sweep) -> dict[str, Any]:
-        """What `relaunch` needs to make the like of it. Raise UserError if it cannot run this sweep; nothing was started yet."""
-
-    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
-        """Runs that are in some process's hands already, and whose."""
-
-    def describe(self, count: int) -> str:
-        """How `count` runs will be run."""
-
-    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
-        """Start `runs`, and wait for them and for those that are active. False if it did not wait."""
+from harness.run.folder import FINISHED, writing
+from sweeps.launchers.executor import Executor
+from sweeps.launchers.local import Local
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.pool import last_lines
+from sweeps.ledger import Sweep, is_claimed
+from sweeps.pace import cost, estimate
+from sweeps.progress import Display
+from sweeps.states import ENDS, RunState
 
 
 def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = False, extend: bool = False) -> dict[str, RunState]:
-    """Bring every run of the grid to its end, once: what is done is skipped, what runs is attached to, what stopped goes on.
+    """Bring every run of the grid to its end: finished runs are skipped, active ones awaited, stopped ones resumed.
 
-    retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have. Returns the state of
-    each run of the grid, and prints what failed.
+    retry_failed: also retry runs that failed by themselves. extend: allow new runs in an existing sweep. Prints what failed.
+    Returns the state of each run of the grid.
     """
     grid = {config.digest: config for config in configs}
     paths = {config.path.parent for config in configs}
     if len(paths) > 1:
         raise UserError(f"run.sweep, run.root: one command launches one sweep, not {', '.join(map(str, sorted(paths)))}")
     sweep = Sweep(paths.pop())
-    with sweep.lock():
-        kind = executor.prepare(sweep)
+    with sweep.lock.hold():
+        settings = executor.prepare(sweep)
         states = sweep.states()
         print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
-        _belongs(sweep, grid, states, extend)
+        if not extend:
+            _check_unchanged(sweep, grid, states)
         active = executor.active(sweep, states)
         plan(sweep, grid, states)
-        remember(sweep, kind)
-        todo = [run for run in grid if run not in active and _wanted(sweep, run, states.get(run), retry_failed)]
-        _announce(sweep, grid, todo, active, executor)
+        save_launcher(sweep, settings)
+        todo = [run for run in grid if run not in active and _is_todo(sweep, run, states.get(run), retry_failed)]
+        print_plan(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
 
 
-def remember(sweep: Sweep, kind: dict[str, Any]) -> None:
-    """Keep for `relaunch` what an executor's `prepare` returned."""
+def save_launcher(sweep: Sweep, settings: dict[str, Any]) -> None:
+    """Keep for `relaunch` what `Executor.prepare` returned."""
     with writing(sweep.home):
-        (sweep.home / "launcher.json").write_text(json.dumps(kind))
+        (sweep.home / "launcher.json").write_text(json.dumps(settings))
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Run these runs of the sweep again, in whatever state they are, the way the sweep was launched last; their states."""
-    with sweep.lock():
+    """Run these runs again, whatever their state, the way the sweep was launched last. Returns their states.
+
+    code: hydra.launcher.code, on Slurm.
+    """
+    with sweep.lock.hold():
         try:
-            kind = json.loads((sweep.home / "launcher.json").read_text())
+            settings = json.loads((sweep.home / "launcher.json").read_text())
         except (OSError, ValueError):
             raise UserError(f"{sweep.path}: how it was launched is not known; give the command that launched it again") from None
-        executor = _executor(kind, code)
+        executor = _executor(settings, code)
         executor.prepare(sweep)
         active = executor.active(sweep, sweep.states())
         grid = {run: sweep.config(run) for run in runs}
         todo = [run for run in runs if run not in active]
-        _announce(sweep, grid, todo, active, executor)
+        print_plan(sweep, grid, todo, active, executor)
         return _run(sweep, grid, todo, executor)
 
 
-def _executor(kind: dict[str, Any], code: str | None) -> Executor:
-    if kind.pop("launcher") == "local":
-        return Local(**kind)
-    from sweeps.cluster import Slurm
+def _executor(settings: dict[str, Any], code: str | None) -> Executor:
+    if settings.pop("launcher") == "local":
+        return Local(**settings)
+    from sweeps.launchers.slurm import Slurm
 
-    return Slurm(SlurmOptions(**kind | {"code": code}))
+    return Slurm(SlurmOptions(**settings | {"code": code}))
 
 
 def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
@@ -94,25 +83,25 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Execu
     with Display(list(grid.values()), names) as display:
         ended = executor.run(sweep, todo, display.update)
     if ended:
-        _settle(sweep)
+        _enter_missing_ends(sweep)
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if ended:
         report(sweep, states)
     else:
-        print(f"{'submitted' if todo else 'under way'}; what becomes of it: faultline sweep status {sweep.path}", file=sys.stderr)
+        print(f"{'submitted' if todo else 'under way'}; its state: faultline sweep status {sweep.path}", file=sys.stderr)
     return states
 
 
-def _settle(sweep: Sweep) -> None:
-    """Tell the ledger of the ends that no process told of: a launcher may have been killed, with its runs or after them."""
+def _enter_missing_ends(sweep: Sweep) -> None:
+    """Enter the ends that no process entered into the ledger: a launcher may have been killed, with its runs or after them."""
     for run, state in sweep.states().items():
-        if state.state in ("submitted", "running") and not claimed(sweep.folder(run)):
-            settled = sweep.settle(run, state, "its launcher is gone")
-            sweep.log("ended", [run], state=settled.state, job=state.job, error=settled.error)
+        if state.state in ("submitted", "running") and not is_claimed(sweep.folder(run)):
+            end = sweep.state_from_folder(run, state, "its launcher is gone")
+            sweep.log("ended", [run], state=end.state, job=state.job, error=end.error)
 
 
 def report(sweep: Sweep, states: dict[str, RunState]) -> None:
-    """The runs that did not finish, each with the last lines of its log."""
+    """Print the runs that did not finish, each with the last lines of its log."""
     for run, state in states.items():
         if state.state in FINISHED:
             continue
@@ -126,22 +115,22 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
             print(f"{count} {kind} ({ENDS[kind]}{remedy})", file=sys.stderr)
 
 
-def _wanted(sweep: Sweep, run: str, state: RunState | None, retry_failed: bool) -> bool:
+def _is_todo(sweep: Sweep, run: str, state: RunState | None, retry_failed: bool) -> bool:
     return not sweep.finished(run) and (retry_failed or state is None or state.state != "failed")
 
 
-def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState], extend: bool) -> None:
-    """Raise UserError if the sweep has other runs than those of the grid, which an edited config file gives."""
+def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
+    """Raise UserError if the grid has runs that the sweep lacks: its config file was edited."""
     new = [config for run, config in grid.items() if run not in states]
-    if not states or not new or extend:
+    if not states or not new:
         return
-    flat, known = _flat(new[0]), []
+    flat, others = _flat(new[0]), []
     for run in states:
         try:
-            known.append(_flat(sweep.config(run)))
+            others.append(_flat(sweep.config(run)))
         except UserError:  # of another version of the code
             continue
-    differing = [{key: other.get(key) for key in flat if flat[key] != other.get(key)} for other in known]
+    differing = [{key: other.get(key) for key in flat if flat[key] != other.get(key)} for other in others]
     nearest = list(min(differing, key=len, default={}).items())[:3]
     difference = ", ".join(f"{key}={json.dumps(flat[key])} (there {json.dumps(value)})" for key, value in nearest)
     raise UserError(
@@ -151,9 +140,9 @@ def _belongs(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState],
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Every run of the grid gets its folder with its config, and its place in the ledger under the name of its arm.
+    """Give every new run of the grid a folder with its config, and an entry in the ledger with the name of its arm.
 
-    New runs may differ from those of the sweep in a key in which these agreed: they are named anew too.
+    Names tell keys in which the runs of the sweep differ, so new runs may rename the old ones.
     """
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
@@ -169,8 +158,8 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
             sweep.log("renamed", [run], arm=arms[run])
 
 
-def _announce(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
-    """The grid in words: arms, seeds, what is done, what will be done and how long it may take."""
+def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
+    """Print arms and seeds, how many runs are done, failed and active, what will be run, and how long it may take."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():
@@ -179,40 +168,13 @@ def _announce(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: di
     for arm, seeds in arms.items():
         print(f"  {arm}, seeds {', '.join(map(str, sorted(seeds)))}", file=sys.stderr)
     failed = sum(states[run].state == "failed" and run not in todo for run in grid)
-    over = len(grid) - len(todo) - failed - len(active.keys() & grid.keys())
+    under_way = len(active.keys() & grid.keys())
+    done = len(grid) - len(todo) - failed - under_way
     print(
-        f"{over} done, {failed} failed by themselves and are left, {len(active.keys() & grid.keys())} under way, "
-        f"{executor.describe(len(todo)) if todo else 'none to start'}{_estimate(grid, todo)}",
+        f"{done} done, {failed} failed by themselves and are left, {under_way} under way, "
+        f"{executor.describe(len(todo)) if todo else 'none to start'}{estimate(grid, todo)}",
         file=sys.stderr,
     )
-
-
-def _estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Processor time of what is left of `todo`, from finished runs of the same shape under the same root."""
-    if not todo:
-        return ""
-    paces: dict[str, list[float]] = {}
-    root = next(iter(grid.values())).path.parent.parent
-    for ledger in root.glob("*/.sweep/ledger.jsonl"):
-        costs: dict[str, str] = {}
-        for event in Sweep(ledger.parent.parent).events():
-            if event["event"] == "planned":
-                costs[event["run"]] = event.get("cost", "")
-            elif event["event"] == "ended" and event.get("steps") and event.get("seconds"):
-                paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
-    shapes = {run: cost(grid[run]) for run in todo}
-    if not set(shapes.values()) <= paces.keys():
-        return "; time unknown: no finished run of this shape yet"
-    left = {run: max(0, grid[run].steps - RunFolder(grid[run].path).checkpointed) for run in todo}
-    seconds = sum(statistics.median(paces[shape]) * left[run] for run, shape in shapes.items())
-    seen = sum(len(paces[shape]) for shape in set(shapes.values()))
-    return f"; {sum(left.values())} steps, {clock(seconds)} (minutes:seconds) of runs, by the pace of {seen} earlier ones"
-
-
-def cost(config: Config) -> str:
-    """Runs that have this in common take the same time a step."""
-    parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
-    return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _flat(config: Config) -> dict:

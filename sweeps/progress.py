@@ -1,4 +1,4 @@
-"""What a launcher shows while runs are under way: which run is at which step, and the time left. Reads only the run folders."""
+"""What a launcher shows while runs are under way: the step of each run, and the time left. Reads only the run folders."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harness.run.folder import FINISHED, STATES, RunFolder
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""
 ROWS = 40
-"""Above so many runs the table shows only those that are under way."""
+"""Of more runs than this, the table shows only those under way."""
 
 
 class Display:
-    """A live table on a terminal, a line now and then elsewhere. names: of the runs, by digest."""
+    """A live table on a terminal; elsewhere a line every PLAIN_EVERY seconds. names: of the runs, by digest."""
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}
@@ -29,9 +29,9 @@ class Display:
         self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
         self.began, self.last = time.time(), 0.0
-        self.least: int | None = None  # steps done before the runs began to step, or when one fell back to a checkpoint
-        self.stepping: tuple[float, int] | None = None  # when they were first seen to step, and the steps done by then
-        self.took = 0.0  # by the last look at the folders: thousands of them, on a network, take a while
+        self.least: int | None = None  # steps done before the first new one; lower once a run falls back to a checkpoint
+        self.stepping: tuple[float, int] | None = None  # time of the first new step, and the steps done by then
+        self.took = 0.0  # seconds of the last reading: thousands of folders on a network take a while
 
     def __enter__(self) -> Display:
         self.live = Live(console=self.console, refresh_per_second=2, transient=False) if self.console.is_terminal else None
@@ -45,7 +45,7 @@ class Display:
             self.live.stop()
 
     def update(self, force: bool = False) -> None:
-        """Read the folders and show them."""
+        """Read the folders and show their state."""
         now = time.time()
         if not force and now - self.last < (max(0.5, 10 * self.took) if self.live else PLAIN_EVERY):
             return
@@ -57,7 +57,7 @@ class Display:
         if self.least is None or done < self.least:
             self.least, self.stepping = done, None
         elif self.stepping is None and done > self.least:
-            self.stepping = (now, done)  # the clock of the rate starts with a step, not with the warm start
+            self.stepping = (now, done)  # the pace counts from a step, not from the warm start
         fresh = done - self.stepping[1] if self.stepping else 0
         coming = sum(self.configs[d].steps - step for d, (state, step) in rows.items() if state != "failed")
         left = (now - self.stepping[0]) / fresh * coming if fresh else None
@@ -97,7 +97,7 @@ def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
     try:
         status = folder.read("status.json")
     except UserError:
-        return "unreadable", 0  # its own process tells more
+        return "unreadable", 0  # its own process will report it
     return status.get("phase", status["state"]), steps if status["state"] in FINISHED else status.get("step", 0)
 
 

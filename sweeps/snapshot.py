@@ -1,4 +1,4 @@
-"""The code of a sweep, copied once, so that editing files while its jobs wait changes nothing."""
+"""The code of a sweep, copied once: files may be edited while its jobs wait."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wai
 
 
 def snapshot(sweep: Sweep, choice: str | None) -> Path:
-    """The folder of the code that jobs of `sweep` run. choice: null where the sweep has none yet or has this very code;
-    `sweep` for the code that it has, `new` for that of this process. Raises UserError when a choice is needed."""
+    """The folder of the code that jobs of `sweep` run.
+
+    choice: hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the old one. new: take the
+    current files. Raises UserError when the files differ from the sweep's snapshot and choice is null.
+    """
     home = sweep.home / "code"
     kept = sorted((path for path in home.glob("[0-9a-f]*")), key=lambda path: path.stat().st_mtime)
     digest = _digest()
     if choice == "sweep":
         if not kept:
-            raise UserError(f"hydra.launcher.code=sweep: {sweep.path} has no code yet; leave that key out")
+            raise UserError(f"hydra.launcher.code=sweep: {sweep.path} has no snapshot yet; leave that key out")
         return kept[-1].resolve()
     if kept and kept[-1].name != digest and choice is None:
         raise UserError(
-            f"{sweep.path}: its runs have code {kept[-1].name}, the files here are {digest} now; hydra.launcher.code=sweep goes "
-            "on with the sweep's own, hydra.launcher.code=new takes these; or name another run.sweep"
+            f"{sweep.path}: its runs have code {kept[-1].name}, the files here are {digest} now; "
+            "hydra.launcher.code=sweep keeps the old snapshot, hydra.launcher.code=new takes the current files, "
+            "another run.sweep starts a new sweep"
         )
     folder = home / digest
     with writing(home):
         if not folder.exists():
             _copy(folder, digest)
-        os.utime(folder)  # the latest choice is what the sweep has
+        os.utime(folder)  # the newest snapshot is the sweep's
     return folder.resolve()
 
 
@@ -50,13 +54,13 @@ def _copy(folder: Path, digest: str) -> None:
         temporary.rename(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, shutil.Error):  # of every file: its source, its target, why
+        if isinstance(error, shutil.Error):  # a list of (source, target, reason)
             raise OSError(errno.EIO, error.args[0][0][2]) from None
         raise
 
 
 def _digest() -> str:
-    """12 hex digits of the SHA-256 of every file of the packages, notes left out."""
+    """12 hex digits of the SHA-256 of every file of the packages but SKIPPED."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((HOME / package).rglob("*")):

@@ -1,7 +1,7 @@
 """What a correction is, as data: torch-free, so that a config is checked before anything heavy is imported.
 
 A correction turns the mismatch ratio ρ = π/μ (trainer over rollout engine, per token) into a detached weight on the
-loss and a smaller response mask. Everything published is a setting of `Correction`; `corrections.py` computes it.
+loss and a smaller response mask. Everything published is a setting of `Correction`; `apply.correct` computes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error"]
 RejectLevel = Literal["token", "sequence", "geometric", "segment", "segment_geometric", "worst_token"]
 When = Literal["all", "negative_advantage"]
-Ratio = Literal["old", "current"]
+RatioNumerator = Literal["old", "current"]
 Proximal = Literal["old", "rollout"]
 Normalize = Literal["none", "batch"]
 Denominator = Literal["original", "kept"]
@@ -130,7 +130,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Correction:
-    """One point of the algebra (DESIGN: three policies, one algebra).
+    """A correction of the mismatch between π_old or π_θ and μ: one weight, any number of filters.
 
     ratio: what stands over μ, `old` (π_old) or `current` (π_θ, detached). normalize=batch divides the weights by their
     mean at their own level over the whole global batch. denominator: what the reduction divides by after a rejection,
@@ -138,14 +138,14 @@ class Correction:
     commute. Raises ValueError on a key that has no effect.
     """
 
-    ratio: Ratio = "old"
+    ratio: RatioNumerator = "old"
     weight: Weight = field(default_factory=Weight)
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
     normalize: Normalize = "none"
     denominator: Denominator = "original"
 
     def __post_init__(self) -> None:
-        for key, accepted in {"ratio": Ratio, "normalize": Normalize, "denominator": Denominator}.items():
+        for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():
             _check_choice(key, getattr(self, key), accepted)
         if self.normalize == "batch" and self.weight.level is None:
             raise ValueError("normalize=batch has no effect while weight.level is null")

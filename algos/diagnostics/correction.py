@@ -1,49 +1,37 @@
-"""What a correction did to a batch: its weights before and after their bounds, and its filters one by one."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from algos.chunks import Part, Rows, beyond, chunked, count, extreme, gather, highest, lowest, over, squares, take, total
-from algos.corrections.apply import Corrected, WeightSum, bounded_weights, correct, passes, raw_weights, statistic
+from algos.batch import Batch
+from algos.chunks import chunked
+from algos.corrections.apply import Corrected, bounded_weights, correct, passes, raw_weights, statistic
 from algos.corrections.spec import Correction, Reject
 from algos.diagnostics.mismatch import finish_mismatch, ratio_rows
-from algos.masks import compared, outside
-from algos.ratios import Ratio, bounded_exp
+from algos.diagnostics.rows import Rows, count, extreme, highest, lowest, mean_present, row_sum, share, squares
+from algos.ratios import Ratio
+
+
+def correct_with_diagnostics(batch: Batch, spec: Correction) -> tuple[Corrected, Rows]:
+    """`correct`, and the rows of every diagnostic of the mismatch and of the correction."""
+    corrected = correct(batch, spec)
+    return corrected, correction_rows(batch, spec) | applied_rows(corrected, batch.mask)
 
 
 @torch.no_grad()
-def examine(
-    log_ratio: Tensor,
-    mask: Tensor,
-    spec: Correction,
-    *,
-    logp_rollout: Tensor,
-    advantages: Tensor | None = None,
-    segments: Tensor | None = None,
-    batch: WeightSum | None = None,
-) -> tuple[Corrected, Rows]:
-    """`corrections.correct`, and in the same pass the rows of every diagnostic of the mismatch and of the correction."""
-    seen: list[tuple[Part, Rows]] = []
-
-    def observe(part: Part, ratio: Ratio, used: Tensor, weights: Tensor, kept: Tensor) -> None:
-        rows = ratio_rows(ratio) | _did(ratio, weights, kept) | _statistics(ratio, *take(part, advantages), spec)
-        seen.append((part, rows | (_weights(ratio, used, spec) if spec.weight.level else {})))
-
-    inputs = {"logp_rollout": logp_rollout, "advantages": advantages, "segments": segments, "batch": batch}
-    corrected = correct(log_ratio, mask, spec, **inputs, observe=observe)
-    rows = gather(seen)
-    if spec.normalize == "batch":  # the mean was not known before the last of them
-        rows |= applied_rows(corrected, mask)
-    return corrected, rows
-
-
-@torch.no_grad()
-def finish(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Every diagnostic from the rows that `examine` made of the whole batch."""
+def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
+    """Every diagnostic, from the rows of `correct_with_diagnostics` on the whole batch."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_mismatch(rows) | weights | finish_filters(rows, spec) | finish_applied(rows)
+
+
+@torch.no_grad()
+def correction_rows(batch: Batch, spec: Correction) -> Rows:
+    """Per response: the rows of the mismatch, of the weight and of the statistic of each filter; plug-ins have none."""
+
+    def rows(part: Batch) -> Rows:
+        ratio = Ratio(part)
+        return ratio_rows(ratio) | _weights(ratio, spec) | _filters(ratio, spec)
+
+    return chunked(rows, batch)
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
@@ -54,18 +42,14 @@ def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
     """Per-response sums of what a correction did."""
-    return chunked(lambda m, w, k: _did(Ratio(w, m), w * m, k & m), mask, *corrected[:2])
-
-
-def _did(ratio: Ratio, weights: Tensor, kept: Tensor) -> Rows:
-    zero, left = compared(torch.eq, weights, 0.0), kept.view(torch.uint8).to(weights.dtype)
+    weights, kept = corrected.weights, corrected.kept
     return {
-        "n": ratio.n,
-        "weight": total(weights),
-        "weight_sq": squares(weights),
-        "zero": total(zero) - (weights.shape[1] - ratio.n),  # padding is 0 too
-        "kept": total(left),
-        "used": total(left) - torch.linalg.vecdot(zero, left),
+        "n": count(mask),
+        "weight": row_sum(weights).double(),
+        "weight_sq": squares(weights).double(),
+        "zero": count(mask & (weights == 0)),
+        "kept": count(kept),
+        "used": count(kept & (weights != 0)),
     }
 
 
@@ -80,42 +64,19 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     used = rows["used"] > 0
     dropped = (n > 0) & ~used
-    count = (n > 0).sum().clamp(min=1)
-    total, squares = rows["weight"].sum(), rows["weight_sq"].sum()
+    responses = (n > 0).sum().clamp(min=1)
+    total, total_sq = rows["weight"].sum(), rows["weight_sq"].sum()
     return {
         "correction/weight_mean": total / tokens,
-        "correction/weight_ess": _share(total.square(), squares * tokens),
+        "correction/weight_ess": share(total.square(), total_sq * tokens),
         "correction/weight_zero": rows["zero"].sum() / tokens,
         "correction/kept_tokens": rows["kept"].sum() / tokens,
-        "correction/kept_sequences": (rows["kept"] > 0).double().sum() / count,
+        "correction/kept_sequences": (rows["kept"] > 0).double().sum() / responses,
         "correction/used_length": (n * used).sum().double() / used.sum(),
         "correction/dropped_length": (n * dropped).sum().double() / dropped.sum(),
         "rollout_corr/rollout_rs_masked_fraction": (n - rows["kept"]).sum() / tokens,
-        "rollout_corr/rollout_rs_seq_masked_fraction": (rows["kept"] < n).double().sum() / count,
+        "rollout_corr/rollout_rs_seq_masked_fraction": (rows["kept"] < n).double().sum() / responses,
     }
-
-
-@torch.no_grad()
-def weight_rows(log_ratio: Tensor, mask: Tensor, spec: Correction, segments: Tensor | None = None) -> Rows:
-    """Per-response sums and extremes of the weight before (raw) and after (applied) its bounds, not normalised."""
-
-    def rows(mask: Tensor, l: Tensor, segments: Tensor | None) -> Rows:
-        ratio = Ratio(l, mask, segments=segments)
-        return _weights(ratio, bounded_weights(raw_weights(ratio, spec.weight), spec.weight), spec)
-
-    return chunked(rows, mask, log_ratio, segments, trim=segments is None)
-
-
-def _weights(ratio: Ratio, used: Tensor, spec: Correction) -> Rows:
-    raw, bounds, ends = raw_weights(ratio, spec.weight), thresholds(spec), None
-    if spec.weight.level == "token":  # what `ratio_rows` needs too, and ends that a monotone bound keeps
-        ends = tuple(bounded_exp(end) for end in ratio.ends)
-        rows = _spread("raw", raw, ratio, 1.0, bounds=bounds, moments=ratio.excess_moments, ends=ends)
-        monotone = spec.weight.action != "mask"
-        ends = tuple(bounded_weights(end, spec.weight) for end in ends) if monotone else None
-    else:
-        rows = _spread("raw", raw, ratio, 1.0, bounds=bounds)
-    return rows | _spread("applied", used, ratio, 1.0, ends=ends)
 
 
 @torch.no_grad()
@@ -147,38 +108,6 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def filter_rows(
-    log_ratio: Tensor,
-    mask: Tensor,
-    spec: Correction,
-    *,
-    logp_rollout: Tensor | None = None,
-    segments: Tensor | None = None,
-    advantages: Tensor | None = None,
-) -> Rows:
-    """Per-response sums and extremes of the statistic of each filter under `reject`; plug-ins have none."""
-
-    def rows(mask: Tensor, l: Tensor, advantages: Tensor | None, *others: Tensor | None) -> Rows:
-        return _statistics(Ratio(l, mask, *others), advantages, spec)
-
-    return chunked(rows, mask, log_ratio, advantages, logp_rollout, segments, trim=segments is None)
-
-
-def _statistics(ratio: Ratio, advantages: Tensor | None, spec: Correction) -> Rows:
-    rows: Rows = {}
-    for name, filter_ in _filters(spec).items():
-        key = f"reject.{name}"
-        rows |= _spread(key, statistic(ratio, filter_), ratio, _centre(filter_), bounds=_bounds(filter_))
-        if filter_.when != "all":
-            rows[f"{key}/masked"] = count(ratio.mask & ~passes(name, ratio, filter_, advantages))
-        else:
-            beyond_bounds = rows[f"{key}/low"] + rows[f"{key}/high"]
-            veto = filter_.level == "worst_token"
-            rows[f"{key}/masked"] = torch.where(beyond_bounds > 0, ratio.n, 0) if veto else beyond_bounds
-    return rows
-
-
-@torch.no_grad()
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_rs_<name>_* of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
@@ -186,12 +115,12 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means. masked_fraction: share of tokens
     that this filter alone rejects; seq_masked_fraction: of responses with such a token.
     """
-    filters = _filters(spec)
+    filters = _rejects(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
     for key, spread in spreads.items():
         masked = rows[f"{key}/masked"]
         spread["masked_fraction"] = masked.sum() / rows[f"{key}/n"].sum().clamp(min=1)
-        spread["seq_masked_fraction"] = over((masked > 0).double(), rows[f"{key}/n"] > 0)
+        spread["seq_masked_fraction"] = mean_present((masked > 0).double(), rows[f"{key}/n"] > 0)
     return {
         f"rollout_corr/rollout_rs_{name}_{statistic_}": value
         for name in filters
@@ -206,7 +135,7 @@ def thresholds(spec: Correction) -> tuple[float, float]:
     return (1 / upper if spec.weight.lower is None else spec.weight.lower), upper
 
 
-def _filters(spec: Correction) -> dict[str, Reject]:
+def _rejects(spec: Correction) -> dict[str, Reject]:
     return {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Reject)}
 
 
@@ -220,36 +149,40 @@ def _centre(filter_: Reject) -> float:
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
-def _spread(
-    name: str,
-    values: Tensor,
-    ratio: Ratio,
-    centre: float,
-    *,
-    bounds: tuple[float, float] | None = None,
-    moments: tuple[Tensor, Tensor] | None = None,
-    ends: tuple[Tensor, Tensor] | None = None,
-) -> Rows:
-    """Sums and extremes over tokens; a value that a whole response shares, [B, 1], is counted instead of repeated.
+def _weights(ratio: Ratio, spec: Correction) -> Rows:
+    """The weight before (raw) and after (applied) its bounds, not normalised."""
+    if spec.weight.level is None:
+        return {}
+    raw = raw_weights(ratio, spec.weight)
+    used = bounded_weights(raw, spec.weight)
+    off = ratio.excess if spec.weight.level == "token" else raw - 1
+    rows = {f"raw/{key}": value for key, value in _spread(raw, off, ratio, thresholds(spec)).items()}
+    return rows | {f"applied/{key}": value for key, value in _spread(used, used - 1, ratio).items()}
 
-    Off the mask values hold `centre`, their value for equal policies. Sums are of values − centre, so that small
-    spreads survive the batch's own precision. `moments` and `ends`: what is known already. With `bounds`, how many
-    values are beyond them.
+
+def _filters(ratio: Ratio, spec: Correction) -> Rows:
+    rows: Rows = {}
+    for name, filter_ in _rejects(spec).items():
+        values = statistic(ratio, filter_)
+        spread = _spread(values, values - _centre(filter_), ratio, _bounds(filter_))
+        spread["masked"] = count(ratio.mask & ~passes(name, ratio, filter_))
+        rows |= {f"reject.{name}/{key}": value for key, value in spread.items()}
+    return rows
+
+
+def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, float] | None = None) -> Rows:
+    """Sums and extremes of `values` over tokens; a value that a whole response shares, [B, 1], counts for each token.
+
+    off: values − their value for equal policies, which they have off the mask. Summing these lets small spreads survive
+    the batch's own precision. With `bounds`, also how many values are beyond them.
     """
-    rows = {"n": ratio.n}
-    if moments is None:
-        off = values - centre
-        moments = total(off), squares(off)
-    rows["off"], rows["off_sq"] = moments
+    rows = {"off": row_sum(off), "off_sq": squares(off)}
     if bounds is not None:
-        rows["low"], rows["high"] = beyond(torch.lt, values, bounds[0]), beyond(torch.gt, values, bounds[1])
-    if values.shape[-1] == 1:  # what a whole response shares is counted, not repeated
-        rows = {key: value * ratio.n if key != "n" else value for key, value in rows.items()}
-        off_mask = outside(ratio.n > 0, values.dtype)[:, None]
-    else:
-        off_mask = ratio.outside
-    rows["min"], rows["max"] = (lowest(values - off_mask), highest(values + off_mask)) if ends is None else ends
-    return {f"{name}/{key}": value for key, value in rows.items()}
+        rows |= {"low": count(values < bounds[0]), "high": count(values > bounds[1])}
+    n, mask = count(ratio.mask), ratio.mask
+    if values.shape[-1] == 1:
+        rows, mask = {key: value * n.to(value.dtype) for key, value in rows.items()}, mask.any(-1, keepdim=True)
+    return rows | {"n": n, "min": lowest(values, mask), "max": highest(values, mask)}
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
@@ -266,13 +199,13 @@ def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[
     mean = centre[:, 0] + off
     row = centre + own["off"] / n.clamp(min=1)
     several = torch.stack([row, (row > upper).double(), (row < lower).double()])
-    row_mean, high, low = over(several, present[0]).unbind()
+    row_mean, high, low = mean_present(several, present[0]).unbind()
     spread = torch.where(present, (row - row_mean[:, None]).square(), 0.0).sum(-1) / (present[0].sum() - 1).clamp(min=1)
     ends = extreme(torch.stack([own["max"], -own["min"], row, -row, (row - centre).abs()]), present[0])
     statistics = {
         "mean": mean,
         "std": variance.sqrt(),
-        "eff_sample_size": _share(mean.square(), mean.square() + variance),
+        "eff_sample_size": share(mean.square(), mean.square() + variance),
         "max": ends[0],
         "min": -ends[1],
         "seq_mean": row_mean,
@@ -290,8 +223,3 @@ def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[
             if f"{name}/{side}" in rows:
                 out[name][f"fraction_{side}"] = rows[f"{name}/{side}"].sum() / tokens[k]
     return out
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part/whole, 0 where both are."""
-    return torch.where(whole > 0, part / whole.clamp(min=1e-300), 0.0)

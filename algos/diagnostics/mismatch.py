@@ -8,39 +8,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algos.chunks import Rows, beyond, chunked, extreme, over, total
+from algos.batch import Batch
+from algos.chunks import chunked
 from algos.diagnostics.pareto import pareto_k
-from algos.masks import only
+from algos.diagnostics.rows import Rows, count, extreme, highest, lowest, mean_present, row_sum, squares
 from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
-def mismatch(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> dict[str, Tensor]:
+def mismatch(batch: Batch) -> dict[str, Tensor]:
     """Mismatch statistics of a whole batch as fp64 scalars: `finish_mismatch` of `mismatch_rows`."""
-    return finish_mismatch(mismatch_rows(log_ratio, mask, logp_rollout))
+    return finish_mismatch(mismatch_rows(batch))
 
 
 @torch.no_grad()
-def mismatch_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor | None = None) -> Rows:
-    """Per-response sums and extremes of l = log π − log μ ([B, T], nats, 0 off `mask`), and the sum of log μ."""
-    return chunked(lambda m, l, r: ratio_rows(Ratio(l, m, r)), mask, log_ratio, logp_rollout)
+def mismatch_rows(batch: Batch) -> Rows:
+    """Per-response sums and extremes of l = log π_old − log μ, and the sum of log μ."""
+    return chunked(lambda part: ratio_rows(Ratio(part)), batch)
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
-    """Likewise of a few responses whose ratio is at hand."""
-    excess, excess_sq = ratio.excess_moments
-    low, high = ratio.ends
-    rows = {
-        "n": ratio.n,
-        "l": total(ratio.l),
-        "excess": excess,
-        "excess_sq": excess_sq,
-        "l_max": high.clamp(min=0),  # of l and 0, the value for equal policies
-        "l_min": low.clamp(max=0),
-        "beyond": beyond(torch.gt, ratio.l.abs(), LOG_RATIO_BOUND),
+    """The rows of `mismatch_rows` from a ratio that was computed before."""
+    return {
+        "n": count(ratio.mask),
+        "l": row_sum(ratio.l),
+        "excess": row_sum(ratio.excess),
+        "excess_sq": squares(ratio.excess),
+        "l_max": highest(ratio.l, ratio.mask).clamp(min=0),  # of l and 0, the value for equal policies
+        "l_min": lowest(ratio.l, ratio.mask).clamp(max=0),
+        "beyond": count(ratio.l.abs() > LOG_RATIO_BOUND),
+        "rollout": row_sum(torch.where(ratio.mask, ratio.batch.logp_rollout, 0.0)),
     }
-    if ratio.logp_rollout is not None:
-        rows["rollout"] = total(only(ratio.logp_rollout, ratio.mask))
-    return rows
 
 
 @torch.no_grad()
@@ -51,8 +48,8 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0 estimate KL(μ‖π) in nats per token; chi2_token = E[ρ²] − 1 and
     chi2_seq = E_i[ρ_i²] − 1, plug-in, of either sign; chi2_*_normalized = E[ρ²]/E[ρ]² − 1 = 1/ess − 1 ≥ 0,
     self-normalised; ess_* = (Σρ)²/(n·Σρ²) in [1/n, 1]; ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and
-    ratio_min = min(1, min ρ); pareto_k of ρ_i; ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄]; with the rollout's
-    log-probabilities also both perplexities, E_i e^−mean(log π) and E_i e^−mean(log μ).
+    ratio_min = min(1, min ρ); pareto_k of ρ_i; ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄]; training_ppl =
+    E_i e^−mean(log π) and rollout_ppl = E_i e^−mean(log μ).
     The names under rollout_corr/ are verl's, of verl's formulas without their clamps, their 1e-8 and their empty rows.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
@@ -64,24 +61,21 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     variance = (excess_sq - excess.square()).clamp(min=0)
     token_chi2 = variance / (1 + excess).square()
     kl = -rows["l"].sum() / tokens
+    rollout = -rows["rollout"] / n.clamp(min=1)
     means = {
         "rollout_corr/chi2_seq": torch.expm1(2 * rows["l"]),
         "rollout_corr/ppl_ratio": (-mean_l).exp(),
         "rollout_corr/log_ppl_diff": -mean_l,
         "rollout_corr/log_ppl_abs_diff": mean_l.abs(),
+        "rollout_corr/training_ppl": (rollout - mean_l).exp(),
+        "rollout_corr/training_log_ppl": rollout - mean_l,
+        "rollout_corr/rollout_ppl": rollout.exp(),
+        "rollout_corr/rollout_log_ppl": rollout,
     }
-    if "rollout" in rows:
-        rollout = -rows["rollout"] / n.clamp(min=1)
-        means |= {
-            "rollout_corr/training_ppl": (rollout - mean_l).exp(),
-            "rollout_corr/training_log_ppl": rollout - mean_l,
-            "rollout_corr/rollout_ppl": rollout.exp(),
-            "rollout_corr/rollout_log_ppl": rollout,
-        }
     highest_l, lowest_l, most, least = extreme(
         torch.stack([rows["l_max"], -rows["l_min"], -mean_l, mean_l]), present
     ).unbind()
-    return dict(zip(means, over(torch.stack(list(means.values())), present).unbind(), strict=True)) | {
+    return dict(zip(means, mean_present(torch.stack(list(means.values())), present).unbind(), strict=True)) | {
         "rollout_corr/kl": kl,
         "rollout_corr/k3_kl": (excess + kl).clamp(min=0),
         "rollout_corr/chi2_token": excess_sq + 2 * excess,

@@ -1,37 +1,35 @@
-"""Where in a response the mismatch sits: profiles by position and by length, from rows that merge like `rows.Rows`."""
+"""Where in a response the mismatch sits: statistics by position and by length."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from algos.chunks import Rows
+from algos.batch import Batch
+from algos.diagnostics.rows import Rows
+from algos.ratios import Ratio
 
 BINS = 16
 """Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1, the last one also all beyond 2¹⁵ = 32768."""
 
 
+def positions(batch: Batch) -> dict[str, Tensor]:
+    """Statistics by position and by length of a whole batch as fp64 scalars: `finish_positions` of `position_rows`."""
+    return finish_positions(position_rows(batch))
+
+
 @torch.no_grad()
-def position_rows(log_ratio: Tensor, mask: Tensor) -> Rows:
+def position_rows(batch: Batch) -> Rows:
     """Per response and bin of the token's number within its response: tokens, Σ l and Σ k3; each [B, BINS] fp64."""
-    position = mask.cumsum(-1)
-    bins = torch.where(mask, bin_of(position), 0)
-    l = log_ratio.double()
+    mask, l = batch.mask, Ratio(batch).l.double()
+    bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
     zero = l.new_zeros(l.shape[0], BINS)
     return {name: zero.scatter_add(-1, bins, torch.where(mask, value, 0.0)) for name, value in values.items()}
 
 
 @torch.no_grad()
-def by_position(rows: Rows) -> dict[str, Tensor]:
-    """Tokens, kl = E[−l] and k3 (nats per token) of each bin over the whole batch, [BINS]; 0 in an empty bin."""
-    tokens = rows["tokens"].sum(0)
-    n = tokens.clamp(min=1)
-    return {"tokens": tokens, "kl": -rows["l"].sum(0) / n, "k3": rows["k3"].sum(0) / n}
-
-
-@torch.no_grad()
-def profiles(rows: Rows) -> dict[str, Tensor]:
+def finish_positions(rows: Rows) -> dict[str, Tensor]:
     """kl and k3 by position and k3 by length, each bin under the largest position or length it holds; NaN where it is empty."""
     position, length = by_position(rows), by_length(rows)
     out = {}
@@ -40,6 +38,14 @@ def profiles(rows: Rows) -> dict[str, Tensor]:
             out[f"profile/{key}_to_position_{2**b}"] = torch.where(position["tokens"][b] > 0, position[key][b], torch.nan)
         out[f"profile/k3_to_length_{2**b}"] = torch.where(length["responses"][b] > 0, length["k3"][b], torch.nan)
     return out
+
+
+@torch.no_grad()
+def by_position(rows: Rows) -> dict[str, Tensor]:
+    """Tokens, kl = E[−l] and k3 (nats per token) of each bin over the whole batch, [BINS]; 0 in an empty bin."""
+    tokens = rows["tokens"].sum(0)
+    n = tokens.clamp(min=1)
+    return {"tokens": tokens, "kl": -rows["l"].sum(0) / n, "k3": rows["k3"].sum(0) / n}
 
 
 @torch.no_grad()
@@ -52,14 +58,14 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
     bins, present = bin_of(length.clamp(min=1).long()), length > 0
     zero = length.new_zeros(BINS)
 
-    def total(values: Tensor) -> Tensor:
+    def bin_sum(values: Tensor) -> Tensor:
         return zero.scatter_add(0, bins, torch.where(present, values, 0.0))
 
-    responses, tokens = total(present.double()), total(length)
+    responses, tokens = bin_sum(present.double()), bin_sum(length)
     return {
         "responses": responses,
-        "log_ratio_sum": total(rows["l"].sum(-1)) / responses.clamp(min=1),
-        "k3": total(rows["k3"].sum(-1)) / tokens.clamp(min=1),
+        "log_ratio_sum": bin_sum(rows["l"].sum(-1)) / responses.clamp(min=1),
+        "k3": bin_sum(rows["k3"].sum(-1)) / tokens.clamp(min=1),
     }
 
 

@@ -1,4 +1,4 @@
-"""The tokens' ratios and probabilities more closely than `diagnostics`: more passes over the batch, so by choice."""
+"""Errors of ratios and probabilities token by token: more passes over the batch than `mismatch`, so by choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from algos.chunks import Rows, chunked, count, extreme, over, total
+from algos.batch import Batch
+from algos.chunks import chunked
+from algos.diagnostics.rows import Rows, count, extreme, highest, mean_present, row_sum
+from algos.ratios import Ratio
 
 SHARES_ABOVE = (1.1, 2.0, 10.0)
 """Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
@@ -18,41 +21,42 @@ ROUNDING = 1e-12
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 
 
-def details(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> dict[str, Tensor]:
-    """Token statistics of a whole batch as fp64 scalars: `finish_details` of `details_rows`."""
-    return finish_details(details_rows(log_ratio, mask, logp_rollout))
+def probabilities(batch: Batch) -> dict[str, Tensor]:
+    """Token statistics of a whole batch as fp64 scalars: `finish_probabilities` of `probability_rows`."""
+    return finish_probabilities(probability_rows(batch))
 
 
 @torch.no_grad()
-def details_rows(log_ratio: Tensor, mask: Tensor, logp_rollout: Tensor) -> Rows:
-    """Per-response sums over tokens of l, |l|, π and μ; l = log π − log μ [B, T], nats, 0 off `mask`."""
-    return chunked(_details_chunk, mask, log_ratio, logp_rollout)
+def probability_rows(batch: Batch) -> Rows:
+    """Per-response sums over tokens of |l|, π and μ, where l = log π_old − log μ in nats."""
+    return chunked(_rows, batch)
 
 
-def _details_chunk(mask: Tensor, l: Tensor, logp_rollout: Tensor) -> Rows:
+def _rows(batch: Batch) -> Rows:
+    mask, l = batch.mask, Ratio(batch).l
     size = l.abs()
-    rollout = torch.where(mask, logp_rollout.to(l.dtype), -torch.inf)
+    rollout = torch.where(mask, batch.logp_rollout.to(l.dtype), -torch.inf)
     p, q = (rollout + l).exp().double(), rollout.exp().double()  # 0 off the mask
     difference = (p - q).abs()
     return {
         "n": count(mask),
-        "mult_error": total(torch.where(mask, size.exp(), 0.0)),
-        "reverse": total(torch.expm1(-l.double()) + l),
-        "js": total(torch.log1p(2 * torch.sinh(size.double() / 4).square())),  # log cosh(l/2), exact where l ≈ 0
+        "mult_error": row_sum(torch.where(mask, size.exp(), 0.0)),
+        "reverse": row_sum(torch.expm1(-l.double()) + l),
+        "js": row_sum(torch.log1p(2 * torch.sinh(size.double() / 4).square())),  # log cosh(l/2), exact where l ≈ 0
         "above": torch.stack([count(size > math.log(ratio)) for ratio in SHARES_ABOVE], -1),
-        "diff": total(difference),
-        "diff_sq": total(difference.square()),
-        "diff_max": torch.nn.functional.pad(difference, (0, 1)).amax(-1),
-        "p": total(p),
-        "q": total(q),
-        "pp": total(p.square()),
-        "qq": total(q.square()),
-        "pq": total(p * q),
+        "diff": row_sum(difference),
+        "diff_sq": row_sum(difference.square()),
+        "diff_max": highest(difference, mask).clamp(min=0),
+        "p": row_sum(p),
+        "q": row_sum(q),
+        "pp": row_sum(p.square()),
+        "qq": row_sum(q.square()),
+        "pq": row_sum(p * q),
     }
 
 
 @torch.no_grad()
-def finish_details(rows: Rows) -> dict[str, Tensor]:
+def finish_probabilities(rows: Rows) -> dict[str, Tensor]:
     """From the rows of the whole batch, E over tokens, π and μ the probabilities of the sampled tokens.
 
     mult_prob_error = E[max(ρ, 1/ρ)], seq_mult_prob_error_mean, max and min of its mean over each response, k3_reverse =
@@ -70,7 +74,7 @@ def finish_details(rows: Rows) -> dict[str, Tensor]:
     covariance = mean["pq"] - mean["p"] * mean["q"]
     out = {
         "mismatch/mult_prob_error": torch.where(rows["n"].sum() > 0, mean["mult_error"], 1.0),
-        "mismatch/seq_mult_prob_error_mean": torch.where(present.any(), over(of_response, present), 1.0),
+        "mismatch/seq_mult_prob_error_mean": torch.where(present.any(), mean_present(of_response, present), 1.0),
         "mismatch/seq_mult_prob_error_max": torch.where(present.any(), most, 1.0),
         "mismatch/seq_mult_prob_error_min": torch.where(present.any(), least, 1.0),
         "mismatch/k3_reverse": mean["reverse"],

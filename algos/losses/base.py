@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.masks import bits, only
-
 
 class TokenLoss(NamedTuple):
     """loss [B, T], unreduced, 0 off the mask; bool [B, T] or None: clipped where a bound of the loss was active, capped
@@ -41,13 +39,13 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
     def mark(function: Callable) -> Callable:
         @functools.wraps(function)
         def masked(logp, logp_prox, advantages, mask, *selected, **params) -> TokenLoss:
-            logp, logp_prox, advantages, inside = prepare(logp, logp_prox if anchored else None, advantages, mask)
+            logp, logp_prox, advantages = prepare(logp, logp_prox if anchored else None, advantages, mask)
             if anchored and logp_prox is None:
                 raise ValueError(f"loss={function.__name__} is anchored: it needs logp_prox, π_old or μ")
             if select is not None and (not selected or selected[0] is None):
                 selected = (select(logp_prox, advantages, mask, **params),)
             value, *flags = function(logp, logp_prox, advantages, mask, *selected, **params)
-            return TokenLoss(only(value, inside), *(None if flag is None else flag & mask for flag in flags))
+            return TokenLoss(torch.where(mask, value, 0.0), *(None if flag is None else flag & mask for flag in flags))
 
         masked.anchored = anchored
         masked.select = select
@@ -58,17 +56,16 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
 
 def prepare(
     logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The three tensors in one dtype and 0 off the mask, where NaN·0 would be NaN in value and gradient; the mask's bits."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The three tensors in one dtype and 0 off the mask, where NaN·0 would be NaN in value and gradient."""
     assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
     assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)
     dtype = torch.promote_types(logp.dtype, torch.float32)
     if logp_prox is not None:
         assert logp_prox.shape == logp.shape, (logp_prox.shape, logp.shape)
         dtype = torch.promote_types(dtype, logp_prox.dtype)
-    inside = bits(mask, dtype)
-    prox = None if logp_prox is None else only(logp_prox.detach().to(dtype), inside)
-    return only(logp.to(dtype), inside), prox, only(advantages.detach().to(dtype), inside), inside
+        logp_prox = torch.where(mask, logp_prox.detach().to(dtype), 0.0)
+    return torch.where(mask, logp.to(dtype), 0.0), logp_prox, torch.where(mask, advantages.detach().to(dtype), 0.0)
 
 
 def check_clip_range(eps_low: float, eps_high: float) -> None:

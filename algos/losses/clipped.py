@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from algos.losses.base import TokenLoss, check, check_clip_range, loss
-from algos.masks import compared
 from algos.ratios import bounded_exp
 
 
@@ -40,34 +39,13 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c; where it is not −A·r; and where that is the cap.
+    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c; where it is not −A·r; and where it is that cap.
 
-    The cap binds for A < 0 only, as the rest is ≤ 0 for A ≥ 0.
+    The cap binds for A < 0 only, because the rest is ≤ 0 for A ≥ 0.
     """
-    slope = -advantages
-    free = slope * ratio
-    with torch.no_grad():
-        value, capped = ratio.clamp(1 - eps_low, 1 + eps_high).mul_(slope), None
-        torch.maximum(value, free, out=value)  # in place: what fits a CPU's cache is half as much as what is made anew
-        if dual_clip is not None:
-            cap = slope.abs().mul_(dual_clip)
-            capped = compared(torch.gt, value, cap).to(torch.bool)
-            torch.minimum(value, cap, out=value)
-    return *_Bounded.apply(free, value), capped
-
-
-class _Bounded(torch.autograd.Function):
-    """(value, value ≠ free): `value` has the gradient of `free` where they are equal, and is a constant elsewhere."""
-
-    @staticmethod
-    def forward(ctx, free: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        bound = compared(torch.ne, value, free)
-        clipped = bound.to(torch.bool)
-        ctx.save_for_backward(bound)
-        ctx.mark_non_differentiable(clipped)
-        return value, clipped
-
-    @staticmethod
-    def backward(ctx, grad: Tensor, _):
-        (bound,) = ctx.saved_tensors
-        return torch.addcmul(grad, grad, bound, value=-1), None
+    free = -advantages * ratio
+    value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
+    if dual_clip is not None:
+        cap = dual_clip * advantages.abs()
+        value, capped = torch.minimum(value, cap), value > cap
+    return value, value != free, capped

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.corrections.apply import Corrected
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
-from algos.diagnostics.correction import examine, finish
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
 from algos.losses import ppo
 from algos.objective import Objective
-from algos.ratios import log_ratio
 from algos.reductions import Counts
 
 SHAPES = ((256, 1024), (512, 8192))
@@ -36,12 +36,11 @@ OBJECTIVE = Objective(functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_cli
 TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
 
 
-class Batch(NamedTuple):
-    old: Tensor
-    rollout: Tensor
+class Case(NamedTuple):
+    """log π_θ [B, T], and the batch that it answers for."""
+
     logp: Tensor
-    advantages: Tensor
-    mask: Tensor
+    batch: Batch
 
 
 def main() -> None:
@@ -50,26 +49,22 @@ def main() -> None:
     if theirs is None:
         print(f"\nverl is not in {PACKAGES}: `make bench` installs it")
     for shape in SHAPES:
-        b = _batch(*shape)
+        case = _case(*shape)
         print(f"\n{shape[0]} responses of up to {shape[1]} tokens")
         for name, backward in (("forward", False), ("and backward", True)):
             if theirs is not None:
-                _compare(name, functools.partial(ours, b, backward), functools.partial(theirs, b, backward))
-        _share(b)
+                _compare(name, functools.partial(ours, case, backward), functools.partial(theirs, case, backward))
+        _share(case)
 
 
-def ours(b: Batch, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def ours(case: Case, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and every diagnostic: verl's, and those that verl does not have."""
-    logp = b.logp.detach().requires_grad_(backward)
-    corrected, rows = examine(log_ratio(b.old, b.rollout, b.mask), b.mask, SPEC, logp_rollout=b.rollout)
-    loss, metrics = _loss(OBJECTIVE, b, logp, corrected)
+    logp = case.logp.detach().requires_grad_(backward)
+    corrected, rows = correct_with_diagnostics(case.batch, SPEC)
+    loss, metrics = OBJECTIVE(logp, case.batch, corrected, Counts.of(corrected.counted))
     if backward:
         loss.backward()
-    return loss, finish(rows, SPEC) | metrics
-
-
-def _loss(objective: Objective, b: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
-    return objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, Counts.of(corrected.counted))
+    return loss, finish_diagnostics(rows, SPEC) | metrics
 
 
 def _verl() -> Callable:
@@ -82,11 +77,12 @@ def _verl() -> Callable:
     config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1)
     settings = {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.01"}
 
-    def run(b: Batch, backward: bool) -> tuple[Tensor, dict[str, float]]:
-        logp = b.logp.detach().requires_grad_(backward)
-        weights, mask, metrics = compute_rollout_correction_and_rejection_mask(b.old, b.rollout, b.mask.float(), **settings)
+    def run(case: Case, backward: bool) -> tuple[Tensor, dict[str, float]]:
+        logp, b = case.logp.detach().requires_grad_(backward), case.batch
+        policies = (b.logp_old, b.logp_rollout)
+        weights, mask, metrics = compute_rollout_correction_and_rejection_mask(*policies, b.mask.float(), **settings)
         weights = weights.batch["rollout_is_weights"]
-        loss, more = compute_policy_loss_vanilla(b.old, logp, b.advantages, mask, "token-mean", config, weights)
+        loss, more = compute_policy_loss_vanilla(b.logp_old, logp, b.advantages, mask, "token-mean", config, weights)
         if backward:
             loss.backward()
         return loss, metrics | more
@@ -103,16 +99,17 @@ def _compare(name: str, ours: Callable, theirs: Callable) -> None:
           f"memory {less >> 20} MiB, verl {more >> 20} MiB, {less / more:.2f}")  # fmt: skip
 
 
-def _share(b: Batch) -> None:
+def _share(case: Case) -> None:
     """Token TIS as a share of loss and backward, both on log-probabilities alone: no model."""
-    logp = b.logp.detach().requires_grad_()
-    correct = functools.partial(TOKEN_TIS.corrected, b.old, b.rollout, b.mask, b.advantages)
-    corrected = correct()
-    cost, whole = _interleaved(correct, lambda: _loss(TOKEN_TIS, b, logp, corrected)[0].backward())
+    logp = case.logp.detach().requires_grad_()
+    alone = functools.partial(correct, case.batch, TOKEN_TIS.correction)
+    corrected = alone()
+    counts = Counts.of(corrected.counted)
+    cost, whole = _interleaved(alone, lambda: TOKEN_TIS(logp, case.batch, corrected, counts)[0].backward())
     print(f"  token TIS: {1e3 * cost:.1f} ms, {cost / whole:.0%} of loss and backward ({1e3 * whole:.1f} ms)")
 
 
-def _batch(rows: int, columns: int) -> Batch:
+def _case(rows: int, columns: int) -> Case:
     """Ragged, with a mismatch of 0.05 nats and an update of 0.02 per token: some tokens are clipped, some rows rejected."""
     generator = torch.Generator().manual_seed(0)
     normal = functools.partial(torch.randn, rows, columns, generator=generator)
@@ -121,7 +118,7 @@ def _batch(rows: int, columns: int) -> Batch:
     rollout, logp = (old + scale * normal()).clamp(max=0), (old + 0.02 * normal()).clamp(max=0)
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, columns).contiguous()
     length = torch.randint(columns // 4, columns + 1, (rows, 1), generator=generator)
-    return Batch(old, rollout, logp, advantages, torch.arange(columns)[None] < length)
+    return Case(logp, Batch(rollout, torch.arange(columns)[None] < length, old, advantages))
 
 
 def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:

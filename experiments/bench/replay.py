@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from algos.chunks import merge
-from faultline.replay.effect import effect_rows, finish_effect, padded, replay
-from faultline.replay.sources import Dump
-from faultline.replay.thresholds import DEFAULT, Family, Thresholds
+from algos.corrections.apply import correct
+from algos.diagnostics.rows import merge
+from faultline.tools.replay.effect import effect_rows, finish_effect, padded
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.thresholds import DEFAULT, Family, Thresholds
 from harness.dumps import files
 
 TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
@@ -37,7 +38,7 @@ def main() -> None:
             print(f"  {what}, {len(thresholds.families)} families: {many:.1f} s for {len(DEFAULT)} bounds, {one:.1f} s for one")
         began = time.process_time()
         spec = Family("truncate", "token").at(2.0)
-        finish_effect(merge([effect_rows(batch, replay(batch, spec)) for batch in map(padded, dump.batches())]))
+        finish_effect(merge([effect_rows(batch, correct(batch, spec)) for batch in map(padded, dump.batches())]))
         print(f"  the training step's own correction for one threshold of level token: {time.process_time() - began:.1f} s")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,22 +12,25 @@ from harness.run.folder import RunFolder, writing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from harness.train.trainer import Sampled
+
 
 def dump(
-    *, folder: RunFolder, step: int, batch: NamedTuple, order: tuple[Tensor, ...], logp: Tensor, rewards: Tensor, version: Tensor
+    *, folder: RunFolder, step: int, sampled: Sampled, order: list[Tensor], logp: Tensor, rewards: Tensor, version: Tensor
 ) -> None:
     """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
 
-    batch: the trainer's `Batch`. order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its
+    sampled: the responses of all ranks. order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its
     own optimizer step. rewards: [prompts, samples]. version [B, T]: of the weights that sampled each token.
     """
+    batch = sampled.batch
     minibatch = np.empty(len(batch.mask), dtype=np.int64)
     for number, rows in enumerate(order):
         minibatch[rows.cpu().numpy()] = number
     tensors = {
         "reward": rewards.flatten(),
-        "prompt": batch.prompts,
-        "tokens": batch.tokens,
+        "prompt": sampled.prompts,
+        "tokens": sampled.tokens,
         "mask": batch.mask,
         "logp_rollout": batch.logp_rollout,
         "logp_old": batch.logp_old,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from algos.batch import Batch
 from algos.diagnostics.mismatch import mismatch
-from algos.ratios import log_ratio
 from harness.config import PrecisionConfig
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
@@ -35,6 +35,6 @@ class Probes:
             engine.load_weights(actor.weights(), version)
             rollout = engine.generate(prompts, uniforms)
             mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-            found = mismatch(log_ratio(policy.score(prompts, rollout.tokens), rollout.logp, mask), mask)
-            metrics |= {f"probe/{name}/{short}": float(found[metric]) for metric, short in MEASURED.items()}
+            measured = mismatch(Batch(rollout.logp, mask, logp_old=policy.score(prompts, rollout.tokens)))
+            metrics |= {f"probe/{name}/{short}": float(measured[metric]) for metric, short in MEASURED.items()}
         return metrics

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.corrections.apply import Corrected
-from algos.diagnostics.correction import examine, finish, finish_applied
+from algos.batch import Batch
+from algos.corrections.apply import Corrected, correct
+from algos.diagnostics.correction import correct_with_diagnostics, finish_applied, finish_diagnostics
 from algos.diagnostics.mismatch import finish_mismatch
-from algos.diagnostics.positions import position_rows, profiles
-from algos.diagnostics.probabilities import details
-from algos.ratios import log_ratio
+from algos.diagnostics.positions import positions
+from algos.diagnostics.probabilities import probabilities
 from algos.reductions import Counts
 from harness.build import (
     build_advantage,
@@ -47,27 +47,22 @@ from harness.train.ranks import join
 from harness.train.warmstart import start
 
 
-class Batch(NamedTuple):
-    """Responses, [B, T] each, of all ranks: tokens int64; log-probabilities in nats; mask bool, True on usable response tokens.
+class Sampled(NamedTuple):
+    """The responses of all ranks: what the policy reads of them, and what the algorithms do.
 
-    prompts is [B, P]. forward_old: log π_old as the training forward gives it, which exact scoring may differ from in the
-    last bits; None where a forward at π_old is the current one. logp_old is None with scoring=none, logp_ref without a KL term,
-    segments, the number of each token's turn, of a task without turns.
+    prompts [B, P] and tokens [B, T]: int64. forward_old [B, T]: log π_old from the training forward; equals the batch's
+    logp_old up to rounding. None when no later mini-batch needs it. batch: logp_old is None with scoring=none.
     """
 
     prompts: Tensor
     tokens: Tensor
-    mask: Tensor
-    advantages: Tensor
-    logp_rollout: Tensor
-    logp_old: Tensor | None
     forward_old: Tensor | None
-    logp_ref: Tensor | None
-    segments: Tensor | None
+    batch: Batch
 
-    def rows(self, index: Tensor) -> Batch:
-        """Some rows, a mini-batch."""
-        return Batch(*(None if part is None else part[index] for part in self))
+    def rows(self, index: Tensor) -> Sampled:
+        """Some responses, a mini-batch or a micro-batch."""
+        forward_old = None if self.forward_old is None else self.forward_old[index]
+        return Sampled(self.prompts[index], self.tokens[index], forward_old, self.batch.rows(index))
 
 
 class Trainer:
@@ -128,9 +123,9 @@ class Trainer:
             logp_old, forward_old = self.score(prompts, rollout.tokens, order)
             logp_ref = None if self.reference is None else self.scored(self.reference, prompts, rollout.tokens)
             logp_ref = rollout.logp if c.kl.reference == "rollout" else logp_ref
-        segments = self.segments(rollout.tokens)
-        advantages = self.advantages(groups, greedy, mask, logp_old, rollout.logp, segments)
-        batch = Batch(prompts, rollout.tokens, mask, advantages, rollout.logp, logp_old, forward_old, logp_ref, segments)
+        prompt = torch.arange(len(mask), device=mask.device) // c.rollout.group_size
+        batch = Batch(rollout.logp, mask, logp_old, None, self.segments(rollout.tokens), logp_ref, prompt)
+        batch = batch._replace(advantages=self.advantages(groups, greedy, batch))
         metrics |= {
             "reward/rollout": rewards.mean(),
             "reward/informative_groups": (groups.amax(1) != groups.amin(1)).float().mean(),
@@ -146,27 +141,25 @@ class Trainer:
             lengths = written.sum(1)
             metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         with self.clock("train"):
-            updated, logp = self.update(batch, order)
+            updated, logp = self.update(Sampled(prompts, rollout.tokens, forward_old, batch), order)
         batch = batch if logp_old is not None else batch._replace(logp_old=logp)
         metrics |= updated | self.diagnose(batch, step)
         self.queue.drain()
         if c.dump.every and step % c.dump.every == 0 and self.ranks.rank == 0:
-            dump(folder=self.folder, step=step, batch=batch, order=order, logp=logp, rewards=groups, version=rollout.version)
+            sampled = Sampled(prompts, rollout.tokens, forward_old, batch)
+            dump(folder=self.folder, step=step, sampled=sampled, order=order, logp=logp, rewards=groups, version=rollout.version)
         self.seconds["step"] = time.perf_counter() - began
         if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
             metrics["throughput/rollout_tokens"] = self.sampled / self.seconds["generate"]
         return {name: float(value) for name, value in metrics.items()} | {f"time/{k}": v for k, v in self.seconds.items()}
 
-    def advantages(self, rewards: Tensor, greedy: Tensor | None, mask: Tensor, logp_old: Tensor | None, logp_rollout: Tensor,
-                   segments: Tensor | None) -> Tensor:
+    def advantages(self, rewards: Tensor, greedy: Tensor | None, batch: Batch) -> Tensor:
         """[B, T] from the rewards [P, G]; with baseline=kept those of rejected responses enter no baseline."""
-        known = {"lengths": mask.sum(-1).view_as(rewards), "greedy": greedy}
+        known = {"lengths": batch.mask.sum(-1).view_as(rewards), "greedy": greedy}
         inputs = {name: known[name] for name in self.advantage.func.needs}
         if self.config.baseline == "kept":
-            zeros = torch.zeros_like(logp_rollout)
-            kept = self.objective.corrected(logp_old, logp_rollout, mask, zeros, segments=segments).kept
-            inputs["kept"] = kept.any(-1).view_as(rewards)
-        return self.advantage(rewards, **inputs).view(-1, 1).expand_as(logp_rollout)
+            inputs["kept"] = correct(batch, self.objective.correction).kept.any(-1).view_as(rewards)
+        return self.advantage(rewards, **inputs).view(-1, 1).expand_as(batch.logp_rollout)
 
     def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
@@ -176,14 +169,11 @@ class Trainer:
         """
         if not batch.mask.any():
             return {}
-        c, ratio = self.config, log_ratio(batch.logp_old, batch.logp_rollout, batch.mask)
-        more = bool(c.diagnostics.every) and step % c.diagnostics.every == 0
-        inputs = {"logp_rollout": batch.logp_rollout, "advantages": batch.advantages, "segments": batch.segments}
-        rows = examine(ratio, batch.mask, c.correction, **inputs)[1]
+        c = self.config
+        rows = correct_with_diagnostics(batch, c.correction)[1]
         metrics = finish_mismatch(rows) | finish_applied(rows)
-        if more:
-            metrics |= finish(rows, c.correction) | details(ratio, batch.mask, batch.logp_rollout)
-            metrics |= profiles(position_rows(ratio, batch.mask))
+        if c.diagnostics.every and step % c.diagnostics.every == 0:
+            metrics |= finish_diagnostics(rows, c.correction) | probabilities(batch) | positions(batch)
         absent = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
         return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(absent))}
 
@@ -271,33 +261,32 @@ class Trainer:
         width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
         return own.split(max(1, budget // width) if budget else len(own))
 
-    def update(self, batch: Batch, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def update(self, sampled: Sampled, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch; (metrics, log π_θ of all tokens, each just before its own optimizer step)."""
+        batch, spec = sampled.batch, self.objective.correction
         old = batch.logp_rollout if batch.logp_old is None else batch.logp_old
-        whole = self.objective.corrected(old, batch.logp_rollout, batch.mask, batch.advantages, segments=batch.segments)
+        whole = correct(batch._replace(logp_old=old), spec)
         metrics, per_step, norms = {}, [], []
         trained = torch.zeros_like(batch.logp_rollout)
         for rows in order:
-            mini = batch.rows(rows)
+            mini = sampled.rows(rows)
             trained[rows] = 0.0
-            anew = self.config.correction.ratio == "current" and batch.logp_old is not None
-            corrected = self.correction(mini) if anew else taken(whole, rows)
-            inputs = (mini.logp_old, mini.logp_rollout, mini.advantages, mini.mask)
-            prompt = (rows // self.config.rollout.group_size).unique(return_inverse=True)[1].to(mini.mask.device)
-            selected, counts, sums = self.objective.select(*inputs), Counts.of(corrected.counted, prompt), Counter()
+            anew = spec.ratio == "current" and batch.logp_old is not None
+            corrected = self.correction(mini) if anew else whole.rows(rows)
+            mini = mini._replace(batch=self.objective.select(mini.batch))
+            counts, sums = Counts.of(corrected.counted, mini.batch.prompt), Counter()
             parts = self.parts(mini.prompts, mini.tokens)
             for part in parts:
-                logp, entropy = self.logp(mini.rows(part))
+                own, done = mini.rows(part), corrected.rows(part)
+                logp, entropy = self.logp(own)
                 trained[rows[part]] = logp.detach()
-                own = [None if x is None else x[part] for x in (*inputs, selected, mini.logp_ref)]
-                done = taken(corrected, part)
                 if batch.logp_old is None:  # of π_θ as this forward has it
-                    segments = None if mini.segments is None else mini.segments[part]
-                    done = self.objective.corrected(logp, own[1], own[3], own[2], segments=segments)
-                loss, extra = self.objective(logp, *own[:4], done, counts.rows(part), *own[4:])
+                    done = correct(own.batch._replace(logp_old=logp.detach()), spec)
+                loss, extra = self.objective(logp, own.batch, done, counts.rows(part))
                 self.actor.backward(loss, last=part is parts[-1])
                 extra["actor/loss"] = loss.detach()
-                extra["actor/entropy"] = torch.where(own[3], entropy, 0.0).sum() / mini.mask.sum().clamp(min=1)
+                entropy = torch.where(own.batch.mask, entropy, 0.0).sum()
+                extra["actor/entropy"] = entropy / mini.batch.mask.sum().clamp(min=1)
                 sums.update({name: value.detach().double() for name, value in extra.items()})
             norms.append(self.actor.step())
             self.updates += 1
@@ -309,20 +298,20 @@ class Trainer:
             metrics["actor/grad_norm"] = torch.tensor(steps, dtype=torch.float64).amax()  # NaN, if there is one
         return metrics, self.ranks.sum(trained)
 
-    def logp(self, rows: Batch) -> tuple[Tensor, Tensor]:
+    def logp(self, rows: Sampled) -> tuple[Tensor, Tensor]:
         """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens)
-        if rows.logp_old is None:
+        if rows.batch.logp_old is None:
             return forward, entropy
         start = forward.detach() if rows.forward_old is None else rows.forward_old
-        return rows.logp_old + (forward - start), entropy
+        return rows.batch.logp_old + (forward - start), entropy
 
-    def correction(self, mini: Batch) -> Corrected:
+    def correction(self, mini: Sampled) -> Corrected:
         """That of the current ratio of a mini-batch, normalised, if at all, over it: π_θ moves between mini-batches."""
         forward = self.forward(mini.prompts, mini.tokens)
         start = forward if mini.forward_old is None else mini.forward_old
-        top = mini.logp_old + (forward - start)
-        return self.objective.corrected(top, mini.logp_rollout, mini.mask, mini.advantages, segments=mini.segments)
+        current = mini.batch.logp_old + (forward - start)
+        return correct(mini.batch._replace(logp_old=current), self.objective.correction)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out reward of the policy's current weights, with the same prompts and the same random numbers every time."""
@@ -361,7 +350,3 @@ class Trainer:
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
-
-def taken(corrected: Corrected, rows: Tensor) -> Corrected:
-    """Some rows of a correction."""
-    return Corrected(*(part[rows] for part in corrected))

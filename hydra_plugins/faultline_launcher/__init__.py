@@ -22,7 +22,7 @@ from harness.compose import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.options import SlurmOptions
+from sweeps.launchers.options import SlurmOptions
 
 COMMON = {"retry_failed": False, "extend": False}
 """retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
@@ -104,13 +104,13 @@ class LocalLauncher(_Launcher):
         super().__init__(retry_failed, extend)
 
     def executor(self):
-        from sweeps.local import Local
+        from sweeps.launchers.local import Local
 
         return Local(self.parallel)
 
 
 class SlurmLauncher(_Launcher):
-    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.options.SlurmOptions."""
+    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.launchers.options.SlurmOptions."""
 
     def __init__(self, retry_failed: bool, extend: bool, **options: Any):
         with _refused(["hydra/launcher=slurm"]):
@@ -120,7 +120,7 @@ class SlurmLauncher(_Launcher):
         super().__init__(retry_failed, extend)
 
     def executor(self):
-        from sweeps.cluster import Slurm
+        from sweeps.launchers.slurm import Slurm
 
         return Slurm(self.options)
 

@@ -1,4 +1,4 @@
-"""k-section of one monotone threshold: between a healthy and a collapsing end, the next points to try."""
+"""k-section of one monotone threshold: the next points to try between a healthy and a collapsing end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A number that was tried, on a log scale; collapsed, of: how many of its runs did, and how many it had."""
+    """A number that was tried; `collapsed` of its `of` runs did. Numbers are on a log scale."""
 
     number: float
     collapsed: int
@@ -20,15 +20,17 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Numbers to try with new seeds each; bracket: the last healthy and the first collapsing number, None at an end."""
+    """tries: numbers to try next, with new seeds. bracket: the last healthy and the first collapsing number, or None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
 
 
 def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
-    """The next numbers, in any order, given what all tries so far gave; none when the boundary is within `tolerance`, a ratio,
-    and both its sides have `boundary` runs or more. Repeated tries of a number are taken together."""
+    """The next numbers to try, given all points so far. Repeated tries of a number are pooled.
+
+    No number is left when both sides of the boundary lie within the ratio `tolerance` and have `boundary` runs or more.
+    """
     pooled: dict[float, Point] = {}
     for point in points:
         before = pooled.get(point.number, Point(point.number, 0, 0))

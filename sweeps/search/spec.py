@@ -1,4 +1,4 @@
-"""What a search is: a YAML file, checked before anything is started."""
+"""The spec of a search: a YAML file, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import optuna
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,14 +15,16 @@ from pydantic import Field, ValidationError, model_validator
 from harness.compose import compose
 from harness.config import Config, Strict, parse
 from harness.errors import UserError
-from sweeps.options import SlurmOptions
+from sweeps.launchers.options import SlurmOptions
 
 Count = Annotated[int, Field(gt=0)]
 
 
 class Range(Strict):
-    """A threshold between low and high. scale `distance_from_1`: log-scaled in |value − 1|, as a bound on a ratio wants it;
-    `log`, `linear`: of the value itself."""
+    """A threshold between low and high.
+
+    scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio; `log` and `linear` are of the value.
+    """
 
     low: float
     high: float
@@ -41,12 +42,12 @@ class Range(Strict):
 
     @property
     def distribution(self) -> FloatDistribution:
-        """Of the number that Optuna sees: the distance from 1, or the value."""
+        """The distribution of Optuna's number: the distance from 1, or the value."""
         ends = (abs(self.low - 1), abs(self.high - 1)) if self.scale == "distance_from_1" else (self.low, self.high)
         return FloatDistribution(min(ends), max(ends), log=self.scale != "linear")
 
     def value(self, number: float) -> float:
-        """The threshold for the number that Optuna gave, to four digits: more would only make it unreadable."""
+        """The threshold of Optuna's number, to four digits, which keeps it readable."""
         number = float(f"{number:.4g}")
         if self.scale != "distance_from_1":
             return number
@@ -54,15 +55,18 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """See Spec."""
+    """A trial ends when `patience` consecutive evaluations of its worst seed are under `fraction` of its own best."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count
 
 
 class Sections(Strict):
-    """k points at a time between the healthy and the collapsing side, until they are within `tolerance`, a ratio of Optuna's
-    numbers; then `boundary_seeds` more seeds on both sides of the boundary. healthy: which end of the range is."""
+    """Cut one range: `points` at a time between the healthy and the collapsing side, until a ratio of `tolerance` is left.
+
+    The ratio is of Optuna's numbers. Then both sides of the boundary get seeds until they have `boundary_seeds` each.
+    healthy: the end of the range where runs do not collapse.
+    """
 
     points: Count
     tolerance: Annotated[float, Field(gt=1)]
@@ -71,12 +75,13 @@ class Sections(Strict):
 
 
 class Spec(Strict):
-    """A search. overrides: of every run, as on the command line. space: config keys, each a range or a list of values.
+    """A search.
 
-    trials: how many must end complete or pruned; with `sections`, at most. parallel: trials under way. seeds: runs of a trial.
-    last: evaluations at the end of a run whose mean counts. confidence: of the one-sided lower bound over the seeds.
-    prune: a trial is given up when `patience` evaluations in a row, of its worst seed, lie under `fraction` of its own best.
-    winner_seeds: fresh seeds on which the winner is run again. launcher: keys of hydra/launcher=slurm.
+    name: of its sweep, under `root`. overrides: of every run, as on the command line. space: config keys, each with a range or a
+    list of values. trials: number that must end complete or pruned; with `sections`, at most. parallel: trials at a time.
+    seeds: runs of a trial. last: evaluations at the end of a run whose mean is its score. confidence: of the one-sided lower
+    bound over the seeds. winner_seeds: fresh seeds on which the winner is run again. sampler_seed: of Optuna's sampler.
+    launcher: keys of hydra/launcher=slurm.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
@@ -100,15 +105,15 @@ class Spec(Strict):
             raise ValueError("sections: cuts one range; space must hold one, and no list")
         if self.sections and next(iter(self.space.values())).scale == "linear":
             raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
-        known = [field.name for field in fields(SlurmOptions)]
+        accepted = [field.name for field in fields(SlurmOptions)]
         for key in self.launcher:
-            if key not in known:
-                raise ValueError(f"launcher.{key}: unknown key; hydra/launcher=slurm has {', '.join(known)}")
+            if key not in accepted:
+                raise ValueError(f"launcher.{key}: unknown key; hydra/launcher=slurm has {', '.join(accepted)}")
         return self
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What Optuna samples, by the name of its parameter."""
+        """Optuna's distribution of each of its parameters."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)
             for key, axis in self.space.items()
@@ -121,8 +126,16 @@ class Spec(Strict):
 
     def values(self, params: dict[str, Any]) -> dict[str, Any]:
         """Config keys and their values for Optuna's parameters."""
-        given = {key: params[self.parameter(key)] for key in self.space}
-        return {key: axis.value(given[key]) if isinstance(axis, Range) else given[key] for key, axis in self.space.items()}
+        numbers = {key: params[self.parameter(key)] for key in self.space}
+        return {key: axis.value(numbers[key]) if isinstance(axis, Range) else numbers[key] for key, axis in self.space.items()}
+
+    def section_ends(self) -> tuple[float, float]:
+        """With `sections`: the healthy end of the range and the other one, as Optuna's numbers."""
+        axis = next(iter(self.space.values()))
+        assert self.sections is not None and isinstance(axis, Range)
+        low, high = axis.distribution.low, axis.distribution.high
+        falling = axis.scale == "distance_from_1" and axis.high < 1  # a larger distance is a lower threshold
+        return (low, high) if (self.sections.healthy == "low") != falling else (high, low)
 
     def configs(self, params: dict[str, Any], seeds: range) -> list[Config]:
         """The runs of a trial. Raises UserError where a combination is refused."""
@@ -134,33 +147,17 @@ class Spec(Strict):
             raise UserError(f"{' '.join(chosen)}: {error}") from None
 
 
-class CollapsePruner(optuna.pruners.BasePruner):
-    """Prunes a trial by its own history alone: reports, each the worst seed's evaluation, that stay under a fraction of its best.
-
-    A pruner that compares trials prunes healthy thresholds whose runs are noisy: between two thresholds that both work the reward
-    differs by chance.
-    """
-
-    def __init__(self, fraction: float, patience: int):
-        self.fraction, self.patience = fraction, patience
-
-    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        reports = [value for _, value in sorted(trial.intermediate_values.items())]
-        recent, best = reports[-self.patience :], max(reports, default=0.0)
-        return len(reports) > self.patience and all(not value >= self.fraction * best for value in recent)
-
-
 def load(path: Path, changes: list[str]) -> Spec:
-    """The spec in a file, or of that name among those that come with the package, with `key=value` changes.
+    """The spec in the file `path`, or the shipped one of that name, with `key=value` changes.
 
-    Raises UserError naming the key that is wrong.
+    Raises UserError naming the wrong key.
     """
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
     try:
         return Spec.model_validate(OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(changes))))
     except FileNotFoundError:
-        names = ", ".join(sorted(found.stem for found in shipped.glob("*.yaml")))
+        names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise UserError(f"{path}: no such file, and no search of that name; there are {names}") from None
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: unreadable ({error})") from None
@@ -169,7 +166,7 @@ def load(path: Path, changes: list[str]) -> Spec:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    """A line a problem. What was meant as a range is not told that it is no list."""
+    """One line a problem. A range does not get the complaint that it is no list."""
     problems = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from algos.batch import Batch
+from algos.corrections.apply import Corrected
+
 LOSS_PARAMS = {
     "ppo": {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 3.0},
     "gspo": {"eps_low": 3e-2, "eps_high": 4e-2},
@@ -38,10 +41,21 @@ def f64(rows) -> torch.Tensor:
 
 
 def shared_batch():
-    """The batch of the reference values of the PyPI packages: (old, rollout, logp, advantages, mask)."""
+    """log π_θ and the batch of the reference values of the PyPI packages."""
     old = f64([[-1, -1.5, -0.5], [-2, -2, -2]])
     rollout = f64([[-1.5, -1, -1.5], [-1, -2.5, -2]])
     logp = f64([[-0.9, -1.7, -0.5], [-2.3, -1.6, -2]])
     advantages = f64([[1, 1, 1], [-1, -1, -1]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
-    return old, rollout, logp, advantages, mask
+    return logp, Batch(rollout, mask, old, advantages)
+
+
+def of_ratio(l, mask, rollout=None, **fields):
+    """A batch with log π_old − log μ = l: μ's log-probabilities are 0 where `rollout` gives none."""
+    rollout = torch.zeros_like(l) if rollout is None else rollout
+    return Batch(rollout, mask, rollout + l, **fields)
+
+
+def correction(kept, counted=None):
+    """A correction with weights of 1, the kept tokens and those that are counted."""
+    return Corrected(kept.double(), kept, kept if counted is None else counted)

@@ -10,19 +10,20 @@ import torch
 from hypothesis import assume, given, settings
 
 from algos.advantages import gigpo, optimal_token_baseline
-from algos.corrections.apply import correct, weight_sum
+from algos.batch import Batch
+from algos.corrections.apply import correct, mean_weight
 from algos.corrections.m2po import m2po
 from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
 from algos.diagnostics.mismatch import mismatch
 from algos.diagnostics.pareto import pareto_k
-from algos.diagnostics.positions import by_length, by_position, position_rows, profiles
-from algos.diagnostics.probabilities import details
+from algos.diagnostics.positions import by_length, by_position, finish_positions, position_rows
+from algos.diagnostics.probabilities import probabilities
 from algos.kl import k1, k2, k3
 from algos.ratios import log_ratio
 from algos.reductions import Counts, reduce
 from algos.registry import ADVANTAGES, LOSSES
 from tests.algos import oracles
-from tests.algos.algo_cases import LOSS_PARAMS
+from tests.algos.algo_cases import LOSS_PARAMS, correction
 
 CASES = [(name, params) for name, params in LOSS_PARAMS.items() if not name.endswith("_cov")] + [
     ("ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}),
@@ -93,14 +94,8 @@ def test_corrections(batch, weight, data, normalize):
     )
     turns = turns.reshape(mask.shape)
     l = log_ratio(logp, prox, mask)
-    out = correct(
-        l,
-        mask,
-        Correction(weight=weight, reject=reject, normalize=normalize),
-        advantages=advantages,
-        logp_rollout=prox,
-        segments=turns,
-    )
+    given = Batch(prox, mask, logp, advantages, turns)
+    out = correct(given, Correction(weight=weight, reject=reject, normalize=normalize))
     expected, kept, units = torch.zeros_like(l), mask.clone(), {}
     for i, row in enumerate(oracles.tokens(mask)):
         logs, mu, ids = l[i].tolist(), prox[i].tolist(), turns[i].tolist()
@@ -111,13 +106,13 @@ def test_corrections(batch, weight, data, normalize):
                 own = oracles.unit(filter_.level, row, t, ids)
                 excused = filter_.when == "negative_advantage" and advantages[i, t] >= 0
                 kept[i, t] &= excused or oracles.passes(logs, mu, own, filter_)
+    alone = correct(given, Correction(weight=weight)).weights
+    close(mean_weight(alone, given, weight), sum(units.values()) / len(units) if sum(units.values()) > 0 else 1.0)
     if normalize == "batch" and sum(units.values()) > 0:
         expected /= sum(units.values()) / len(units)
     close(out.weights, expected)
     assert torch.equal(out.kept, kept)
     assert torch.equal(out.counted, mask)
-    total = weight_sum(l, mask, Correction(weight=weight), turns)
-    close(total.count, float(len(units)))
 
 
 @pytest.mark.parametrize("mode", REDUCTIONS)
@@ -143,7 +138,7 @@ def test_reductions(mode, batch, data):
         "seq_mean_token_sum_norm": sum(sums) / sequences / 7,
         "prompt_mean": sum(prompts) / max(1, len(prompts)),
     }
-    close(reduce(values, kept, counted, Counts.of(counted, torch.tensor(prompt)), mode, norm=norm), expected[mode])
+    close(reduce(values, correction(kept, counted), Counts.of(counted, torch.tensor(prompt)), mode, norm), expected[mode])
 
 
 @few
@@ -287,9 +282,8 @@ def test_diagnostics(batch):
     assume(mask.any())
     prox = torch.where(mask, prox, 0.0)
     l = log_ratio(logp, prox, mask)
-    out = {
-        name.split("/")[1]: value.item() for name, value in (mismatch(l, mask, prox) | details(l, mask, prox)).items()
-    }
+    given = Batch(prox, mask, logp)
+    out = {name.split("/")[1]: value.item() for name, value in (mismatch(given) | probabilities(given)).items()}
     rows = [[l[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
     mus = [[prox[i, t].item() for t in row] for i, row in enumerate(oracles.tokens(mask)) if row]
     flat, mu = [x for row in rows for x in row], [x for row in mus for x in row]
@@ -356,7 +350,7 @@ def test_diagnostics(batch):
 def test_profiles(batch):
     logp, prox, _, mask = batch
     l = log_ratio(logp, prox, mask)
-    rows = position_rows(l, mask)
+    rows = position_rows(Batch(prox, mask, logp))
     counts, kl, k3, lengths, of_length, tokens = ([0.0] * 16 for _ in range(6))
     for i, row in enumerate(oracles.tokens(mask)):
         for number, t in enumerate(row, start=1):
@@ -374,7 +368,7 @@ def test_profiles(batch):
     close(by_position(rows)["kl"], [x / max(1, c) for x, c in zip(kl, counts, strict=True)])
     close(by_length(rows)["responses"], lengths)
     close((by_length(rows)["log_ratio_sum"] * by_length(rows)["responses"]).sum(), l.sum())
-    named = profiles(rows)
+    named = finish_positions(rows)
     for b in range(16):
         for name, tokens_of in ((f"kl_to_position_{2**b}", counts), (f"k3_to_length_{2**b}", tokens)):
             assert named[f"profile/{name}"].isnan() == (tokens_of[b] == 0)

@@ -7,23 +7,22 @@ import math
 import pytest
 import torch
 
-from algos.corrections.apply import correct, weight_sum
+from algos.corrections.apply import correct, mean_weight
 from algos.corrections.m2po import m2po
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
-from algos.ratios import LEVELS, at_level, log_ratio
+from algos.ratios import LEVELS, Ratio, at_level
 from algos.reductions import Counts, reduce
-from tests.algos.algo_cases import f64, shared_batch
+from tests.algos.algo_cases import correction, f64, of_ratio, shared_batch
 
 
-def on_shared_batch(spec, **inputs):
-    old, rollout, _, advantages, mask = shared_batch()
-    return correct(log_ratio(old, rollout, mask), mask, spec, advantages=advantages, logp_rollout=rollout, **inputs)
+def on_shared_batch(spec):
+    return correct(shared_batch()[1], spec)
 
 
 def of_row(logs, spec, mask=None, **inputs):
     logs = f64([logs])
     mask = torch.ones_like(logs, dtype=torch.bool) if mask is None else torch.tensor([mask]).bool()
-    return correct(torch.where(mask, logs, 0.0), mask, spec, **inputs)
+    return correct(of_ratio(logs, mask, **inputs), spec)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_verl_mask_mode():
     """Rows at e^−1 = .368 and e^.5 = 1.649: a token filter [.5, 2] drops the first row, half of the tokens."""
     logs = f64([[-1.0] * 5, [0.5] * 5])
     spec = Correction(weight=Weight("token", upper=2.0), reject={"t": Reject("token", lower=0.5, upper=2.0)})
-    out = correct(logs, torch.ones(2, 5).bool(), spec)
+    out = correct(of_ratio(logs, torch.ones(2, 5).bool()), spec)
     assert out.kept.tolist() == [[False] * 5, [True] * 5]
     torch.testing.assert_close(out.weights, logs.exp())
 
@@ -113,14 +112,14 @@ def test_verl_reductions():
     values, mask = f64([[1, 2, 30], [4, 50, 6]]), torch.tensor([[1, 1, 0], [1, 0, 1]]).bool()
     expected = {"token_mean": 3.25, "token_sum": 13, "seq_mean_token_sum": 6.5, "seq_mean_token_mean": 3.25}
     for mode, value in expected.items():
-        assert reduce(values, mask, mask, Counts.of(mask), mode).item() == value
-    norm = reduce(values, mask, mask, Counts.of(mask), "seq_mean_token_sum_norm", norm=10)
+        assert reduce(values, correction(mask), Counts.of(mask), mode).item() == value
+    norm = reduce(values, correction(mask), Counts.of(mask), "seq_mean_token_sum_norm", norm=10)
     assert norm.item() == 0.65
     # one token of the first row rejected: its row's mean still divides by 2
     kept = torch.tensor([[1, 0, 0], [1, 0, 1]]).bool()
-    assert reduce(values, kept, mask, Counts.of(mask), "seq_mean_token_mean").item() == 2.75  # (1/2 + 10/2)/2
-    assert reduce(values, kept, kept, Counts.of(kept), "seq_mean_token_mean").item() == 3.0  # (1/1 + 10/2)/2
-    assert reduce(values, kept, kept, Counts.of(kept), "token_mean").item() == pytest.approx(11 / 3)
+    assert reduce(values, correction(kept, mask), Counts.of(mask), "seq_mean_token_mean").item() == 2.75  # (1/2 + 10/2)/2
+    assert reduce(values, correction(kept), Counts.of(kept), "seq_mean_token_mean").item() == 3.0  # (1/1 + 10/2)/2
+    assert reduce(values, correction(kept), Counts.of(kept), "token_mean").item() == pytest.approx(11 / 3)
 
 
 def test_a_masked_token_cannot_reject():
@@ -140,9 +139,9 @@ def test_prob_diff_is_the_difference_of_probabilities():
     rollout = torch.log(f64([[0.5, 0.5, 0.5]]))
     logs = [math.log(0.6 / 0.5), math.log(0.2 / 0.5), 0]
     spec = Correction(reject={"diff": Reject("token", "prob_diff", -0.2, 0.2)})
-    assert of_row(logs, spec, logp_rollout=rollout).kept.tolist() == [[True, False, True]]
+    assert of_row(logs, spec, rollout=rollout).kept.tolist() == [[True, False, True]]
     worst = Correction(reject={"diff": Reject("worst_token", "prob_diff", -0.2, 0.2)})
-    assert of_row(logs, worst, logp_rollout=rollout).kept.tolist() == [[False] * 3]
+    assert of_row(logs, worst, rollout=rollout).kept.tolist() == [[False] * 3]
 
 
 def test_off_policy_sequence_mask():
@@ -152,7 +151,7 @@ def test_off_policy_sequence_mask():
     """
     logs = f64([[-2, -2], [-0.5, -0.5], [-2, -2]])
     spec = Correction(reject={"opsm": Reject("geometric", lower=math.exp(-1), when="negative_advantage")})
-    kept = correct(logs, torch.ones_like(logs).bool(), spec, advantages=f64([[1, 1], [-1, -1], [-1, -1]])).kept
+    kept = correct(of_ratio(logs, torch.ones_like(logs).bool(), advantages=f64([[1, 1], [-1, -1], [-1, -1]])), spec).kept
     assert kept.tolist() == [[True] * 2, [True] * 2, [False] * 2]
 
 
@@ -174,14 +173,14 @@ def test_segments_normalise_with_each_turn_counting_once():
 
 
 def test_one_segment_is_the_response_and_one_per_token_is_the_token():
-    old, rollout, _, _, mask = shared_batch()
-    l = log_ratio(old, rollout, mask)
+    batch = shared_batch()[1]
+    mask = batch.mask
     one, each = torch.zeros_like(mask, dtype=torch.long), torch.arange(3).expand(2, 3)
     for segments, level in ((one, "sequence"), (each, "token")):
-        a = correct(l, mask, Correction(weight=Weight("segment", upper=9.0)), segments=segments).weights
-        torch.testing.assert_close(a, correct(l, mask, Correction(weight=Weight(level, upper=9.0))).weights)
-    a = correct(l, mask, Correction(weight=Weight("segment_geometric", upper=9.0)), segments=one).weights
-    torch.testing.assert_close(a, correct(l, mask, Correction(weight=Weight("geometric", upper=9.0))).weights)
+        a = correct(batch._replace(segments=segments), Correction(weight=Weight("segment", upper=9.0))).weights
+        torch.testing.assert_close(a, correct(batch, Correction(weight=Weight(level, upper=9.0))).weights)
+    a = correct(batch._replace(segments=one), Correction(weight=Weight("segment_geometric", upper=9.0))).weights
+    torch.testing.assert_close(a, correct(batch, Correction(weight=Weight("geometric", upper=9.0))).weights)
 
 
 def test_a_response_without_tokens_is_zero_at_every_level():
@@ -206,7 +205,7 @@ def test_filters_commute_and_weights_ignore_them():
         [False, True, False],
     ]  # ρ = 2.72 and .37 leave, products e and e^−.5 stay
     assert torch.equal(first.weights, on_shared_batch(Correction(weight=weight)).weights)
-    assert torch.equal(first.counted, shared_batch()[-1])
+    assert torch.equal(first.counted, shared_batch()[1].mask)
     kept = on_shared_batch(Correction(weight=weight, reject={"a": a}, denominator="kept"))
     assert torch.equal(kept.counted, kept.kept)
 
@@ -220,7 +219,7 @@ def test_m2po_by_hand():
     assert not m2po(logs, mask, tau=0.009).any()
     assert m2po(f64([[1, -1, 2]]), mask[:1, :1].expand(1, 3), tau=1.0).tolist() == [[True, True, False]]  # the mean may be τ
     spec = Correction(reject={"m2": Plugin("m2po", {"tau": 0.05})})
-    assert correct(logs, mask, spec).kept.tolist() == [[True, True], [True, False]]
+    assert correct(of_ratio(logs, mask), spec).kept.tolist() == [[True, True], [True, False]]
 
 
 def test_m2po_judges_equal_moments_together():
@@ -243,27 +242,26 @@ EVERYTHING = [
 @pytest.mark.parametrize("spec", EVERYTHING, ids=str)
 def test_no_mismatch_no_correction(spec):
     """π = μ: weights exactly 1 and nothing rejected, so gradients are bit-identical with and without correction."""
-    mask = shared_batch()[-1]
+    mask = shared_batch()[1].mask
     segments = torch.tensor([[0, 1, 1], [0, 0, 0]])
-    out = correct(torch.zeros(2, 3), mask, spec, segments=segments)
+    out = correct(of_ratio(torch.zeros(2, 3), mask, segments=segments), spec)
     assert torch.equal(out.weights, mask.float()) and torch.equal(out.kept, mask)
 
 
 def test_limits_of_the_bounds():
     """Bounds that no ratio of the batch reaches are none."""
-    old, rollout, _, _, mask = shared_batch()
-    l = log_ratio(old, rollout, mask)
-    rho = torch.where(mask, l.exp(), 0.0)
+    batch = shared_batch()[1]
+    rho = torch.where(batch.mask, Ratio(batch).l.exp(), 0.0)
     for weight in (
         Weight("token", upper=math.inf),
         Weight("token", "clip", 1e-9, 1e9),
         Weight("token", "mask", 1e-9, 1e9),
     ):
-        assert torch.equal(correct(l, mask, Correction(weight=weight)).weights, rho)
+        assert torch.equal(correct(batch, Correction(weight=weight)).weights, rho)
     for filter_ in (Reject("geometric", lower=1e-9, upper=1e9), Reject("worst_token", lower=1e-9)):
-        assert torch.equal(correct(l, mask, Correction(reject={"f": filter_})).kept, mask)
-    icepop = correct(l, mask, Correction(weight=Weight("token", "mask", 0.5, 2.0))).weights
-    clip = correct(l, mask, Correction(weight=Weight("token", "clip", 0.5, 2.0))).weights
+        assert torch.equal(correct(batch, Correction(reject={"f": filter_})).kept, batch.mask)
+    icepop = correct(batch, Correction(weight=Weight("token", "mask", 0.5, 2.0))).weights
+    clip = correct(batch, Correction(weight=Weight("token", "clip", 0.5, 2.0))).weights
     assert not torch.equal(icepop, clip)
 
 
@@ -271,15 +269,15 @@ def test_extreme_log_ratios_stay_finite():
     """log ρ is taken to be within ±20, whatever its level."""
     logs = f64([[1e4, -1e4, 0], [400, 400, 400]])
     mask = torch.ones_like(logs).bool()
-    unbounded = correct(logs, mask, Correction(weight=Weight("token", upper=math.inf))).weights
+    unbounded = correct(of_ratio(logs, mask), Correction(weight=Weight("token", upper=math.inf))).weights
     torch.testing.assert_close(unbounded, f64([[20, -20, 0], [20, 20, 20]]).exp())
     for level in ("token", "sequence", "geometric"):
-        weights = correct(logs, mask, Correction(weight=Weight(level, upper=math.inf), normalize="batch")).weights
+        weights = correct(of_ratio(logs, mask), Correction(weight=Weight(level, upper=math.inf), normalize="batch")).weights
         assert weights.isfinite().all() and (weights >= 0).all()
 
 
 def test_everything_out_of_bounds_normalises_by_one():
     spec = Correction(weight=Weight("token", "mask", 0.9, 1.1), normalize="batch")
     assert (of_row([1, 2, 3], spec).weights == 0).all()
-    empty = weight_sum(torch.zeros(1, 3), torch.zeros(1, 3).bool(), spec)
-    assert empty.mean() == 1
+    empty = of_ratio(torch.zeros(1, 3), torch.zeros(1, 3).bool())
+    assert mean_weight(torch.zeros(1, 3), empty, spec.weight) == 1

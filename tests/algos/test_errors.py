@@ -18,7 +18,7 @@ from algos.objective import Objective
 from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
-from tests.algos.algo_cases import LOSS_PARAMS, shared_batch
+from tests.algos.algo_cases import LOSS_PARAMS, correction, shared_batch
 
 NAN = math.nan
 
@@ -181,9 +181,8 @@ def test_shapes_are_asserted():
 
 
 def test_corrections_name_the_missing_input():
-    old, _, _, _, mask = shared_batch()
+    batch = shared_batch()[1]._replace(advantages=None)
     cases = {
-        "reject.diff.statistic=prob_diff needs logp_rollout": {"diff": Reject("token", "prob_diff", upper=0.1)},
         "reject.neg.when=negative_advantage needs the advantages": {
             "neg": Reject("token", upper=2.0, when="negative_advantage")
         },
@@ -192,29 +191,31 @@ def test_corrections_name_the_missing_input():
     }
     for message, reject in cases.items():
         with pytest.raises(ValueError, match=message):
-            correct(old * 0, mask, Correction(reject=reject))
+            correct(batch, Correction(reject=reject))
+    with pytest.raises(ValueError, match="the mismatch ratio needs logp_old"):
+        correct(batch._replace(logp_old=None), Correction())
 
 
 def test_a_selecting_loss_without_its_selection():
-    old, rollout, logp, advantages, mask = shared_batch()
+    logp, batch = shared_batch()
     objective = Objective(
         functools.partial(LOSSES["kl_cov"], **LOSS_PARAMS["kl_cov"]), Correction(), "old", "token_mean"
     )
-    corrected = objective.corrected(old, rollout, mask, advantages)
+    corrected = correct(batch, Correction())
     with pytest.raises(ValueError, match=r"this loss selects tokens: pass it the rows of Objective.select"):
-        objective(logp, old, rollout, advantages, mask, corrected, Counts.of(mask))
+        objective(logp, batch, corrected, Counts.of(batch.mask))
 
 
 def test_reductions():
     values, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
     counts = Counts.of(mask)
     with pytest.raises(ValueError, match="reduce=mean: accepted are token_mean, token_sum"):
-        reduce(values, mask, mask, counts, "mean")
+        reduce(values, correction(mask), counts, "mean")
     with pytest.raises(ValueError, match="reduce=prompt_mean needs counts of prompts"):
-        reduce(values, mask, mask, counts, "prompt_mean")
+        reduce(values, correction(mask), counts, "prompt_mean")
     for mode, norm in (("seq_mean_token_sum_norm", None), ("seq_mean_token_sum_norm", 0), ("token_mean", 8)):
         with pytest.raises(ValueError, match=f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0"):
-            reduce(values, mask, mask, counts, mode, norm=norm)
+            reduce(values, correction(mask), counts, mode, norm)
 
 
 def test_the_rest():

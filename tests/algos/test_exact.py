@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from algos.advantages import dr_grpo, pass_at_k, rloo
+from algos.batch import Batch
 from algos.corrections.apply import bounded_weights, correct
 from algos.corrections.spec import Correction, Reject, Weight
 from algos.diagnostics.mismatch import mismatch
@@ -21,14 +22,15 @@ from algos.enumerable import policies, rewards, toy
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.losses import gspo, ppo, sapo
 from algos.objective import Objective
-from algos.ratios import Ratio, at_level, log_ratio
+from algos.ratios import Ratio, at_level
 from algos.reductions import Counts
 from algos.registry import LOSSES
-from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED
+from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED, of_ratio
 
 SPACE = toy(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)
 R = rewards(SPACE)
+SAMPLED = Batch(SPACE.logp(MU), SPACE.mask, SPACE.logp(PI))
 UNTRUNCATED = {
     level: Correction(ratio="current", weight=Weight(level, upper=math.inf)) for level in ("token", "sequence")
 }
@@ -49,11 +51,10 @@ def expected_gradient(loss, correction, *, proximal="old", old=OLD, reduction="t
     logp, logp_mu, logp_old = SPACE.logp(theta), SPACE.logp(behaviour), SPACE.logp(old)
     advantages = (logp_mu.sum(-1).exp() * reward)[:, None].expand_as(logp)
     objective = Objective(loss, correction, proximal, reduction)
-    ratio_of = logp if correction.ratio == "current" else logp_old
-    corrected = objective.corrected(ratio_of, logp_mu, SPACE.mask, advantages)
-    selected = objective.select(logp_old, logp_mu, advantages, SPACE.mask)
-    args = logp, logp_old, logp_mu, advantages, SPACE.mask, corrected, Counts.of(corrected.counted), selected
-    return torch.autograd.grad(objective(*args)[0], theta)[0]
+    batch = objective.select(Batch(logp_mu, SPACE.mask, logp_old, advantages))
+    current = correction.ratio == "current"
+    corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, correction)
+    return torch.autograd.grad(objective(logp, batch, corrected, Counts.of(corrected.counted))[0], theta)[0]
 
 
 def true_gradient(reward=R):
@@ -67,7 +68,7 @@ def sequence_ratio(target=PI):
 
 
 def test_ratios_have_mean_one_at_every_state_and_for_every_prefix():
-    rho = correct(log_ratio(SPACE.logp(PI), SPACE.logp(MU), SPACE.mask), SPACE.mask, UNTRUNCATED["token"]).weights
+    rho = correct(SAMPLED, UNTRUNCATED["token"]).weights
     for state in SPACE.state.unique():
         here = SPACE.state == state
         # every response through a state, weighted by μ(y): the conditional expectation of the token's ratio
@@ -108,12 +109,12 @@ def test_the_ppo_ratio_against_mu_is_the_token_weight():
 
 @pytest.mark.parametrize("cap", [1.0, 1.3, 2.0, 50.0])
 def test_truncation_masking_and_rejection_have_the_stated_means_and_gradients(cap):
-    l, rho = log_ratio(SPACE.logp(PI), SPACE.logp(MU), SPACE.mask), sequence_ratio()
+    rho = sequence_ratio()
     pi, keep = mu() * rho, sequence_ratio() <= cap
     assert cap == 50.0 or not keep.all()
 
     def weights(**kwargs):
-        return correct(l, SPACE.mask, Correction(weight=Weight("sequence", **kwargs))).weights[:, 0]
+        return correct(SAMPLED, Correction(weight=Weight("sequence", **kwargs))).weights[:, 0]
 
     truncated, masked = weights(upper=cap), weights(action="mask", upper=cap)
     close((mu() * truncated).sum(), 1 - (mu() * (rho - cap).clamp(min=0)).sum())
@@ -137,7 +138,7 @@ def test_limits_of_the_bound(level):
 
     So under Adam, which divides a scale out, a truncation far below 1 is no correction, and C < 1 is refused.
     """
-    ratio = Ratio(log_ratio(SPACE.logp(PI), SPACE.logp(MU), SPACE.mask), SPACE.mask)
+    ratio = Ratio(SAMPLED)
     rho = ratio.at_level(level)
     free, pg = expected_gradient(LOSSES["pg"], UNTRUNCATED[level]), LOSSES["pg"]
     for action in ("truncate", "mask"):
@@ -167,9 +168,9 @@ def test_the_denominator_decides_between_a_mean_and_a_conditional_mean():
     for denominator in ("original", "kept"):
         spec = Correction("current", reject={"s": Reject("sequence", upper=1.2)}, denominator=denominator)
         objective = Objective(LOSSES["pg"], spec, "old", "seq_mean_token_sum")
-        corrected = objective.corrected(logp, logp_mu, SPACE.mask, advantages)
-        args = logp, logp_mu, logp_mu, advantages, SPACE.mask, corrected, Counts.of(corrected.counted)
-        values[denominator] = objective(*args)[0]
+        batch = Batch(logp_mu, SPACE.mask, logp.detach(), advantages)
+        corrected = correct(batch, spec)
+        values[denominator] = objective(logp, batch, corrected, Counts.of(corrected.counted))[0]
     keep = (logp - logp_mu).sum(-1).exp() <= 1.2
     f = -R * logp.sum(-1)
     assert 0 < keep.sum() < len(keep)
@@ -203,7 +204,7 @@ def test_diagnostics_are_the_population_values_when_mu_is_uniform():
     """Every response once is the population of a uniform μ: plug-in estimates are then exact."""
     uniform = torch.zeros_like(MU)
     logp_mu, logp_pi = SPACE.logp(uniform), SPACE.logp(PI)
-    out = mismatch(log_ratio(logp_pi, logp_mu, SPACE.mask), SPACE.mask, logp_mu)
+    out = mismatch(Batch(logp_mu, SPACE.mask, logp_pi))
     rho = (logp_pi - logp_mu).sum(-1).exp()
     chi2 = rho.square().mean() - 1
     close(out["rollout_corr/chi2_seq"], chi2)
@@ -220,7 +221,7 @@ def test_diagnostics_are_the_population_values_when_mu_is_uniform():
 def test_clamped_weights_cannot_show_a_low_ess():
     """Kantorovich: weights in [a, b] have ESS/N ≥ 4ab/(a + b)², .64 for [½, 2], attained by the right mixture."""
     log_weights = torch.log(torch.tensor([0.5] * 4 + [2.0], dtype=torch.float64))[:, None]
-    ess = mismatch(log_weights, torch.ones_like(log_weights).bool())["mismatch/ess_token"]
+    ess = mismatch(of_ratio(log_weights, torch.ones_like(log_weights).bool()))["mismatch/ess_token"]
     close(ess, 0.64)
 
 
@@ -289,12 +290,11 @@ def gradient_at_the_anchor(name, params, *, without_selected=False):
     theta = PI.clone().requires_grad_()
     logp = SPACE.logp(theta)
     old, advantages = logp.detach(), R[:, None].expand_as(logp)
-    selected = objective.select(old, old, advantages, SPACE.mask)
-    corrected = objective.corrected(old, old, SPACE.mask, advantages)
-    args = logp, old, old, advantages, SPACE.mask, corrected, Counts.of(SPACE.mask), selected
-    gradient = torch.autograd.grad(objective(*args)[0], theta, retain_graph=True)[0]
-    policy = -R[:, None] * (torch.where(selected, 0.0, logp) if without_selected else logp)
-    return gradient, torch.autograd.grad(policy.mean(), theta)[0], selected
+    batch = objective.select(Batch(old, SPACE.mask, old, advantages))
+    value, _ = objective(logp, batch, correct(batch, Correction()), Counts.of(SPACE.mask))
+    gradient = torch.autograd.grad(value, theta, retain_graph=True)[0]
+    policy = -R[:, None] * (torch.where(batch.selected, 0.0, logp) if without_selected else logp)
+    return gradient, torch.autograd.grad(policy.mean(), theta)[0], batch.selected
 
 
 @pytest.mark.parametrize("name", sorted(set(LOSS_PARAMS) - {"cross_entropy", "clip_cov"}))

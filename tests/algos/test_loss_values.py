@@ -13,6 +13,7 @@ import math
 import pytest
 import torch
 
+from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
 from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
@@ -20,6 +21,7 @@ from algos.losses.covariance import covariance, select_band
 from algos.objective import Objective
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
+from tests.algos.algo_cases import correction as kept
 from tests.algos.algo_cases import f64, shared_batch
 
 PPO = {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 3.0}
@@ -28,14 +30,12 @@ TIS2 = Correction(weight=Weight("token", upper=2.0))
 
 def scalar(name, params, reduction="token_mean", *, correction=None, proximal="old"):
     """(loss, gradient) of one whole-batch step on the shared batch."""
-    old, rollout, logp, advantages, mask = shared_batch()
+    logp, batch = shared_batch()
     logp.requires_grad_()
     objective = Objective(functools.partial(LOSSES[name], **params), correction or Correction(), proximal, reduction)
-    ratio_of = logp if objective.correction.ratio == "current" else old
-    corrected = objective.corrected(ratio_of, rollout, mask, advantages)
-    selected = objective.select(old, rollout, advantages, mask)
-    counts = Counts.of(corrected.counted)
-    value, _ = objective(logp, old, rollout, advantages, mask, corrected, counts, selected)
+    current = objective.correction.ratio == "current"
+    corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, objective.correction)
+    value, _ = objective(logp, objective.select(batch), corrected, Counts.of(corrected.counted))
     return value.item(), torch.autograd.grad(value, logp)[0]
 
 
@@ -108,18 +108,18 @@ def test_bypass_modes_of_verl():
 
 def test_metrics_of_the_objective():
     """PPO clips one token of five; E[log π_old − log π_θ] = −(.1 − .2 + 0 − .3 + .4)/5 = 0, without the fourth −.06."""
-    old, rollout, logp, advantages, mask = shared_batch()
+    logp, batch = shared_batch()
     for spec, share, kl in (
         (Correction(), 0.2, 0.0),
         (Correction(reject={"t": Reject("token", lower=0.5)}, denominator="original"), 0.0, -0.06),
     ):
         objective = Objective(functools.partial(ppo, **PPO), spec, "old", "token_mean")
-        corrected = objective.corrected(old, rollout, mask, advantages)
-        metrics = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))[1]
+        corrected = correct(batch, spec)
+        metrics = objective(logp, batch, corrected, Counts.of(corrected.counted))[1]
         assert metrics["actor/clip_share"].item() == pytest.approx(share)
         assert metrics["actor/ppo_kl"].item() == pytest.approx(kl, abs=1e-12)
     bare = Objective(LOSSES["pg"], Correction(), "old", "token_mean")
-    assert bare(logp, None, rollout, advantages, mask, corrected, Counts.of(mask))[1] == {}
+    assert bare(logp, batch._replace(logp_old=None), corrected, Counts.of(batch.mask))[1] == {}
 
 
 @pytest.mark.parametrize("name", ["ppo", "pg"])
@@ -258,12 +258,12 @@ def test_skyrl_prompt_mean():
     """Prompt 0 has (1 + 2 + 3)/3 = 2, prompt 1 (5 + 6 + 7 + 8)/4 = 6.5; their mean is 4.25, that over tokens 32/7."""
     values, mask = f64([[1, 2], [3, 4], [5, 6], [7, 8]]), torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]).bool()
     counts = Counts.of(mask, torch.tensor([0, 0, 1, 1]))
-    assert reduce(values, mask, mask, counts, "prompt_mean").item() == pytest.approx(4.25)
+    assert reduce(values, kept(mask), counts, "prompt_mean").item() == pytest.approx(4.25)
     shuffled = torch.tensor([2, 1, 3, 0])
     moved = Counts.of(mask[shuffled], torch.tensor([1, 0, 1, 0]))
-    assert reduce(values[shuffled], mask[shuffled], mask[shuffled], moved, "prompt_mean").item() == pytest.approx(4.25)
+    assert reduce(values[shuffled], kept(mask[shuffled]), moved, "prompt_mean").item() == pytest.approx(4.25)
     alone = Counts.of(mask, torch.zeros(4, dtype=torch.long))
-    assert reduce(values, mask, mask, alone, "prompt_mean").item() == pytest.approx(32 / 7)
+    assert reduce(values, kept(mask), alone, "prompt_mean").item() == pytest.approx(32 / 7)
 
 
 def test_nemo_dual_clip_is_a_mean_of_three_cases():
@@ -376,7 +376,7 @@ def test_verl_icepop_integration():
     w = [.606531, 0, .818731]; mean(w·−A·r) with r = 1: (−.606531 − 1.637462)/3 = −.747997.
     """
     old, rollout, advantages = row([-1] * 3), row([-0.5, -3.5, -0.8]), row([1, -1, 2])
-    weights = correct(old - rollout, MASK3, Correction(weight=Weight("token", "mask", 0.5, 5.0))).weights
+    weights = correct(Batch(rollout, MASK3, old), Correction(weight=Weight("token", "mask", 0.5, 5.0))).weights
     torch.testing.assert_close(weights, row([0.60653067, 0, 0.81873075]))
     loss = ppo(old, old, advantages, MASK3, **PPO).loss
     assert (loss * weights).mean().item() == pytest.approx(-0.747997, abs=1e-6)

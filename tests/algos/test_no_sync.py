@@ -5,14 +5,15 @@ import functools
 import pytest
 import torch
 
-from algos.corrections.apply import weight_sum
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.m2po import m2po
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
-from algos.diagnostics.correction import examine, finish
-from algos.diagnostics.positions import by_length, by_position, position_rows
-from algos.diagnostics.probabilities import details
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
+from algos.diagnostics.positions import positions
+from algos.diagnostics.probabilities import probabilities
 from algos.objective import Objective
-from algos.ratios import log_ratio
+from algos.ratios import Ratio
 from algos.reductions import Counts
 from algos.registry import KL, LOSSES
 from tests.algos.algo_cases import LOSS_PARAMS
@@ -32,9 +33,10 @@ SPEC = Correction(
 
 
 def batch():
-    logp, old, rollout, advantages = (torch.zeros(4, 6, device="meta") for _ in range(4))
-    mask = torch.ones(4, 6, dtype=torch.bool, device="meta")
-    return logp, old, rollout, advantages, mask
+    """log π_θ and a batch."""
+    logp, old, rollout, advantages, ref = (torch.zeros(4, 6, device="meta") for _ in range(5))
+    mask, segments = torch.ones(4, 6, dtype=torch.bool, device="meta"), torch.zeros(4, 6, dtype=torch.long, device="meta")
+    return logp, Batch(rollout, mask, old, advantages, segments, ref, torch.zeros(4, dtype=torch.long, device="meta"))
 
 
 def test_reading_a_value_would_raise():
@@ -43,32 +45,27 @@ def test_reading_a_value_would_raise():
 
 
 def test_corrections_and_diagnostics():
-    _, old, rollout, advantages, mask = batch()
-    l, segments = log_ratio(old, rollout, mask), torch.zeros(4, 6, dtype=torch.long, device="meta")
-    batch_sum = weight_sum(l, mask, SPEC, segments)
-    inputs = {"logp_rollout": rollout, "advantages": advantages, "segments": segments}
-    rows = examine(l, mask, SPEC, **inputs)[1]
-    assert examine(l, mask, SPEC, **inputs, batch=batch_sum)[0].weights.shape == mask.shape
-    metrics = finish(rows, SPEC) | details(l, mask, rollout)
+    given = batch()[1]
+    corrected, rows = correct_with_diagnostics(given, SPEC)
+    assert corrected.weights.shape == given.mask.shape
+    metrics = finish_diagnostics(rows, SPEC) | probabilities(given) | positions(given)
     assert len(metrics) > 100 and all(value.device.type == "meta" for value in metrics.values())
-    profile = position_rows(l, mask)
-    assert by_position(profile) and by_length(profile) and m2po(l, mask, tau=0.04).shape == mask.shape
+    assert m2po(Ratio(given).l, given.mask, tau=0.04).shape == given.mask.shape
 
 
 @pytest.mark.parametrize("name", LOSS_PARAMS)
 def test_losses(name):
-    logp, old, rollout, advantages, mask = batch()
+    logp, given = batch()
     logp.requires_grad_()
     loss = functools.partial(LOSSES[name], **LOSS_PARAMS[name])
-    objective = Objective(loss, Correction(weight=Weight("token", "truncate", None, 2.0)), "old", "seq_mean_token_mean")
-    corrected = objective.corrected(old, rollout, mask, advantages)
-    selected = objective.select(old, rollout, advantages, mask)
-    counts = Counts.of(corrected.counted)
-    objective(logp, old, rollout, advantages, mask, corrected, counts, selected)[0].backward()
+    objective = Objective(loss, Correction(weight=Weight("token", "truncate", None, 2.0)), "old", "prompt_mean")
+    corrected = correct(given, objective.correction)
+    counts = Counts.of(corrected.counted, given.prompt)
+    objective(logp, objective.select(given), corrected, counts)[0].backward()
     assert logp.grad.shape == logp.shape
 
 
 @pytest.mark.parametrize("name", KL.names())
 def test_kl(name):
-    logp, old, rollout, _, mask = batch()
-    assert KL[name](logp, old, mask, rollout).device.type == "meta"
+    logp, given = batch()
+    assert KL[name](logp, given.logp_ref, given.mask, given.logp_old).device.type == "meta"

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from algos import kl
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight, check_baseline
 from algos.losses import pg, ppo
 from algos.objective import Objective
@@ -17,13 +19,11 @@ PPO = functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0)
 
 
 def value_and_gradient(objective, batch, ref=None, rows=slice(None)):
-    old, rollout, logp, advantages, mask = batch
-    corrected = objective.corrected(old, rollout, mask, advantages)
-    counts = Counts.of(corrected.counted)
+    logp, given = batch
+    given = given._replace(logp_ref=ref)
+    corrected = correct(given, objective.correction)
     leaf = logp[rows].clone().requires_grad_()
-    part = type(corrected)(*(x[rows] for x in corrected))
-    inputs = (old[rows], rollout[rows], advantages[rows], mask[rows], part, counts, None, None if ref is None else ref[rows])
-    value, metrics = objective(leaf, *inputs)
+    value, metrics = objective(leaf, given.rows(rows), corrected.rows(rows), Counts.of(corrected.counted))
     return value.detach(), torch.autograd.grad(value, leaf)[0], metrics
 
 
@@ -34,7 +34,7 @@ def test_the_kl_term_is_its_coefficient_times_the_estimator(reduction):
     No weight multiplies it.
     """
     batch = shared_batch()
-    ref = batch[2] + f64([[0.5, -0.2, 0.0], [0.1, -0.4, 9.0]])
+    ref = batch[0] + f64([[0.5, -0.2, 0.0], [0.1, -0.4, 9.0]])
     plain = Objective(PPO, Correction(weight=Weight("token", upper=2.0)), "old", reduction)
     with_kl = plain._replace(kl=kl.k2, kl_coef=0.3)
     value, gradient, metrics = value_and_gradient(with_kl, batch, ref)
@@ -52,7 +52,7 @@ def test_the_kl_term_is_its_coefficient_times_the_estimator(reduction):
 
 def test_the_kl_term_of_rejected_tokens_is_dropped_and_parts_add_up():
     batch = shared_batch()
-    ref = batch[2] + 0.3
+    ref = batch[0] + 0.3
     keep = Correction(reject={"veto": Reject("token", "ratio", None, 2.0)})  # ρ = e of the third token is rejected
     objective = Objective(PPO, keep, "old", "token_mean", kl=kl.k3, kl_coef=1.0)
     whole = value_and_gradient(objective, batch, ref)
@@ -73,7 +73,7 @@ def test_the_dual_clip_is_counted_on_its_own():
     has no bound to be at."""
     old, mask = f64([[-2, -2, -2, -2]]), torch.ones(1, 4).bool()
     logp, advantages = old + f64([[5, 2, 0.5, 5]]).log(), f64([[-1, -1, -1, 0]])
-    metrics = value_and_gradient(Objective(PPO, Correction(), "old", "token_mean"), (old, old, logp, advantages, mask))[2]
+    metrics = value_and_gradient(Objective(PPO, Correction(), "old", "token_mean"), (logp, Batch(old, mask, old, advantages)))[2]
     assert metrics["actor/pg_clipfrac_lower"].item() == pytest.approx(1 / 4)
     assert metrics["actor/clip_share"].item() == pytest.approx(2 / 4)
 
@@ -94,12 +94,14 @@ def test_what_reads_the_old_policy():
 
 @pytest.mark.parametrize("name", [name for name in KL.names() if not KL[name].anchored])
 def test_a_kl_term_that_reads_no_old_policy_does_without_it(name):
-    old, rollout, logp, advantages, mask = shared_batch()
+    logp, given = shared_batch()
+    rollout = given.logp_rollout
     objective = Objective(pg, Correction(), "old", "token_mean", kl=KL[name], kl_coef=0.1)
-    values = [value_and_gradient(objective, (x, rollout, logp, advantages, mask), rollout) for x in (old, old + 0.5)]
+    others = (given, given._replace(logp_old=given.logp_old + 0.5))
+    values = [value_and_gradient(objective, (logp, other), rollout) for other in others]
     assert torch.equal(values[0][1], values[1][1])
-    corrected = objective.corrected(logp, rollout, mask, advantages)
-    without = objective(logp, None, rollout, advantages, mask, corrected, Counts.of(mask), None, rollout)[0]
+    corrected = correct(given, Correction())
+    without = objective(logp, given._replace(logp_old=None, logp_ref=rollout), corrected, Counts.of(given.mask))[0]
     assert torch.equal(without, values[0][0])
 
 

@@ -1,18 +1,14 @@
-"""A CPU works on a few responses of like length at a time; nothing depends on it."""
-
-import functools
+"""On a CPU diagnostics work on a few responses of like length at a time; no number depends on it."""
 
 import pytest
 import torch
 
 from algos import chunks
-from algos.corrections.apply import correct
+from algos.batch import Batch
 from algos.corrections.spec import Correction, Reject, Weight
-from algos.diagnostics.correction import applied_rows, examine, finish, weight_rows
-from algos.losses import ppo
-from algos.objective import Objective
-from algos.ratios import log_ratio
-from algos.reductions import Counts
+from algos.diagnostics.correction import correct_with_diagnostics, correction_rows, finish_diagnostics
+from algos.diagnostics.mismatch import mismatch
+from algos.diagnostics.probabilities import probabilities
 
 SPEC = Correction(
     weight=Weight("token", "truncate", None, 1.2),
@@ -25,34 +21,22 @@ TURNS = Correction(weight=Weight("segment", "clip", 0.5, 1.5))
 def batch():
     """Ragged rows of 40 columns, fp64: one empty, one full, one with a gap of 20 tokens; NaN off the mask."""
     generator = torch.Generator().manual_seed(0)
-    old, rollout, logp = (torch.randn(9, 40, generator=generator, dtype=torch.float64) / 5 - 1 for _ in range(3))
+    old, rollout, advantages = (torch.randn(9, 40, generator=generator, dtype=torch.float64) / 5 - 1 for _ in range(3))
     mask = torch.arange(40)[None] < torch.tensor([3, 40, 0, 17, 1, 25, 9, 33, 12])[:, None]
     mask[7, 5:25] = False
-    advantages = torch.randn(9, 40, generator=generator, dtype=torch.float64)
-    return [torch.where(mask, t, torch.nan) for t in (logp, old, rollout, advantages)], mask
+    return Batch(*(torch.where(mask, t, torch.nan) if t.is_floating_point() else t for t in (rollout, mask, old, advantages)))
 
 
 def everything():
-    (logp, old, rollout, advantages), mask = batch()
-    logp.requires_grad_()
-    l = log_ratio(old, rollout, mask)
-    corrected, found = examine(l, mask, SPEC, logp_rollout=rollout)
-    objective = Objective(functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0), SPEC, "old", "seq_mean_token_mean")
-    loss, metrics = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))
-    loss.backward()
+    given = batch()
     turns = torch.arange(40).expand(9, 40)[:, torch.randperm(40, generator=torch.Generator().manual_seed(1))].contiguous()
-    by_turn = correct(l, mask, TURNS, segments=turns)
+    rows = correct_with_diagnostics(given, SPEC)[1]
     return {
-        "loss": loss.detach(),
-        "gradient": logp.grad,
-        **dict(zip(("weights", "kept"), corrected[:2], strict=True)),
-        **dict(zip(("alone weights", "alone kept"), correct(l, mask, SPEC)[:2], strict=True)),
-        "turns": by_turn.weights,
-        **{f"turns {name}": value for name, value in weight_rows(l, mask, TURNS, turns).items()},
-        **metrics,
-        **{f"rows {name}": value for name, value in found.items()},
-        **{f"applied {name}": value for name, value in applied_rows(corrected, mask).items()},
-        **finish(found, SPEC),
+        **{f"rows {name}": value for name, value in rows.items()},
+        **{f"turns {name}": value for name, value in correction_rows(given._replace(segments=turns), TURNS).items()},
+        **finish_diagnostics(rows, SPEC),
+        **mismatch(given),
+        **probabilities(given),
     }
 
 
@@ -69,22 +53,12 @@ def test_in_parts_as_at_once(monkeypatch, chunk):
 
 def test_parts_hold_every_token_once(monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK", 100)
-    mask = batch()[1]
+    mask = batch().mask
     seen = torch.zeros_like(mask, dtype=torch.long)
     widths = []
-    for part in chunks.parts(mask):
-        seen[part.rows, : part.width] += 1
-        widths.append(part.width)
+    for rows, part in chunks.chunks(batch()):
+        widths.append(part.mask.shape[1])
+        seen[rows, : widths[-1]] += 1
     assert (seen[mask] == 1).all() and seen.max() == 1
     assert min(widths) < 40  # padding is left out
 
-
-def test_a_gradient_is_given_once():
-    (logp, old, rollout, advantages), mask = batch()
-    logp.requires_grad_()
-    objective = Objective(functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=None), Correction(), "old", "token_sum")
-    corrected = objective.corrected(old, rollout, mask, advantages)
-    loss, _ = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="compute the loss again"):
-        loss.backward()

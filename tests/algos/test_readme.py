@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
-from algos.diagnostics.correction import examine, finish
-from algos.diagnostics.positions import position_rows, profiles
-from algos.diagnostics.probabilities import details
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
+from algos.diagnostics.positions import positions
+from algos.diagnostics.probabilities import probabilities
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
+from tests.algos.algo_cases import of_ratio
 
 TEXT = Path("algos/README.md").read_text()
 
@@ -31,12 +32,12 @@ def test_reductions(name):
 
 
 def test_every_metric():
-    l, mask = torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool)
+    batch = of_ratio(torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool))
     weight, reject = Weight("token", "mask", 0.5, 2.0), {"NAME": Reject("geometric", upper=2.0)}
     spec = Correction(weight=weight, reject=reject, normalize="batch")
-    rows = examine(l, mask, spec, logp_rollout=l)[1]
-    names = {name.split("/")[1].replace("rollout_rs_NAME", "NAME") for name in [*finish(rows, spec), *details(l, mask, l)]}
-    for name in profiles(position_rows(l, mask)):
+    reported = [*finish_diagnostics(correct_with_diagnostics(batch, spec)[1], spec), *probabilities(batch)]
+    names = {name.split("/")[1].replace("rollout_rs_NAME", "NAME") for name in reported}
+    for name in positions(batch):
         names.add(re.sub(r"(position|length)_\d+$", lambda found: f"{found[1]}_{found[1][0].upper()}", name.split("/")[1]))
     assert names - set(re.findall(r"[\w.]+", TEXT)) == set()
 

@@ -10,27 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algos.chunks import merge
-from algos.corrections.apply import correct, weight_sum
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import REDUCTIONS, Correction, Reject, Weight
 from algos.diagnostics.correction import (
-    applied,
     applied_rows,
-    filter_rows,
+    correct_with_diagnostics,
+    correction_rows,
     finish_applied,
-    finish_filters,
-    finish_weights,
-    weight_rows,
+    finish_diagnostics,
 )
 from algos.diagnostics.mismatch import finish_mismatch, mismatch, mismatch_rows
 from algos.diagnostics.positions import by_length, by_position, position_rows
-from algos.diagnostics.probabilities import details, details_rows, finish_details
+from algos.diagnostics.probabilities import finish_probabilities, probabilities, probability_rows
+from algos.diagnostics.rows import merge
 from algos.objective import Objective
-from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from tests.algos import oracles
-from tests.algos.algo_cases import LOSS_PARAMS
+from tests.algos.algo_cases import LOSS_PARAMS, of_ratio
 
 SPEC = Correction(
     weight=Weight("sequence", upper=1.5),
@@ -63,23 +61,18 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
     objective = Objective(
         functools.partial(LOSSES[name], **LOSS_PARAMS[name]), SPEC, "old", mode, 5 if mode.endswith("norm") else None
     )
-    whole = objective.corrected(old, rollout, mask, advantages)
-    counts = Counts.of(whole.counted, torch.arange(len(mask)) // 2)
-    selected = objective.select(old, rollout, advantages, mask)
+    given = objective.select(Batch(rollout, mask, old, advantages, prompt=torch.arange(len(mask)) // 2))
+    whole = correct(given, SPEC)
+    counts = Counts.of(whole.counted, given.prompt)
     leaf = logp.clone().requires_grad_()
-    value, metrics = objective(leaf, old, rollout, advantages, mask, whole, counts, selected)
+    value, metrics = objective(leaf, given, whole, counts)
     gradient = torch.autograd.grad(value, leaf)[0]
 
     pieces = parts(len(mask), cuts)
     order = data.draw(st.permutations(pieces))
-    batch_sum = functools.reduce(
-        lambda a, b: a.merge(b), [objective.weight_sum(old[p], rollout[p], mask[p]) for p in order]
-    )
     total, sums, again = 0.0, {}, logp.clone().requires_grad_()
     for p in order:
-        corrected = objective.corrected(old[p], rollout[p], mask[p], advantages[p], batch=batch_sum)
-        rows = None if selected is None else selected[p]
-        part, part_metrics = objective(again[p], old[p], rollout[p], advantages[p], mask[p], corrected, counts.rows(p), rows)
+        part, part_metrics = objective(again[p], given.rows(p), whole.rows(p), counts.rows(p))
         part.backward()
         total = total + part.detach()
         sums = {key: sums.get(key, 0.0) + x for key, x in part_metrics.items()}
@@ -89,28 +82,24 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
         close(sums[key], x)
 
 
-def diagnostics_whole_and_split(logp, rollout, mask, order):
+def diagnostics_whole_and_split(batch, order):
     """Every diagnostic of a batch at once, and of its slices `order`."""
-    l = log_ratio(logp, rollout, mask)
-    corrected = correct(l, mask, SPEC)
+    corrected, rows = correct_with_diagnostics(batch, SPEC)
     whole = {
-        **mismatch(l, mask, rollout),
-        **details(l, mask, rollout),
-        **applied(corrected, mask),
-        **finish_weights(weight_rows(l, mask, SPEC), SPEC),
-        **finish_filters(filter_rows(l, mask, SPEC), SPEC),
-        **by_position(position_rows(l, mask)),
-        **by_length(position_rows(l, mask)),
+        **mismatch(batch),
+        **probabilities(batch),
+        **finish_diagnostics(rows, SPEC),
+        **by_position(position_rows(batch)),
+        **by_length(position_rows(batch)),
     }
-    take = [(l[p], mask[p], rollout[p]) for p in order]
-    positions = merge([position_rows(a, m) for a, m, _ in take])
-    sums = functools.reduce(lambda a, b: a.merge(b), [weight_sum(a, m, SPEC) for a, m, _ in take])
+    take = [batch.rows(p) for p in order]
+    applied = merge([applied_rows(corrected.rows(p), batch.mask[p]) for p in order])
+    positions = merge([position_rows(part) for part in take])
     split = {
-        **finish_mismatch(merge([mismatch_rows(*t) for t in take])),
-        **finish_details(merge([details_rows(*t) for t in take])),
-        **finish_applied(merge([applied_rows(correct(a, m, SPEC, batch=sums), m) for a, m, _ in take])),
-        **finish_weights(merge([weight_rows(a, m, SPEC) for a, m, _ in take]), SPEC),
-        **finish_filters(merge([filter_rows(a, m, SPEC) for a, m, _ in take]), SPEC),
+        **finish_mismatch(merge([mismatch_rows(part) for part in take])),
+        **finish_probabilities(merge([probability_rows(part) for part in take])),
+        **finish_diagnostics(merge([correction_rows(part, SPEC) for part in take]) | applied, SPEC),
+        **finish_applied(applied),
         **by_position(positions),
         **by_length(positions),
     }
@@ -137,7 +126,7 @@ def test_diagnostics(batch, cuts, data):
     logp, rollout, _, mask = batch
     rollout = torch.where(mask, rollout, float("nan"))
     order = data.draw(st.permutations(parts(len(mask), cuts)))
-    assert_same(*diagnostics_whole_and_split(logp, rollout, mask, order), (logp[mask].exp(), rollout[mask].exp()))
+    assert_same(*diagnostics_whole_and_split(Batch(rollout, mask, logp), order), (logp[mask].exp(), rollout[mask].exp()))
 
 
 @pytest.mark.parametrize("l", [0.3, 0.123])
@@ -145,17 +134,17 @@ def test_spreads_of_a_constant_ratio(l):
     """One ρ everywhere: what is left of E[x²] − E[x]² is rounding, whose root is 1e-8 and depends on the split."""
     mask = torch.arange(7) < torch.tensor([1, 7, 3, 5, 2, 6])[:, None]
     rollout = torch.full(mask.shape, -1.7, dtype=torch.float64)
-    whole, split = diagnostics_whole_and_split(rollout + l, rollout, mask, [slice(i, i + 1) for i in (3, 0, 5, 1, 4, 2)])
+    whole, split = diagnostics_whole_and_split(Batch(rollout, mask, rollout + l), [slice(i, i + 1) for i in (3, 0, 5, 1, 4, 2)])
     assert_same(whole, split, (rollout.exp(), (rollout + l).exp()))
     assert whole["mismatch/ratio_std"] < 1e-7 and whole["mismatch/prob_pearson"] == split["mismatch/prob_pearson"] == 0
 
 
 def test_a_mean_of_micro_batch_means_would_be_noticed():
     """One response per part: the mean of the parts' weight means is not the batch mean when lengths differ."""
-    l, mask = torch.tensor([[1.0, 1, 1], [-1, 0, 0]]).double(), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    batch = of_ratio(torch.tensor([[1.0, 1, 1], [-1, 0, 0]]).double(), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool())
     spec = Correction(weight=Weight("token", upper=9.0), normalize="batch")
-    whole = correct(l, mask, spec).weights
-    alone = torch.cat([correct(l[i : i + 1], mask[i : i + 1], spec).weights for i in range(2)])
+    whole = correct(batch, spec).weights
+    alone = torch.cat([correct(batch.rows(slice(i, i + 1)), spec).weights for i in range(2)])
     assert not torch.allclose(whole, alone)
 
 
@@ -164,8 +153,9 @@ def test_a_long_batch_is_worked_on_in_chunks_without_a_trace():
     l = 0.1 * torch.randn(300, 2000, generator=generator)
     mask = torch.rand(300, 2000, generator=generator) < 0.9
     l = torch.where(mask, l, 0.0)
-    halves = [mismatch_rows(l[p], mask[p]) for p in (slice(0, 137), slice(137, 300))]
-    whole = mismatch(l, mask)
+    batch = of_ratio(l, mask)
+    halves = [mismatch_rows(batch.rows(p)) for p in (slice(0, 137), slice(137, 300))]
+    whole = mismatch(batch)
     for name, value in finish_mismatch(merge(halves)).items():
         close(value, whole[name])
     torch.testing.assert_close(whole["rollout_corr/kl"], -l.double().sum() / mask.sum())

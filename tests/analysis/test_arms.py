@@ -6,13 +6,13 @@ import pytest
 from analysis.load import load
 from analysis.report import report
 from harness.arms import arm, arms
+from harness.compose import compose
 from harness.config import parse
 from harness.recorded import recorded
-from sweeps.launch import _announce, plan
+from sweeps.launch import plan, print_plan
+from sweeps.launchers.local import Local
 from sweeps.ledger import Sweep
-from sweeps.local import Local
 from tests.analysis.synthetic import fill
-from tests.harness.conftest import composed
 
 GRID = {
     "fp32 ppo rollout.engine.noise=0.0 rollout.staleness=0": [],
@@ -42,7 +42,7 @@ BF16 = "rollout/precision=bf16"
 
 def grid(root):
     configs = [
-        parse(composed("tracking=disabled", "rollout/precision=fp32", *overrides, f"seed={seed}", f"run.root={root}", "steps=20"))
+        parse(compose("tracking=disabled", "rollout/precision=fp32", *overrides, f"seed={seed}", f"run.root={root}", "steps=20"))
         for overrides in GRID.values()
         for seed in (0, 1)
     ]
@@ -55,7 +55,7 @@ def test_launcher_ledger_report_and_frames_give_one_name(tmp_path, capsys):
     sweep = Sweep(next(iter(runs.values())).path.parent)
     plan(sweep, runs, {})
     assert {state.arm for state in sweep.states().values()} == set(GRID)
-    _announce(sweep, runs, [], {}, Local(1))
+    print_plan(sweep, runs, [], {}, Local(1))
     told = capsys.readouterr().err
     assert all(f"\n  {name}, seeds 0, 1\n" in told for name in GRID), told
     names = {run: state.name for run, state in sweep.states().items()}
@@ -72,8 +72,8 @@ def test_launcher_ledger_report_and_frames_give_one_name(tmp_path, capsys):
 
 def test_runs_that_join_a_sweep_rename_those_that_were_there(tmp_path):
     """Alone the first runs differ in nothing; beside a run of another learning rate their own is told."""
-    first = {config.digest: config for config in [parse(composed(BF16, f"run.root={tmp_path}"))]}
-    other = {config.digest: config for config in [parse(composed(BF16, f"run.root={tmp_path}", "actor.lr=0.01"))]}
+    first = {config.digest: config for config in [parse(compose(BF16, f"run.root={tmp_path}"))]}
+    other = {config.digest: config for config in [parse(compose(BF16, f"run.root={tmp_path}", "actor.lr=0.01"))]}
     sweep = Sweep(next(iter(first.values())).path.parent)
     plan(sweep, first, {})
     rate = next(iter(first.values())).actor.lr
@@ -85,7 +85,7 @@ def test_runs_that_join_a_sweep_rename_those_that_were_there(tmp_path):
 
 
 def config(*overrides):
-    return parse(composed(BF16, *overrides)).model_dump(mode="json")
+    return parse(compose(BF16, *overrides)).model_dump(mode="json")
 
 
 def test_what_an_older_run_did_not_record_is_no_difference():

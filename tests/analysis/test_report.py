@@ -100,6 +100,7 @@ def test_runs_that_recorded_nothing_yet(tmp_path):
     assert "running at step 0" in report(tmp_path).read_text()
 
 
+@pytest.mark.slow
 def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     """Two rates x two numbers of mini-batches: of (1e-3, 4) both seeds collapse. Nothing is pooled over the mini-batches."""
     for rate in ("1e-4", "1e-3"):
@@ -193,7 +194,7 @@ def test_csv_holds_the_numbers(made):
 
 @pytest.mark.slow
 def test_the_command_line(made, tmp_path):
-    command = [sys.executable, "-m", "faultline.tools", "report"]
+    command = [sys.executable, "-m", "faultline", "report"]
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)
     assert done.returncode == 0 and f"Page: {tmp_path}/r/report.html" in done.stdout, done.stderr
     for wrong, said in (

@@ -50,6 +50,7 @@ def test_outcomes_by_hand(made):
     assert plain["Holm p"] >= plain["exact p"] and table.loc["fp32 ppo", "said"] == "no reference arm"
 
 
+@pytest.mark.slow
 def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     """8 collapse at different steps, 8 do not: p = 2/C(16, 8) = 1.6e-4."""
     for seed in range(8):
@@ -60,6 +61,7 @@ def test_many_seeds_tell_an_effect_from_chance(tmp_path):
     assert "collapses told from chance in 1 of 1 comparison (fp8_tensor ppo -" in text and "Holm p = 0.00016" in text
 
 
+@pytest.mark.slow
 def test_of_few_seeds_no_interval_is_called_95_percent(tmp_path):
     """Five seeds stand in parentheses, six in brackets; a bar in a metric's name does not split a cell."""
     for seed in range(6):

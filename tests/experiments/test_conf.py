@@ -9,6 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import ADVANTAGES, LOSSES
@@ -73,6 +75,7 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
         check(made)
 
 
+@pytest.mark.slow
 def test_the_screening_composes_for_every_loss_and_correction():
     """The grid of docs/study.md."""
     for loss in ("ppo", "gspo", "sapo", "cispo", "pg"):
@@ -139,13 +142,13 @@ def test_the_preset_of_a_weight_refuses_an_anchor_on_the_rollout():
         check(config("correction=verl/decoupled_token_is", "proximal=rollout"))
 
 
-def outcome(preset, old, rollout, logp, advantages, mask):
+def outcome(preset, logp, batch):
     """(weights of kept tokens, kept, loss) of a preset on one batch."""
     made = config(f"correction={preset}")
     objective = build_objective(made)
-    top = logp if made.correction.ratio == "current" else old
-    corrected = objective.corrected(top, rollout, mask, advantages)
-    value, _ = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))
+    current = made.correction.ratio == "current"
+    corrected = correct(batch._replace(logp_old=logp) if current else batch, made.correction)
+    value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted))
     return torch.where(corrected.kept, corrected.weights, 0.0), corrected.kept, value.item()
 
 
@@ -206,7 +209,7 @@ def test_verl_filters_near_the_rollout_policy(name):
     stat = "geo" if "geo_rs" in name else "k3"
     weight = next(suffix for suffix in ("_seq_tis", "_token_tis", "") if name.endswith(suffix))
     rollout, mask = torch.full_like(NEAR, -1.0), torch.ones_like(NEAR).bool()
-    weights, kept, loss = outcome(f"verl/{name}", rollout + NEAR, rollout, rollout + NEAR, torch.ones_like(NEAR), mask)
+    weights, kept, loss = outcome(f"verl/{name}", rollout + NEAR, Batch(rollout, mask, rollout + NEAR, torch.ones_like(NEAR)))
     assert kept.sum(-1).tolist() == NEAR_KEPT[stat]
     expected = torch.where(kept, f64(NEAR_WEIGHTS[weight]), 0.0)
     torch.testing.assert_close(weights, expected, atol=6e-7, rtol=0)
@@ -264,7 +267,7 @@ def test_other_presets_on_one_response_of_negative_advantage(preset, logs, expec
     logs, mask = f64([logs]), torch.ones(1, len(logs)).bool()
     rollout = torch.full_like(logs, -20.0)
     assert log_ratio(rollout + logs, rollout, mask).allclose(logs)
-    weights, _, _ = outcome(preset, rollout + logs, rollout, rollout + logs, -torch.ones_like(logs), mask)
+    weights, _, _ = outcome(preset, rollout + logs, Batch(rollout, mask, rollout + logs, -torch.ones_like(logs)))
     torch.testing.assert_close(weights, f64([expected]), atol=1e-9, rtol=1e-9)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from faultline.import_config import import_config
+from faultline.tools.import_config import import_config
 
 
 @pytest.fixture

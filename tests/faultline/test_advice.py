@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from faultline.replay.advice import ADVISED, Advisor, Target, _binned, _curve
-from faultline.replay.thresholds import DEFAULT, Family, all_thresholds
+from faultline.tools.replay.advice import ADVISED, Advisor, Target, _binned, _curve
+from faultline.tools.replay.thresholds import DEFAULT, Family, all_thresholds
 from tests.faultline.replay_cases import as_responses, random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
@@ -27,6 +27,7 @@ def proposed(batch, null=None, target=TARGET):
     return advisor.propose(null).set_index("family")
 
 
+@pytest.mark.slow
 def test_bounds_are_the_quantiles_of_a_known_distribution():
     """l ~ N(0, .1²) per token, 50 tokens: |l| stays within 2.5758 σ with 99 %, at token level σ = .1, over the product .1·√50,
     over the geometric mean .1/√50. The grid is 1.7 % apart in log C."""
@@ -42,6 +43,7 @@ def test_bounds_are_the_quantiles_of_a_known_distribution():
         assert row["tokens kept"] >= 0.99 and row.upper == row.C and row.lower == pytest.approx(1 / row.C)
 
 
+@pytest.mark.slow
 def test_a_truncation_is_the_largest_that_has_the_ess():
     """Sequence weights are lognormal with σ = .1·√50 = .707: ESS e^−σ² = .61 untruncated, so a bound is needed; token weights
     have e^−.01 = .99, so none is."""
@@ -102,6 +104,7 @@ def test_a_heavy_tail_of_tiny_deviations_needs_no_bound():
         assert "Pareto" not in table.loc[family, "verdict"]
 
 
+@pytest.mark.slow
 def test_a_filter_stays_outside_the_band_of_the_null():
     """The null is as wide as the dump and a filter may reject a thousandth of it: 3.29 σ instead of 2.58."""
     batch = dump(4000, 50, gaussian(0.1))

@@ -5,15 +5,17 @@ import pandas as pd
 import pytest
 import torch
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.enumerable import policies, rewards, toy
 from algos.objective import Objective
 from algos.reductions import Counts
-from faultline.gradient.enumerable import _scores, exact_table
-from faultline.gradient.estimate import Grams
-from faultline.gradient.methods import EXACT, Method, Samples, coefficients, load_loss, methods
-from faultline.gradient.page import answer
-from faultline.gradient.progress import Progress
+from faultline.tools.gradient.enumerable import _scores, exact_table
+from faultline.tools.gradient.estimate import Grams
+from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
+from faultline.tools.gradient.page import answer
+from faultline.tools.gradient.progress import Progress
 from harness.errors import UserError
 
 
@@ -53,6 +55,7 @@ def test_without_mismatch_every_method_is_the_truth():
     assert (table.bias < 1e-12).all() and np.allclose(table.cosine, 1) and np.ptp(table.sd) < 1e-12
 
 
+@pytest.mark.slow
 def test_sd_and_rmse_by_simulation(exact):
     """The exact sd of one response is that of responses drawn from μ: 200,000 draws give it to 1 %."""
     space = toy(3, 4)
@@ -80,11 +83,11 @@ def test_coefficients_carry_the_whole_gradient():
     rollout = (logp + 0.3 * torch.randn(6, 5, generator=generator)).detach()
     advantages, mask = torch.randn(6, 5, generator=generator, dtype=torch.float64), torch.rand(6, 5, generator=generator) < 0.8
     for method in methods(["ppo", "gspo", "sapo"], ["token_truncate", "sequence_mask", "verl/bypass_ppo_clip"], "token_mean"):
-        samples = Samples(logp.detach(), rollout, advantages, mask)
-        c = coefficients(method.objective, samples)
+        batch = Batch(rollout, mask, logp.detach(), advantages)
+        c = coefficients(method.objective, batch)
         objective = method.objective
-        corrected = objective.corrected(logp.detach(), rollout, mask, advantages)
-        value, _ = objective(logp, logp.detach(), rollout, advantages, mask, corrected, Counts.of(corrected.counted))
+        corrected = correct(batch, objective.correction)
+        value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted))
         expected = torch.autograd.grad(value, theta, retain_graph=True)[0]
         actual = torch.autograd.grad((c * logp).sum(), theta, retain_graph=True)[0]
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from faultline.import_config import import_config
+from faultline.tools.import_config import import_config
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -77,7 +77,7 @@ def test_the_rest_of_a_skyrl_config(imported):
          "generator": {"n_samples_per_prompt": 4, "sampling_params": {"top_p": 0.9, "top_k": 20}}}
     )  # fmt: skip
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
-    assert body["rollout"] == {"prompts": 64, "samples": 4, "top_p": 0.9, "top_k": 20}
+    assert body["rollout"] == {"prompts": 64, "group_size": 4, "top_p": 0.9, "top_k": 20}
     assert body["actor"] == {"epochs": 3, "num_minibatches": 4}
     assert lost == ["trainer.epochs=2"]
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
@@ -295,7 +295,7 @@ def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_pa
     good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
     code = """
 import sys
-from faultline.tools import main
+from faultline.cli import main
 try:
     main()
 finally:

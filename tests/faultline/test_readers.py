@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from faultline.replay.sources import Dump
+from faultline.tools.replay.sources import Dump
 from harness.errors import UserError
 
 MASK = np.array([[1, 1, 0], [1, 1, 1]])

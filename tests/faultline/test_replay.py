@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
+from algos.diagnostics.correction import applied
 from algos.diagnostics.mismatch import mismatch
-from algos.objective import applied
-from algos.ratios import log_ratio
-from faultline.replay.collect import collect
-from faultline.replay.effect import padded, replay
-from faultline.replay.presets import FOLDER, presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.effect import padded
+from faultline.tools.replay.presets import FOLDER, presets
+from faultline.tools.replay.sources import Dump
 from harness.build import build_objective
 from harness.compose import compose
 from harness.config import parse
@@ -36,10 +37,9 @@ def test_replay_of_a_dump_is_what_the_training_step_computes(tmp_path, name):
     columns = random_columns()
     files.write(tmp_path / "step-7.parquet", columns)
     t = {key: torch.tensor(value) for key, value in columns.items()}
-    corrected = build_objective(config(name)).corrected(t["logp_old"], t["logp_rollout"], t["mask"], t["advantages"])
-    expected = applied(corrected, t["mask"]) | mismatch(
-        log_ratio(t["logp_old"], t["logp_rollout"], t["mask"]), t["mask"], t["logp_rollout"]
-    )
+    given = Batch(t["logp_rollout"], t["mask"], t["logp_old"], t["advantages"])
+    corrected = correct(given, build_objective(config(name)).correction)
+    expected = applied(corrected, given.mask) | mismatch(given)
     found = collect(Dump(tmp_path), {name: presets([name])[name].correction})
     (row,) = found.corrections.to_dict("records")
     for key, value in expected.items():
@@ -47,7 +47,7 @@ def test_replay_of_a_dump_is_what_the_training_step_computes(tmp_path, name):
         assert actual == pytest.approx(float(value), rel=1e-12, abs=1e-12, nan_ok=True), key  # NaN: without any
     (batch,) = Dump(tmp_path).batches()
     batch = padded(batch)
-    again = replay(batch, presets([name])[name].correction)
+    again = correct(batch, presets([name])[name].correction)
     width = batch.mask.shape[1]
     assert torch.equal(again.kept, corrected.kept[:, :width]) and torch.equal(again.counted, corrected.counted[:, :width])
     torch.testing.assert_close(again.weights, corrected.weights[:, :width], rtol=1e-12, atol=1e-12)
@@ -209,7 +209,7 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
 def test_the_command_prints_and_writes(tmp_path):
     files.write(tmp_path / "d" / "step-7.parquet", random_columns())
     files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))
-    command = [sys.executable, "-m", "faultline.tools", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
+    command = [sys.executable, "-m", "faultline", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
     done = subprocess.run([*command, "--corrections", "icepop,verl/decoupled_token_is"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "icepop" in done.stdout and "K3" in done.stdout and "false rejections" in done.stdout

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from algos.chunks import merge
-from faultline.replay.effect import effect_rows, finish_effect, padded, replay
-from faultline.replay.thresholds import all_thresholds, families
+from algos.corrections.apply import correct
+from algos.diagnostics.rows import merge
+from faultline.tools.replay.effect import effect_rows, finish_effect, padded
+from faultline.tools.replay.thresholds import all_thresholds, families
 from tests.faultline.replay_cases import as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
@@ -22,7 +23,7 @@ def test_all_thresholds_at_once_equal_one_at_a_time(family, table):
     """Every metric of every bound, over two batches; 1e-12, the order of the sums being the only difference."""
     found = table[table.family == family.name].set_index("c")
     for c in C:
-        one = finish_effect(merge([effect_rows(b, replay(b, family.at(c))) for b in map(padded, BATCHES)]))
+        one = finish_effect(merge([effect_rows(b, correct(b, family.at(c))) for b in map(padded, BATCHES)]))
         for metric in ("kept_tokens", "kept_sequences", "weight_mean", "ess", "weight_max", "agreement"):
             assert found.loc[c, metric] == pytest.approx(one[f"effect/{metric}"], rel=1e-12, abs=1e-12), (c, metric)
 

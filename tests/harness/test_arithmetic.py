@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from harness.build import build_task
+from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
 from harness.tasks import PAD
 from harness.tasks.arithmetic import Sums, value, verify
-from tests.harness.conftest import composed
 from tests.harness.test_text import model  # noqa: F401  a tokenizer of words, made there
 
 
@@ -18,7 +18,7 @@ from tests.harness.test_text import model  # noqa: F401  a tokenizer of words, m
 def task(model):  # noqa: F811
     def make(*overrides: str) -> Sums:
         hub = ["tracking=disabled", "model=hub", f"model.path={model}", "warmstart=none", "task=arithmetic"]
-        return build_task(parse(composed(*hub, *overrides)))
+        return build_task(parse(compose(*hub, *overrides)))
 
     return make
 

@@ -28,6 +28,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_row_is_as_hydra_composes_it():
     """One composer for all rows, so that one row could spoil the next; twice, so that each is also taken from what is kept."""
     loader, master = composer().loader, composer().config

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from faultline.replay.collect import collect
-from faultline.replay.presets import presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
 from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
 from harness.errors import UserError
@@ -137,6 +137,7 @@ def test_a_mask_of_numbers_is_read_if_they_are_0_and_1(tmp_path):
 
 
 @pytest.mark.parametrize(("correction", "minibatches"), [("token_truncate", 2), ("verl/decoupled_geo_rs_seq_tis", 1)])
+@pytest.mark.slow
 def test_replay_of_a_run_gives_what_the_run_has_logged(tiny, correction, minibatches):
     run = tiny("steps=2", "dump.every=1", f"actor.num_minibatches={minibatches}", f"correction={correction}")
     assert train(run) == "done"

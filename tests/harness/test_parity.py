@@ -2,7 +2,7 @@
 
 import pytest
 
-from faultline.doctor import doctor
+from faultline.tools.doctor import doctor
 from harness import parity
 from harness.errors import UserError
 from harness.rollouts.local import LocalEngine

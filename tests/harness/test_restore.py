@@ -8,8 +8,8 @@ import pytest
 from analysis.load import load
 from analysis.tables import disagreements
 from experiments.noise import matching_noise
-from faultline.gradient.laboratory import Laboratory
-from faultline.gradient.methods import EXACT, methods
+from faultline.tools.gradient.laboratory import Laboratory
+from faultline.tools.gradient.methods import EXACT, methods
 from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train

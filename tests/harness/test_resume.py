@@ -12,7 +12,7 @@ import pytest
 import harness.run.loop
 from harness.run.folder import RunFolder
 from harness.run.loop import Run, train
-from sweeps.local import PRELOADED, _run_one
+from sweeps.launchers.pool import PRELOADED, run_in_child
 from tests.harness.test_trainer import folder_of, untimed
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def start(context):
 
 def bounded(largest: int, *arguments: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    _run_one(*arguments)
+    run_in_child(*arguments)
 
 
 def finished(process, code=0) -> None:

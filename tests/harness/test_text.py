@@ -196,7 +196,7 @@ def test_gsm8k_answers(response, reward):
         (["task.path=/nowhere.jsonl"], "/nowhere.jsonl: cannot be read as a task"),
         (["task.prompt=question"], "task.prompt=question: this record has no text"),
         (["task.max_prompt=3"], "no prompts are left to train on"),
-        (["task.verifier=nosuch"], "verifiers=nosuch: unknown; known are gsm8k"),
+        (["task.verifier=nosuch"], "verifiers=nosuch: unknown; known are arithmetic, gsm8k"),
         (["task.verifier=nosuch:even"], "task.verifier=nosuch:even: No module named 'nosuch'; name it package.module:function"),
         (["task.verifier=math:even"], "task.verifier=math:even: .*'even'; name it package.module:function"),
         (["task.answer_length=60"], "72 tokens exceed the model's context of 64"),

@@ -108,11 +108,11 @@ def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
         update = trainer.update
-        monkeypatch.setattr(trainer, "update", lambda batch, order: (seen.append(batch), update(batch, order))[1])
+        monkeypatch.setattr(trainer, "update", lambda sampled, order: (seen.append(sampled), update(sampled, order))[1])
         for step in range(2):
             metrics = trainer.step(step)
             own = trainer.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
-            baseline = torch.from_numpy(own)[:, None] - seen[step].advantages
+            baseline = torch.from_numpy(own)[:, None] - seen[step].batch.advantages
             assert (baseline == baseline[:, :1]).all() and set(baseline.unique().tolist()) <= {0.0, 1.0}
             groups = baseline[:, 0].view(4, 4)
             assert (groups == groups[:, :1]).all() and metrics["reward/greedy"] == groups[:, 0].mean()

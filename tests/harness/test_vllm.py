@@ -14,7 +14,7 @@ import torch
 from transformers import BertConfig
 
 from experiments.install_vllm import plan
-from faultline.doctor import doctor
+from faultline.tools.doctor import doctor
 from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config

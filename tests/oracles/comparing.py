@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction
-from algos.diagnostics.correction import examine, finish
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
 from algos.objective import Objective
-from algos.ratios import log_ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from harness.build import build_objective
@@ -30,19 +31,11 @@ class Case(NamedTuple):
     compare: Callable[[int], tuple[dict, dict]]
 
 
-class Batch(NamedTuple):
-    """Log-probabilities of the three policies and a reference, advantages [B, T], mask bool; fp64, no empty response."""
+def batch(seed: int, *, by_token: bool = False) -> tuple[Tensor, Batch]:
+    """log π_θ, and 8 responses of up to 12 tokens, two a prompt, one with a hole; fp64, no empty response.
 
-    old: Tensor
-    rollout: Tensor
-    logp: Tensor
-    advantages: Tensor
-    mask: Tensor
-    ref: Tensor
-
-
-def batch(seed: int, *, by_token: bool = False) -> Batch:
-    """8 responses of up to 12 tokens, one with a hole. Mismatch and update reach past every bound that is compared."""
+    Mismatch and update reach past every bound that is compared.
+    """
     generator = torch.Generator().manual_seed(seed)
     normal = functools.partial(torch.randn, 8, 12, generator=generator, dtype=torch.float64)
     old = -0.1 - 2 * torch.rand(8, 12, generator=generator, dtype=torch.float64)
@@ -56,7 +49,8 @@ def batch(seed: int, *, by_token: bool = False) -> Batch:
     mask = torch.arange(12)[None] < length
     mask[-1], mask[-1, 3:5] = True, False
     advantages = normal() if by_token else normal()[:, :1].expand(8, 12).contiguous()
-    return Batch(old, rollout, logp, advantages, mask, (logp + 0.3 * normal()).clamp(max=-1e-3))
+    ref = (logp + 0.3 * normal()).clamp(max=-1e-3)
+    return logp, Batch(rollout, mask, old, advantages, logp_ref=ref, prompt=torch.arange(8) // 2)
 
 
 def grouped(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -77,22 +71,19 @@ def with_gradient(function, logp: Tensor) -> dict[str, Tensor]:
     return {"loss": value.detach(), "gradient": torch.autograd.grad(value, leaf)[0]}
 
 
-def our_loss(b: Batch, objective: Objective, selected: Tensor | None = None) -> dict[str, Tensor]:
+def our_loss(logp: Tensor, b: Batch, objective: Objective) -> dict[str, Tensor]:
     """Loss, gradient and metrics of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
-    top = b.logp if objective.correction.ratio == "current" else b.old
-    corrected = objective.corrected(top, b.rollout, b.mask, b.advantages)
-    if selected is None:
-        selected = objective.select(b.old, b.rollout, b.advantages, b.mask)
-
+    current = objective.correction.ratio == "current"
+    corrected = correct(b._replace(logp_old=logp) if current else b, objective.correction)
+    chosen = objective.select(b) if b.selected is None else b
     metrics = {}
 
-    def value(logp: Tensor) -> Tensor:
-        counts = Counts.of(corrected.counted, torch.arange(len(b.mask)) // 2)  # two responses a prompt
-        loss, found = objective(logp, b.old, b.rollout, b.advantages, b.mask, corrected, counts, selected, b.ref)
+    def value(leaf: Tensor) -> Tensor:
+        loss, found = objective(leaf, chosen, corrected, Counts.of(corrected.counted, b.prompt))
         metrics.update(found)
         return loss
 
-    return with_gradient(value, b.logp) | metrics
+    return with_gradient(value, logp) | metrics
 
 
 def objective(loss: str, reduction: str = "token_mean", proximal: str = "old", correction: Correction | None = None, **params):
@@ -113,10 +104,9 @@ def preset(name: str, reduction: str) -> Objective:
     return build_objective(config(f"correction={name}", f"reduce={reduction}", *norm))
 
 
-def our_metrics(b: Batch, spec: Correction, top: Tensor) -> dict[str, Tensor]:
+def our_metrics(b: Batch, spec: Correction) -> dict[str, Tensor]:
     """Every diagnostic of a correction, those of the mismatch included."""
-    inputs = {"logp_rollout": b.rollout, "advantages": b.advantages}
-    return finish(examine(log_ratio(top, b.rollout, b.mask), b.mask, spec, **inputs)[1], spec)
+    return finish_diagnostics(correct_with_diagnostics(b, spec)[1], spec)
 
 
 def shared(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, bool]:

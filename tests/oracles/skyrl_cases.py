@@ -9,12 +9,14 @@ import numpy as np
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import compute_off_policy_correction
 from skyrl.train.config.config import AlgorithmConfig
+from torch import Tensor
 
+from algos.batch import Batch
 from algos.corrections.spec import Correction, Reject
 from algos.losses.covariance import select_band, select_top
 from algos.objective import Objective
 from algos.registry import ADVANTAGES, KL
-from tests.oracles.comparing import NORM, Batch, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
+from tests.oracles.comparing import NORM, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
 
 REDUCTIONS = {
     "token_mean": "token_mean",
@@ -95,15 +97,16 @@ def cases() -> Iterator[Case]:
 
 def _loss(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
     loss, anchor, params, settings = LOSSES[name]
-    b = batch(seed, by_token=name != "gspo")
+    logp, b = batch(seed, by_token=name != "gspo")
     made = objective(loss, REDUCTIONS.get(reduction, reduction), anchor, **params)
     select = {"clip_cov": select_band, "kl_cov": select_top}.get(loss)
-    mine = our_loss(b, made, None if select is None else select(b.logp, b.advantages, b.mask, **params))
+    chosen = b if select is None else b._replace(selected=select(logp, b.advantages, b.mask, **params))
+    mine = our_loss(logp, chosen, made)
     settings = settings | {"policy_loss_type": name.split()[0], "loss_reduction": reduction}
-    return mine, _skyrl(b, config(**settings), reduction)
+    return mine, _skyrl(logp, b, config(**settings), reduction)
 
 
-def _skyrl(b: Batch, made: AlgorithmConfig, reduction: str) -> dict:
+def _skyrl(logp: Tensor, b: Batch, made: AlgorithmConfig, reduction: str) -> dict:
     function = ppo_utils.PolicyLossRegistry.get(made.policy_loss_type)
     mask, advantages = b.mask.double(), b.advantages
     if reduction != "token_sum":
@@ -111,7 +114,7 @@ def _skyrl(b: Batch, made: AlgorithmConfig, reduction: str) -> dict:
         advantages = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
             advantages, mask, reduction, len(mask), NORM, prompts
         )
-    return with_gradient(lambda logp: function(logp, b.old, advantages, made, mask, b.rollout)[0], b.logp)
+    return with_gradient(lambda logp: function(logp, b.logp_old, advantages, made, mask, b.logp_rollout)[0], logp)
 
 
 def _corrected(name: str) -> dict:
@@ -120,27 +123,28 @@ def _corrected(name: str) -> dict:
 
 
 def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
+    logp, b = batch(seed)
     made = preset(f"skyrl/{name}", REDUCTIONS[reduction])._replace(
         loss=objective("ppo", eps_low=0.2, eps_high=0.2, dual_clip=None).loss
     )
-    return our_loss(b, made), _skyrl(b, config(**_corrected(name)), reduction)
+    return our_loss(logp, b, made), _skyrl(logp, b, config(**_corrected(name)), reduction)
 
 
 def _token_mask_then_sequence(seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
+    logp, b = batch(seed)
     weight = preset("skyrl/sequence_tis", "token_mean").correction.weight
     spec = Correction(weight=weight, reject={"token": Reject("token", "ratio", 0.5, 2.0)})
     made = Objective(objective("ppo", eps_low=0.2, eps_high=0.2, dual_clip=None).loss, spec, "old", "token_mean")
-    return our_loss(b, made), _skyrl(b, config(**_corrected("token_mask") | _corrected("sequence_tis")), "token_mean")
+    return our_loss(logp, b, made), _skyrl(logp, b, config(**_corrected("token_mask") | _corrected("sequence_tis")), "token_mean")
 
 
 def _metrics(name: str, seed: int) -> tuple[dict, dict]:
     """SkyRL's metrics beside ours of the same meaning."""
-    b = batch(seed)
+    _, b = batch(seed)
     spec = preset(f"skyrl/{name}", "token_mean").correction
-    theirs = compute_off_policy_correction(b.old, b.rollout, b.mask.double(), config(**_corrected(name)).off_policy_correction)[1]
-    mine = our_metrics(b, spec, b.old)
+    policies, settings = (b.logp_old, b.logp_rollout), config(**_corrected(name)).off_policy_correction
+    theirs = compute_off_policy_correction(*policies, b.mask.double(), settings)[1]
+    mine = our_metrics(b, spec)
     same = {
         "is_ratio_mean": mine["mismatch/ratio_mean"],
         "is_ratio_std": mine["mismatch/ratio_std"],
@@ -192,7 +196,7 @@ def _advantage(name: str, seed: int) -> tuple[dict, dict]:
 
 
 def _kl(name: str, seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
-    mine = with_gradient(lambda logp: KL[name](logp, b.old, b.mask).sum(), b.logp)
-    theirs = with_gradient(lambda logp: ppo_utils.compute_approx_kl(logp, b.old, b.mask.double(), name).sum(), b.logp)
+    logp, b = batch(seed)
+    mine = with_gradient(lambda logp: KL[name](logp, b.logp_old, b.mask).sum(), logp)
+    theirs = with_gradient(lambda logp: ppo_utils.compute_approx_kl(logp, b.logp_old, b.mask.double(), name).sum(), logp)
     return mine, theirs

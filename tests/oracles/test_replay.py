@@ -6,9 +6,9 @@ from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-from faultline.replay.collect import collect
-from faultline.replay.presets import presets
-from faultline.replay.sources import Dump
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
 from tests.oracles.comparing import batch
 from tests.oracles.verl_cases import PRESETS
 
@@ -31,12 +31,13 @@ def test_verls_own_function_on_the_same_dump(tmp_path, name):
     made = getattr(RolloutCorrectionConfig, name)()
     keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_is_batch_normalize")
     for seed in SEEDS:
-        b = batch(seed)
-        tensors = {"response_mask": b.mask.long(), "old_log_probs": b.old, "rollout_log_probs": b.rollout}
+        _, b = batch(seed)
+        tensors = {"response_mask": b.mask.long(), "old_log_probs": b.logp_old, "rollout_log_probs": b.logp_rollout}
         path = tmp_path / f"step_{seed}.pt"
         torch.save(tensors, path)
         settings = {key: getattr(made, key) for key in keys}
-        weights, kept, theirs = compute_rollout_correction_and_rejection_mask(b.old, b.rollout, b.mask.double(), **settings)
+        policies = (b.logp_old, b.logp_rollout)
+        weights, kept, theirs = compute_rollout_correction_and_rejection_mask(*policies, b.mask.double(), **settings)
         theirs = {key.removeprefix("rollout_corr/"): float(value) for key, value in theirs.items()}
         ours = replayed(path, name)
         for key in ("kl", "k3_kl", "chi2_token", "chi2_seq", "ppl_ratio"):
@@ -54,8 +55,8 @@ def test_verls_own_function_on_the_same_dump(tmp_path, name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_skyrls_own_file(tmp_path, dtype):
     """TrainingInputBatch.save, as trainer.dump_data_batch calls it, read without skyrl's classes: the arrays are those."""
-    b = batch(0)
-    tensors = {"action_log_probs": b.old, "rollout_logprobs": b.rollout, "advantages": b.advantages}
+    _, b = batch(0)
+    tensors = {"action_log_probs": b.logp_old, "rollout_logprobs": b.logp_rollout, "advantages": b.advantages}
     theirs = TrainingInputBatch({name: tensor.to(dtype) for name, tensor in tensors.items()} | {"loss_mask": b.mask.long()})
     theirs.metadata = {"response_length": 12, "pad_size": 2, "policy_prompt_boundaries": [(0, 4), (4, 8)]}
     path = tmp_path / "global_step_3_training_input.pkl"
@@ -66,6 +67,6 @@ def test_skyrls_own_file(tmp_path, dtype):
     for row, (start, end) in enumerate(zip(found.offsets[:-1], found.offsets[1:], strict=True)):
         mask[row, : end - start] = torch.tensor(found.mask[start:end])
     assert torch.equal(mask, b.mask[:6])
-    for name, tensor in {"logp_old": b.old, "logp_rollout": b.rollout, "advantages": b.advantages}.items():
+    for name, tensor in {"logp_old": b.logp_old, "logp_rollout": b.logp_rollout, "advantages": b.advantages}.items():
         expected = tensor.to(dtype).float()[:6][b.mask[:6]]
         assert torch.equal(torch.tensor(getattr(found, name))[torch.tensor(found.mask)], expected), name

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from algos.batch import Batch
 from algos.corrections.spec import Correction, Reject
 from algos.losses import vespo
 from algos.objective import Objective
 from algos.registry import KL
-from tests.oracles.comparing import NORM, Batch, Case, batch, objective, our_loss, our_metrics, preset, with_gradient
+from tests.oracles.comparing import NORM, Case, batch, objective, our_loss, our_metrics, preset, with_gradient
 
 CLIP = {"eps_low": 0.2, "eps_high": 0.28}
 VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
@@ -60,30 +61,30 @@ def cases() -> Iterator[Case]:
 def _loss(key: tuple, seed: int) -> tuple[dict, dict]:
     kind, level, delta = key
     ours, params, reduction = LOSSES[key]
-    b, high = batch(seed), 1.28 if kind == "cispo" else 0.28
-    theirs = _trl(b, {}, loss_type=kind, importance_sampling_level=level, delta=delta, epsilon_high=high)
-    return our_loss(b, objective(ours, reduction, **params)), theirs
+    (logp, b), high = batch(seed), 1.28 if kind == "cispo" else 0.28
+    theirs = _trl(logp, b, {}, loss_type=kind, importance_sampling_level=level, delta=delta, epsilon_high=high)
+    return our_loss(logp, b, objective(ours, reduction, **params)), theirs
 
 
 def _preset(mode: str, kind: str, seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
+    logp, b = batch(seed)
     made = preset(f"trl/{mode}", "token_mean" if kind == "dapo" else "seq_mean_token_mean")
     made = made._replace(loss=objective("ppo", **CLIP, dual_clip=None).loss)
-    return our_loss(b, made), _trl(b, {"importance_sampling_ratio": _weights(b, mode)}, loss_type=kind, use_vllm=True)
+    return our_loss(logp, b, made), _trl(logp, b, {"importance_sampling_ratio": _weights(b, mode)}, loss_type=kind, use_vllm=True)
 
 
 def _kl(estimator: str, key: tuple, seed: int) -> tuple[dict, dict]:
     """beta > 0; use_bias_correction_kl multiplies k3 by π_θ/π_old."""
-    b, (ours, params, reduction) = batch(seed), LOSSES[key]
+    (logp, b), (ours, params, reduction) = batch(seed), LOSSES[key]
     corrected = estimator == "k3_unbiased"
-    theirs = _trl(b, {"ref_per_token_logps": b.ref}, loss_type=key[0], beta=0.1, use_bias_correction_kl=corrected)
-    return our_loss(b, objective(ours, reduction, **params)._replace(kl=KL[estimator], kl_coef=0.1)), theirs
+    theirs = _trl(logp, b, {"ref_per_token_logps": b.logp_ref}, loss_type=key[0], beta=0.1, use_bias_correction_kl=corrected)
+    return our_loss(logp, b, objective(ours, reduction, **params)._replace(kl=KL[estimator], kl_coef=0.1)), theirs
 
 
 def _metrics(seed: int) -> tuple[dict, dict]:
     """TRL's sampling/importance_sampling_ratio/* are those of the bounded ratio."""
-    b = batch(seed)
-    mine = our_metrics(b, preset("trl/token_truncate", "token_mean").correction, b.old)
+    _, b = batch(seed)
+    mine = our_metrics(b, preset("trl/token_truncate", "token_mean").correction)
     names = ("mean", "max", "min")
     weights = _weights(b, "token_truncate")[b.mask]
     return {n: mine[f"rollout_corr/rollout_is_{n}"] for n in names}, {n: getattr(weights, n)() for n in names}
@@ -98,34 +99,34 @@ OPSM = Reject("geometric", "ratio", math.exp(-0.1), None, "negative_advantage")
 
 def _off_policy_mask(seed: int) -> tuple[dict, dict]:
     """Of π_θ over the sampler, as correction.ratio=current."""
-    b = batch(seed)
-    theirs = _trl(b, {"sampling_per_token_logps": b.rollout}, off_policy_mask_threshold=0.1)
-    return our_loss(b, _mask_objective(Correction(ratio="current", reject={"opsm": OPSM}))), theirs
+    logp, b = batch(seed)
+    theirs = _trl(logp, b, {"sampling_per_token_logps": b.logp_rollout}, off_policy_mask_threshold=0.1)
+    return our_loss(logp, b, _mask_objective(Correction(ratio="current", reject={"opsm": OPSM}))), theirs
 
 
 def _off_policy_mask_and_weight(seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
+    logp, b = batch(seed)
     made = preset("trl/token_truncate", "token_mean").correction
-    inputs = {"sampling_per_token_logps": b.rollout, "importance_sampling_ratio": _weights(b, "token_truncate")}
-    theirs = _trl(b, inputs, off_policy_mask_threshold=0.1, use_vllm=True)
-    return our_loss(b, _mask_objective(Correction(weight=made.weight, reject={"opsm": OPSM}))), theirs
+    inputs = {"sampling_per_token_logps": b.logp_rollout, "importance_sampling_ratio": _weights(b, "token_truncate")}
+    theirs = _trl(logp, b, inputs, off_policy_mask_threshold=0.1, use_vllm=True)
+    return our_loss(logp, b, _mask_objective(Correction(weight=made.weight, reject={"opsm": OPSM}))), theirs
 
 
 def _vespo_and_weight(seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
+    logp, b = batch(seed)
     made = preset("trl/token_truncate", "token_mean")._replace(loss=functools.partial(vespo, **VESPO))
-    return our_loss(b, made), _trl(
-        b, {"importance_sampling_ratio": _weights(b, "token_truncate")}, loss_type="vespo", use_vllm=True
+    return our_loss(logp, b, made), _trl(
+        logp, b, {"importance_sampling_ratio": _weights(b, "token_truncate")}, loss_type="vespo", use_vllm=True
     )
 
 
 def _cispo_default(seed: int) -> tuple[dict, dict]:
     """The bound is then epsilon = 0.2, an absolute ratio; ours must be at least 1."""
-    b = batch(seed)
-    return our_loss(b, objective("cispo", lower=0.0, upper=1.0)), _trl(b, {}, loss_type="cispo", epsilon_high=0.2)
+    logp, b = batch(seed)
+    return our_loss(logp, b, objective("cispo", lower=0.0, upper=1.0)), _trl(logp, b, {}, loss_type="cispo", epsilon_high=0.2)
 
 
-def _trl(b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
+def _trl(logp: Tensor, b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
     """GRPOTrainer._compute_loss in training mode, one accumulation step, on a batch whose forward pass is given."""
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     args = {f"vespo_{key}": value for key, value in VESPO.items()} | {"delta": settings.pop("delta", None)}
@@ -146,14 +147,14 @@ def _trl(b: Batch, inputs: dict[str, Tensor], **settings) -> dict:
     }  # fmt: skip
     ids = torch.zeros_like(b.mask, dtype=torch.long)
     given = {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": b.mask.double(),
-             "advantages": b.advantages[:, 0], "old_per_token_logps": b.old, "num_items_in_batch": b.mask.sum()}  # fmt: skip
+             "advantages": b.advantages[:, 0], "old_per_token_logps": b.logp_old, "num_items_in_batch": b.mask.sum()}  # fmt: skip
 
     def value(logp: Tensor) -> Tensor:
-        forward = lambda *_, **__: (logp, torch.zeros_like(b.logp), None)  # noqa: E731
+        forward = lambda *_, **__: (logp, torch.zeros_like(logp), None)  # noqa: E731
         owner = SimpleNamespace(**trainer | settings, _get_per_token_logps_and_entropies=forward)
         return GRPOTrainer._compute_loss(owner, None, given | inputs)
 
-    found = with_gradient(value, b.logp)
+    found = with_gradient(value, logp)
     return found | {f"actor/{name}": values[-1] for name, values in trainer["_metrics"]["train"].items()}
 
 
@@ -177,6 +178,6 @@ def _weights(b: Batch, mode: str) -> Tensor:
         vllm_importance_sampling_clip_max=3.0, vllm_importance_sampling_clip_min=None,
     )  # fmt: skip
     names = {"self": owner, "torch": torch, "math": math, "completion_mask": b.mask.double(), "tool_mask": None}
-    names |= {"old_per_token_logps": b.old, "sampling_per_token_logps": b.rollout}
+    names |= {"old_per_token_logps": b.logp_old, "sampling_per_token_logps": b.logp_rollout}
     exec(_weight_block(), names)  # TRL's own statements, which no function holds
     return names["vllm_importance_sampling_ratio"]

@@ -14,10 +14,12 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
+from algos.batch import Batch
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
-from tests.oracles.comparing import NORM, Batch, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
+from tests.oracles.comparing import NORM, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
 
 REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
 TIS = Correction(weight=Weight("token", "truncate", None, 2.0))
@@ -95,73 +97,72 @@ def cases() -> Iterator[Case]:
 
 def _loss(name: str, reduction: str, correction: Correction | None, seed: int) -> tuple[dict, dict]:
     ours, params, actor, policy = LOSSES[name]
-    b = batch(seed, by_token=name not in ("geo_mean", "gspo"))
+    logp, b = batch(seed, by_token=name not in ("geo_mean", "gspo"))
     made = objective(ours, reduction, correction=correction, **params)
     # verl selects at π_θ; that it does so, and we at the anchor, is one of the differences
     select = {"clip_cov": select_band, "kl_cov": select_top}.get(name)
-    mine = our_loss(b, made, None if select is None else select(b.logp, b.advantages, b.mask, **params))
+    chosen = b if select is None else b._replace(selected=select(logp, b.advantages, b.mask, **params))
+    mine = our_loss(logp, chosen, made)
     if select is not None:
-        mine["loss with its own selection"] = our_loss(b, made)["loss"]
-    weights = None if correction is None else made.corrected(b.old, b.rollout, b.mask, b.advantages).weights
-    theirs = _verl(b, name, reduction, config(b, policy, **actor), weights)
+        mine["loss with its own selection"] = our_loss(logp, b, made)["loss"]
+    weights = None if correction is None else correct(b, made.correction).weights
+    theirs = _verl(logp, b, name, reduction, config(b, policy, **actor), weights)
     return mine, theirs | ({} if select is None else {"loss with its own selection": theirs["loss"]})
 
 
 def _verl(
-    b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask: Tensor | None = None, old=None
-):
+    logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask=None
+) -> dict:
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask
-    old = b.old if old is None else old
     mode, metrics = reduction.replace("_", "-"), {}
 
     def value(logp: Tensor) -> Tensor:
-        loss, found = function(old, logp, b.advantages, mask, mode, made, weights)
+        loss, found = function(b.logp_old, logp, b.advantages, mask, mode, made, weights)
         metrics.update(found)
         return loss
 
-    return with_gradient(value, b.logp) | metrics
+    return with_gradient(value, logp) | metrics
 
 
 def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
-    b, theirs = batch(seed), getattr(RolloutCorrectionConfig, name)()
-    mine = our_loss(b, preset(f"verl/{name}", reduction))
+    (logp, b), theirs = batch(seed), getattr(RolloutCorrectionConfig, name)()
+    mine = our_loss(logp, b, preset(f"verl/{name}", reduction))
     if theirs.bypass_mode:
         counts = {"batch_num_tokens": b.mask.sum(), "global_batch_size": len(b.mask)}
         made = config(b, {"rollout_correction": theirs}, clip_ratio_high=0.2, global_batch_info=counts)
-        found = _verl(b, "bypass_mode", reduction, made, old=b.rollout)
+        found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
     else:
-        weights, mask, _ = _correct(b.old, b, theirs)
-        found = _verl(b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
+        weights, mask, _ = _correct(b.logp_old, b, theirs)
+        found = _verl(logp, b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
     return mine, {name: found[name] for name in ("loss", "gradient")}  # the metrics are compared by `_metrics`
 
 
 def _correct(top: Tensor, b: Batch, made: RolloutCorrectionConfig) -> tuple[Tensor | None, Tensor, dict]:
     keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_is_batch_normalize")
     settings = {key: getattr(made, key) for key in keys}
-    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(top, b.rollout, b.mask.double(), **settings)
+    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(top, b.logp_rollout, b.mask.double(), **settings)
     return (None if weights is None else weights.batch["rollout_is_weights"]), mask, metrics
 
 
 def _metrics(name: str, seed: int) -> tuple[dict, dict]:
-    b, made = batch(seed), getattr(RolloutCorrectionConfig, name)()
+    (logp, b), made = batch(seed), getattr(RolloutCorrectionConfig, name)()
     spec = preset(f"verl/{name}", "token_mean").correction
-    top = b.logp if spec.ratio == "current" else b.old
+    top = logp if spec.ratio == "current" else b.logp_old
     theirs = _correct(top, b, made)[2]
     for filter_ in spec.reject:  # our filters carry the names of the presets
         theirs = {key.replace(f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"): value for key, value in theirs.items()}
-    mine = our_metrics(b, spec, top)
+    mine = our_metrics(b._replace(logp_old=top), spec)
     return mine, theirs
 
 
 def _normalized(level: str, seed: int) -> tuple[dict, dict]:
     """Truncated weights over their mean in the batch, and the metrics of them."""
-    b = batch(seed)
+    _, b = batch(seed)
     spec = Correction(weight=Weight(level, "truncate", None, 2.0), normalize="batch")
     made = RolloutCorrectionConfig(rollout_is=level, rollout_is_threshold=2.0, rollout_is_batch_normalize=True)
-    weights, _, theirs = _correct(b.old, b, made)
-    corrected = objective("pg", correction=spec).corrected(b.old, b.rollout, b.mask, b.advantages)
-    return our_metrics(b, spec, b.old) | {"weights": corrected.weights}, theirs | {"weights": weights * b.mask}
+    weights, _, theirs = _correct(b.logp_old, b, made)
+    return our_metrics(b, spec) | {"weights": correct(b, spec).weights}, theirs | {"weights": weights * b.mask}
 
 
 GROUPS = np.repeat(np.arange(2), 4)
@@ -242,7 +243,7 @@ OUR_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "low_var_kl+":
 
 
 def _kl(name: str, seed: int) -> tuple[dict, dict]:
-    b = batch(seed)
-    mine = with_gradient(lambda logp: KL[OUR_KL[name]](logp, b.old, b.mask).sum(), b.logp)
-    theirs = with_gradient(lambda logp: (core_algos.kl_penalty(logp, b.old, name) * b.mask).sum(), b.logp)
+    logp, b = batch(seed)
+    mine = with_gradient(lambda logp: KL[OUR_KL[name]](logp, b.logp_old, b.mask).sum(), logp)
+    theirs = with_gradient(lambda logp: (core_algos.kl_penalty(logp, b.logp_old, name) * b.mask).sum(), logp)
     return mine, theirs

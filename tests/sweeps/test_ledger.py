@@ -11,14 +11,17 @@ import pytest
 
 from harness.errors import UserError
 from harness.run.folder import RunFolder
-from sweeps.cluster import Task
 from sweeps.commands import cancel, logs, retry, status
-from sweeps.launch import _estimate, cost, launch, plan
+from sweeps.launch import launch, plan
+from sweeps.launchers.local import Local
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.pool import Pool
+from sweeps.launchers.slurm import Task
+from sweeps.launchers.squeue import Job, merge_states
 from sweeps.ledger import Sweep
-from sweeps.local import Local, Pool
-from sweeps.options import SlurmOptions
+from sweeps.lock import LauncherLock
+from sweeps.pace import cost, estimate
 from sweeps.progress import Display
-from sweeps.slurm import Job, merged
 from sweeps.snapshot import snapshot
 
 
@@ -127,7 +130,7 @@ def test_what_slurm_knows_corrects_the_ledger(sweep):
     sweep.folder("g").path.mkdir()
     sweep.folder("g").status("done")
     slurm = ["PENDING", "RUNNING", "NODE_FAIL", "CANCELLED", "RUNNING", "RUNNING", "COMPLETED"]
-    told = merged(sweep, sweep.states(), [job(state, index=i) for i, state in enumerate(slurm)])
+    told = merge_states(sweep, sweep.states(), [job(state, index=i) for i, state in enumerate(slurm)])
     assert {run: state.state for run, state in told.items()} == {
         "a": "pending",
         "b": "running",
@@ -138,7 +141,7 @@ def test_what_slurm_knows_corrects_the_ledger(sweep):
         "g": "done",  # its process was killed after its last word in the folder and before that in the ledger
     }
     assert told["c"].error == "job 7_2 ended as NODE_FAIL" and told["a"].error == "Resources"
-    gone = merged(sweep, sweep.states(), [])
+    gone = merge_states(sweep, sweep.states(), [])
     assert gone["a"].state == "interrupted" and "Slurm does not know it any more" in gone["a"].error
 
 
@@ -146,7 +149,7 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
     configs = [tiny(f"seed={seed}") for seed in (0, 1)]
     place = Sweep(configs[0].path.parent)
     plan(place, {c.digest: c for c in configs}, {})
-    with place.lock(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
+    with place.lock.hold(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
         launch(configs, Local(1))
     with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
         launch([tiny("actor.lr=0.1")], Local(1))
@@ -172,9 +175,9 @@ def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monke
         cancel(place.path)
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
         launch([config], Local(1))
-    assert place.states()[config.digest].state == "queued" and place.launcher() is None
-    monkeypatch.setattr("sweeps.ledger.STARTED", time.time())
-    with place.lock():
+    assert place.states()[config.digest].state == "queued" and place.lock.holder() is None
+    monkeypatch.setattr("sweeps.lock.STARTED", time.time())
+    with place.lock.hold():
         pass
 
 
@@ -196,7 +199,7 @@ def test_the_time_that_a_grid_takes_counts_the_steps_that_are_left(tiny):
         place.log("planned", [run], arm="bf16 ppo", seed=0, steps=60, cost=cost(config))
         place.log("ended", [run], state="done", job="", steps=60, seconds=seconds)
     (second.path / "checkpoints" / "step-00000020").mkdir(parents=True)
-    told = _estimate({"c": first, "d": second}, ["c", "d"])
+    told = estimate({"c": first, "d": second}, ["c", "d"])
     assert told == "; 100 steps, 0:50 (minutes:seconds) of runs, by the pace of 1 earlier ones"
 
 
@@ -227,7 +230,7 @@ def test_a_search_on_another_machine_is_not_cancelled_from_here(sweep):
     planned(sweep, "a")
     (sweep.home / "batches").mkdir()
     (sweep.home / "search-spec.json").write_text("{}")
-    with sweep.lock():
+    with sweep.lock.hold():
         (sweep.home / "lock").write_text("elsewhere 7\n")
         with pytest.raises(UserError, match=r"another launcher \(process 7 on elsewhere\) works on it; cancel it there"):
             cancel(sweep.path)
@@ -237,17 +240,17 @@ def test_a_launcher_that_begins_while_the_sweep_is_cancelled_is_not_killed_by_a_
     """It takes the lock just before the mark: on another machine, then here without having written its name yet."""
     planned(sweep, "a")
     (sweep.home / "search-spec.json").write_text("{}")
-    mark = Sweep.mark_cancelled
+    mark = LauncherLock.mark_cancelled
     for name, told in (("elsewhere 7\n", "cancel it there"), ("", "a launcher that is just starting stops by itself")):
         with contextlib.ExitStack() as held, monkeypatch.context() as patch:
 
-            def begin(place, held=held, name=name):
-                held.enter_context(place.lock())
-                (place.home / "lock").write_text(name)
-                mark(place)
+            def begin(lock, held=held, name=name):
+                held.enter_context(lock.hold())
+                (lock.home / "lock").write_text(name)
+                mark(lock)
 
-            patch.setattr(Sweep, "mark_cancelled", begin)
-            patch.setattr("sweeps.ledger.STARTED", time.time())
+            patch.setattr(LauncherLock, "mark_cancelled", begin)
+            patch.setattr("sweeps.lock.STARTED", time.time())
             patch.setattr("os.kill", lambda *given: pytest.fail(f"kill{given}"))
             with pytest.raises(UserError, match=told):
                 cancel(sweep.path)
@@ -299,7 +302,7 @@ def test_what_a_site_file_sets_is_checked_too(tmp_path):
 
 def test_other_code_wants_a_choice(sweep):
     own = snapshot(sweep, None)
-    assert snapshot(sweep, None) == own and (own / "harness" / "trainer.py").exists()
+    assert snapshot(sweep, None) == own and (own / "harness" / "train" / "actor.py").exists()
     assert json.loads((own / "snapshot.json").read_text())["snapshot"] == own.name
     own = own.rename(own.with_name("0123456789ab"))
     with pytest.raises(UserError, match=r"have code 0123456789ab, the files here are .*code=sweep.*code=new"):
@@ -350,7 +353,7 @@ def test_status_of_two_thousand_runs_takes_less_than_two_seconds(sweep):
         sweep.folder(run).path.mkdir()
         sweep.folder(run).status("done")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-m", "faultline.cli", "sweep", "status", sweep.path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "faultline", "sweep", "status", sweep.path], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and "2000 runs, 2000 done" in done.stdout
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime  # of the processor, which others use too

@@ -12,10 +12,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from analysis.load import load as analysed
+from sweeps.launchers.squeue import cancel_jobs, jobs
 from sweeps.ledger import Sweep
-from sweeps.search.controller import RETRIES, Controller, open_study
+from sweeps.search.controller import Controller
 from sweeps.search.spec import Spec
-from sweeps.slurm import cancel_jobs, jobs
+from sweeps.search.study import open_study
+from sweeps.search.trial_runs import RETRIES
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, output, rows, task_log, until
 
@@ -50,7 +52,7 @@ def search(slurm, shared_root, tmp_path):
     def start(name, space, **more):
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(specified(shared_root, name, space, **more)))
-        command = [sys.executable, "-m", "faultline.cli", "search", file]
+        command = [sys.executable, "-m", "faultline", "search", file]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -132,7 +134,7 @@ def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shar
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
-    command = [sys.executable, "-m", "faultline.cli", "sweep"]
+    command = [sys.executable, "-m", "faultline", "sweep"]
     starting = search(**what)
     assert "importing" in starting.stderr.readline()
     done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
@@ -186,10 +188,10 @@ def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
     launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
     spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
     controller = Controller(spec, Sweep(shared_root / "again"))
-    controller.slurm.prepare(controller.sweep)
+    controller.runs.slurm.prepare(controller.sweep)
     controller.study = open_study(controller.sweep, spec)
     controller._advance()  # begins the first
-    controller.tries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
+    controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
     for _ in range(3):  # it fails; the second begins; it is looked at
         controller._advance()
     cancel_jobs(controller.sweep)

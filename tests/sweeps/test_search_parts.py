@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from harness.errors import UserError
-from sweeps.search.controller import free_seed, lower_bound
 from sweeps.search.sections import Point, next_step
-from sweeps.search.spec import CollapsePruner, Range, load
+from sweeps.search.spec import Range, load
+from sweeps.search.study import CollapsePruner, free_seed
+from sweeps.search.trial_runs import lower_bound
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
 

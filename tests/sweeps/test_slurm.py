@@ -12,11 +12,11 @@ import submitit
 
 from harness.errors import UserError
 from harness.run.folder import RunFolder
-from sweeps.cluster import Slurm
 from sweeps.commands import cancel
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.slurm import Slurm
+from sweeps.launchers.squeue import NoAnswer, ask, jobs
 from sweeps.ledger import Sweep
-from sweeps.options import SlurmOptions
-from sweeps.slurm import NoAnswer, ask, jobs
 from tests.harness.conftest import TINY
 from tests.harness.test_ranks import assert_same
 from tests.harness.test_trainer import untimed
@@ -31,7 +31,7 @@ def sh(*command: str) -> str:
 
 
 def faultline(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-m", "faultline.cli", *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "faultline", *map(str, arguments)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

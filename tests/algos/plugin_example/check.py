@@ -4,7 +4,9 @@ import functools
 
 import torch
 
+from algos.batch import Batch
 from algos.conformance import check_advantage, check_filter, check_loss
+from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Plugin
 from algos.objective import Objective
 from algos.reductions import Counts
@@ -27,9 +29,9 @@ objective = Objective(
     "old",
     "token_mean",
 )
-old = rollout = logp.detach()
-corrected = objective.corrected(old, rollout, mask, advantages)
-value, _ = objective(logp, old, rollout, advantages, mask, corrected, Counts.of(corrected.counted))
+batch = Batch(logp.detach(), mask, logp.detach(), advantages)
+corrected = correct(batch, objective.correction)
+value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted))
 value.backward()
 with torch.no_grad():
     after = (logits - logits.grad).softmax(-1)

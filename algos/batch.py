@@ -1,0 +1,34 @@
+"""The responses of a batch, as every algorithm takes them, from the rollout to the gradient."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """B responses of up to T tokens. Tensors are [B, T] and log-probabilities are in nats, of the sampled tokens.
+
+    logp_rollout: log μ, as the rollout engine reported it.
+    mask: bool, True on response tokens. Elsewhere every other tensor may hold anything, NaN included.
+    logp_old: log π_old, from the trainer when the batch was taken. None when nothing reads it.
+    advantages: A. None when nothing reads them.
+    segments: integers 0 ≤ id < T, the number of each token's turn in its response. None for a task without turns.
+    logp_ref: log π_ref, the reference of a KL term. None without one.
+    prompt: [B] integers, the number of the prompt that each response answers. None when no reduction reads it.
+    selected: bool, the tokens that `Objective.select` chose. None for a loss that selects none.
+    """
+
+    logp_rollout: Tensor
+    mask: Tensor
+    logp_old: Tensor | None = None
+    advantages: Tensor | None = None
+    segments: Tensor | None = None
+    logp_ref: Tensor | None = None
+    prompt: Tensor | None = None
+    selected: Tensor | None = None
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        """Some responses, by their numbers or as a slice."""
+        return Batch(*(None if part is None else part[index] for part in self))

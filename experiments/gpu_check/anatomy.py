@@ -1,0 +1,99 @@
+"""How far a real model's rollout is from its trainer: by precision, by position, and what each engine costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from algos.diagnostics.positions import by_position, position_rows
+from experiments.gpu_check.model import ARMS, Policy, Scored, Size
+from experiments.gpu_check.section import Table, number
+from harness.dumps.files import write
+from harness.errors import UserError
+from harness.rollouts.vllm_support import installed
+from harness.tasks import PAD
+from harness.train.actor import DeepSpeedActor
+
+
+def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
+    """Every engine in every arm on the same prompts and random numbers; the fp32 arm of the local engine is the control.
+
+    dumps: a folder that takes what each arm sampled, for `faultline replay`. Raises RuntimeError if the control is not exact.
+    """
+    policy = Policy(size)
+    rows, positions, refused = [], [], {}
+    for kind in ("local", "vllm") if installed() else ("local",):
+        for arm in ARMS:
+            try:
+                scored = policy.scored(kind, arm)
+            except UserError as error:
+                refused[f"{kind} {arm}"] = str(error)
+                continue
+            rows.append(_row(scored))
+            positions.append(_by_position(scored))
+            if dumps:
+                _dump(dumps / f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}.parquet", scored, policy)
+            if (kind, arm) == ("local", "fp32"):
+                rows.append(_training_forward(scored, policy))
+                if scored.log_ratio.abs().max() > 0:
+                    raise RuntimeError(f"the control is not exact: log ratios up to {scored.log_ratio.abs().max():.1e} nats")
+            print(f"{kind} {arm}: {rows[-1]['K3']} nats per token", flush=True)
+    note = (
+        f"{len(policy.prompts)} responses of each arm to the same prompts, at most {size.answer} tokens. K3 in nats per token. "
+        "Tokens/s counts response tokens; prompts are read in the same time."
+    )
+    if refused:
+        note += "\n\nNot computed:" + "".join(f"\n- {name}: {reason}." for name, reason in refused.items())
+    where = "K3 in nats per token. A column holds the positions after the column before it, up to its own."
+    return [Table("Mismatch by precision", note, rows), Table("Mismatch by position", where, positions)]
+
+
+def _row(scored: Scored) -> dict[str, str]:
+    found, tokens = scored.statistics, int(scored.mask.sum())
+    return {
+        "engine": scored.engine,
+        "arm": scored.arm,
+        "tokens": str(tokens),
+        "K3": number(found["k3_kl"]),
+        "token ESS": f"{found['ess_token']:.3f}",
+        "sequence ESS": f"{found['ess_sequence']:.3f}",
+        "largest abs. log ratio": number(found["log_ratio_max_abs"]),
+        "Pareto k": number(found["pareto_k"]),
+        "tokens/s": f"{tokens / scored.seconds:.0f}",
+    }
+
+
+def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
+    """The actor's training forward against the exact path, on the tokens of the control."""
+    actor = DeepSpeedActor(policy.net, policy.run.actor)
+    tokens, width = control.rollout.tokens, policy.prompts.shape[1] + control.rollout.tokens.shape[1]
+    logp = torch.zeros_like(control.logp)
+    with torch.no_grad():
+        for part in torch.arange(len(tokens)).split(max(1, (policy.run.actor.micro_tokens or 2048) // width)):
+            logp[part] = actor.logp(policy.prompts[part], tokens[part])[0]
+    return _row(control._replace(logp=logp, engine="actor", arm="training forward, fp32")) | {"tokens/s": ""}
+
+
+def _by_position(scored: Scored) -> dict[str, str]:
+    bins = by_position(position_rows(scored.log_ratio, scored.mask))
+    used = [b for b, tokens in enumerate(bins["tokens"].tolist()) if tokens]
+    return {"engine": scored.engine, "arm": scored.arm} | {f"to {2**b}": number(float(bins["k3"][b])) for b in used}
+
+
+def _dump(path: Path, scored: Scored, policy: Policy) -> None:
+    """One batch in the project's own format, docs/dumps.md."""
+    prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
+    groups = np.arange(len(tokens)) // 4
+    columns = {
+        "step": np.zeros(len(tokens), dtype=np.int64),
+        "group": groups,
+        "reward": policy.task.reward(prompts, tokens),
+        "prompt": [row[row != PAD] for row in prompts],
+        "tokens": tokens,
+        "mask": scored.mask.cpu().numpy(),
+        "logp_rollout": scored.rollout.logp.cpu().numpy(),
+        "logp_old": scored.logp.cpu().numpy(),
+    }
+    write(path, columns)

@@ -1,0 +1,120 @@
+"""The policy that the checks ask, and what each engine samples from it in each arm."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.mismatch import mismatch
+from algos.ratios import log_ratio
+from harness.build import build_task
+from harness.compose import compose
+from harness.config import Config, parse
+from harness.models import device, hub_model
+from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.local import LocalEngine
+from harness.seeding import generator
+from harness.tasks import PAD
+
+ARMS = {
+    "fp32": ("fp32", "compute"),
+    "bf16": ("bf16", "compute"),
+    "fp16": ("fp16", "compute"),
+    "fp8_tensor": ("fp8_tensor", "compute"),
+    "fp8_channel": ("fp8_channel", "compute"),
+    "fp8_block": ("fp8_block", "compute"),
+    "int8": ("int8", "compute"),
+    "nvfp4": ("nvfp4", "compute"),
+    "bf16, e4m3 cache": ("bf16", "fp8_e4m3"),
+}
+"""Name -> (option of rollout/precision, rollout.kv_cache)."""
+
+
+class Size(NamedTuple):
+    """model: a folder that transformers loads. responses: of each arm, in groups of four. answer: their most tokens.
+    steps: of RL. overrides: of the config, for other sizes of a run."""
+
+    model: str = "models/smollm2"
+    responses: int = 512
+    answer: int = 64
+    steps: int = 3
+    overrides: tuple[str, ...] = ()
+
+    def config(self, *more: str) -> Config:
+        """The run of experiment=smollm2/bf16 at this size."""
+        sizes = (f"model.path={self.model}", f"task.answer_length={self.answer}", "tracking=disabled", *self.overrides)
+        return parse(compose("+experiment=smollm2/bf16", *sizes, *more))
+
+
+class Scored(NamedTuple):
+    """What an arm sampled in so many seconds, [B, T], and log π of the trainer's own policy for it, by the exact path."""
+
+    engine: str
+    arm: str
+    rollout: Rollout
+    logp: Tensor
+    mask: Tensor
+    seconds: float
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log π − log μ, 0 off the mask."""
+        return log_ratio(self.logp, self.rollout.logp, self.mask)
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """The diagnostics of a run's mismatch."""
+        found = mismatch(self.log_ratio, self.mask, self.rollout.logp)
+        return {name.split("/")[1]: float(value) for name, value in found.items()}
+
+
+class Policy:
+    """The model's weights, prompts in groups of four, and the trainer's own policy, which scores."""
+
+    def __init__(self, size: Size):
+        self.size, self.run = size, size.config()
+        self.task = build_task(self.run)
+        self.net = hub_model(self.run.model).to(device())
+        pool = torch.from_numpy(self.task.prompts())
+        asked = pool[torch.arange(size.responses // 4) % len(pool)].repeat_interleave(4, 0)
+        self.prompts = asked.to(device())
+        self.uniforms = torch.rand(len(asked), size.answer, generator=generator(0, "checks"))
+        self.own = self.engine("local", "fp32")
+        self.own.load_weights(self.net.named_parameters(), 0)
+
+    def engine(self, kind: str, arm: str) -> RolloutEngine:
+        """An engine for an arm. Raises UserError where it cannot compute so here."""
+        precision, kv_cache = ARMS[arm]
+        chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
+        if kind == "local":
+            LocalEngine.check(self.net.config, chosen, kv_cache)
+            return LocalEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop)
+        from harness.rollouts.vllm import VllmEngine
+
+        VllmEngine.check(self.net.config, chosen, kv_cache)
+        context = self.prompts.shape[1] + self.size.answer
+        return VllmEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop, context=context, kv_cache_gib=1)
+
+    def scored(self, kind: str, arm: str) -> Scored:
+        """What an engine samples in an arm, scored. Raises UserError where it cannot compute so here."""
+        engine = self.engine(kind, arm)
+        engine.load_weights(self.net.named_parameters(), 0)
+        if device().type == "cuda":  # kernels are chosen and loaded at their first call
+            engine.generate(self.prompts, self.uniforms)
+        synchronize()
+        began = time.perf_counter()
+        rollout = engine.generate(self.prompts, self.uniforms)
+        synchronize()
+        seconds = time.perf_counter() - began
+        engine.close()
+        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+        return Scored(kind, arm, rollout, self.own.score(self.prompts, rollout.tokens), mask, seconds)
+
+
+def synchronize() -> None:
+    """Wait for the device, so that a clock shows what it did."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,60 @@
+"""Whether the mismatch of fixed responses stays as it is while the policy is trained."""
+
+from __future__ import annotations
+
+import tempfile
+
+import torch
+from torch import Tensor
+
+from experiments.gpu_check.model import Size
+from experiments.gpu_check.section import Table, number
+from harness.run.folder import RunFolder
+from harness.train.trainer import Trainer
+
+LAGS = (1, 5, 20)
+RATES = ("1e-6", "1e-5")
+PRECISIONS = ("bf16", "fp8_channel")
+
+
+def check_persistence(size: Size) -> Table:
+    """Correlation of the log ratio of the first step's responses between syncs k optimizer steps apart."""
+    rows = []
+    for precision in PRECISIONS:
+        for rate in RATES:
+            ratios = _ratios(size, precision, rate)
+            lags = {f"k = {k}": number(correlation(ratios, k)) if k < len(ratios) else "" for k in LAGS}
+            rows.append({"rollout": precision, "lr": rate, "rms (nats)": number(ratios.square().mean().sqrt().item())} | lags)
+    note = (
+        f"log π − log μ of the tokens of one batch after each of {size.steps} RL steps; correlations are not centred. "
+        "1 says that the mismatch is frozen, 0 that it is drawn anew at each sync."
+    )
+    return Table("Persistence of the mismatch", note, rows)
+
+
+def correlation(ratios: Tensor, lag: int) -> float:
+    """ρ_k = Σ_t Σ_i l_t,i · l_{t+k},i / √(Σ_t Σ_i l_t,i² · Σ_t Σ_i l_{t+k},i²) of ratios l [syncs, tokens]."""
+    before, after = ratios[:-lag], ratios[lag:]
+    return ((before * after).sum() / (before.square().sum() * after.square().sum()).sqrt()).item()
+
+
+def _ratios(size: Size, precision: str, rate: str) -> Tensor:
+    """[syncs, tokens]: l of the fixed responses after 0, 1, … steps."""
+    with tempfile.TemporaryDirectory() as root:
+        config = size.config(f"rollout/precision={precision}", f"actor.lr={rate}", f"steps={size.steps}", f"run.root={root}",
+                             "evaluation.every=1000000", "dump.every=null")
+        with RunFolder(config.path).claim() as folder:
+            trainer = Trainer(config, folder)
+            trainer.sync()
+            prompts = trainer.prompts(0)
+            uniforms = torch.rand(len(prompts), size.answer, generator=torch.Generator().manual_seed(0))
+            tokens = trainer.engine.generate(prompts, uniforms).tokens
+            present = tokens != -1
+            ratios = []
+            for step in range(size.steps + 1):
+                if step:
+                    trainer.step(step - 1)
+                    trainer.sync()
+                own, rollout = (engine.score(prompts, tokens) for engine in (trainer.policy, trainer.engine))
+                ratios.append((own - rollout)[present].double().cpu())
+    return torch.stack(ratios)

@@ -1,0 +1,66 @@
+"""What the checks found, as one Markdown section."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import torch
+from tabulate import tabulate
+
+from harness.rollouts.vllm_support import installed
+from harness.run.code_version import code_version
+
+
+class Table(NamedTuple):
+    """rows: dicts with the same keys, which are the columns. note: what the columns mean, one fact a sentence."""
+
+    title: str
+    note: str
+    rows: list[dict[str, Any]]
+
+
+def number(value: float) -> str:
+    """Three significant digits; powers of ten where the value is small or large."""
+    return f"{value:.3g}"
+
+
+def markdown(table: Table) -> str:
+    """The table under its title."""
+    body = tabulate(table.rows, headers="keys", tablefmt="pipe", disable_numparse=True)
+    return f"### {table.title}\n\n{table.note}\n\n{body}\n"
+
+
+def section(tables: Iterable[Table], failures: dict[str, str], command: str) -> str:
+    """Date, machine, versions and command, then every table, then what failed and why."""
+    heading = f"## {device_name()}, {datetime.now(UTC):%Y-%m-%d}\n\n`{command}` at commit {commit()}; {versions()}.\n"
+    failed = [f"- `{name}` failed: {reason}" for name, reason in failures.items()]
+    return "\n".join([heading, *(markdown(table) for table in tables), *failed]).rstrip() + "\n"
+
+
+def device_name() -> str:
+    """The GPU, or the CPU's architecture."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
+
+
+def commit() -> str:
+    """Seven digits of the code's commit, with a plus sign where files differ from it."""
+    code = code_version()
+    return "unknown" if code["commit"] is None else code["commit"][:7] + ("+" if code["diff"] else "")
+
+
+def versions() -> str:
+    """Of what decides the numbers."""
+    names = {name: _version(name) for name in ("torch", "transformers", "deepspeed")}
+    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    return ", ".join(f"{name} {number}" for name, number in names.items()) + f"{cuda}, {installed() or 'no vLLM'}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

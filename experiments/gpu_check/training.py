@@ -1,0 +1,107 @@
+"""A few RL steps: seconds by phase, tokens per second, peak memory, and how far both are from what the device could do."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from experiments.gpu_check.model import Size, synchronize
+from experiments.gpu_check.section import Table, number
+from harness.models import device, hub_model
+from harness.rollouts.vllm_support import installed
+from harness.run.folder import RunFolder
+from harness.run.loop import train
+
+PHASES = ("sync", "generate", "score", "train", "step")
+GIB = 2**30
+
+
+class Ceiling(NamedTuple):
+    """What the device does at best: bytes per second of a copy, operations per second of a square BF16 product."""
+
+    bandwidth: float
+    rate: float
+
+
+def ceiling() -> Ceiling:
+    """Measured now, on buffers far larger than a cache."""
+    large = device().type == "cuda"
+    source = torch.ones(2**31 if large else 2**28, dtype=torch.uint8, device=device())
+    target = torch.empty_like(source)
+    bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source))
+    n = 8192 if large else 1024
+    a, b = (torch.randn(n, n, device=device(), dtype=torch.bfloat16) for _ in range(2))
+    return Ceiling(bandwidth, 2 * n**3 / _seconds(lambda: a @ b))
+
+
+def check_training(size: Size) -> list[Table]:
+    """size.steps RL steps of BF16 and FP8 rollouts by each engine; the first step, which loads kernels, is left out."""
+    top = ceiling()
+    engines = {"local": ()} | ({"vllm": ("rollout/engine=vllm", *_asleep())} if installed() else {})
+    rows = []
+    for kind, overrides in engines.items():
+        for precision in ("bf16", "fp8_channel"):
+            measured = _measured(size, (f"rollout/precision={precision}", *overrides), top)
+            rows.append({"engine": kind, "rollout": precision} | measured)
+    best = [{"copy (GB/s)": number(top.bandwidth / 1e9), "BF16 product (TFLOP/s)": number(top.rate / 1e12)}]
+    note = (
+        "Medians over the steps after the first, in seconds. Floors: generation reads all weights once per token of the longest "
+        "response; training does 6 operations per weight and token."
+    )
+    return [Table("Ceilings of the device", "Measured, not from a data sheet.", best), Table("RL steps", note, rows)]
+
+
+def _asleep() -> tuple[str, ...]:
+    from harness.rollouts.vllm_support import can_sleep
+
+    return ("rollout.engine.sleep=true",) if can_sleep() else ()
+
+
+def _measured(size: Size, overrides: tuple[str, ...], top: Ceiling) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as root:
+        config = size.config(*overrides, f"steps={size.steps + 1}", f"run.root={root}", "evaluation.every=1000000")
+        _forget_peak()
+        train(config)
+        rows = RunFolder(config.path).metrics()[1:-1]
+    weights = sum(parameter.numel() for parameter in hub_model(config.model).parameters())
+    responses = config.rollout.prompts * config.rollout.group_size
+    longest = config.task.answer_length
+    tokens = responses * (config.task.max_prompt + longest)
+    times = {phase: median(row.get(f"time/{phase}", 0.0) for row in rows) for phase in PHASES}
+    return {phase: number(value) for phase, value in times.items()} | {
+        "generate, floor": number(longest * 4 * weights / top.bandwidth),
+        "train, floor": number(6 * weights * tokens / top.rate),
+        "rollout tokens/s": number(median(row["throughput/rollout_tokens"] for row in rows)),
+        "peak memory (GiB)": number(_peak() / GIB),
+        "K3": number(median(row["rollout_corr/k3_kl"] for row in rows)),
+    }
+
+
+def _forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak() -> int:
+    """Bytes: of the GPU since `_forget_peak`; on a CPU of the process since its start."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _seconds(call, repeats: int = 5) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        synchronize()
+        began = time.perf_counter()
+        call()
+        synchronize()
+        times.append(time.perf_counter() - began)
+    return median(times)

@@ -1,0 +1,89 @@
+"""The `faultline` command: one module per subcommand. Each imports what it needs when it runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from textwrap import indent
+from typing import Any, Protocol
+
+from faultline.cli import branch, doctor, gradient, import_config, replay, report, search, sweep, train
+from harness.errors import UserError
+
+
+class Command(Protocol):
+    """What a module of this package holds."""
+
+    HELP: str
+    """One line for the list of commands."""
+    EXAMPLES: str
+    """Commands that can be run as they stand, one a line."""
+
+    run: Callable[..., None]
+    """Does the work. Raises UserError on what the user can mend."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments; their names are those of `run`."""
+
+
+COMMANDS: dict[str, Command] = {
+    "train": train,
+    "sweep": sweep,
+    "search": search,
+    "branch": branch,
+    "report": report,
+    "replay": replay,
+    "gradient": gradient,
+    "import-config": import_config,
+    "doctor": doctor,
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line `words`, by default that of this process. A UserError is printed; the exit code is then 2."""
+    words = sys.argv[1:] if words is None else list(words)
+    if words[:1] == ["train"]:  # Hydra reads its own command line, --help too
+        train.run(words[1:])
+        return
+    arguments = vars(build_parser().parse_args(words))
+    try:
+        COMMANDS[arguments.pop("command")].run(**arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="faultline",
+        description="Reinforcement learning of language models under rollout mismatch: compare losses and corrections.",
+        epilog=_examples("faultline doctor\nfaultline train --help\nfaultline replay --help"),
+        formatter_class=form,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, command in COMMANDS.items():
+        description = getattr(command, "DESCRIPTION", f"{command.HELP[0].upper()}{command.HELP[1:]}.")
+        subparser = commands.add_parser(
+            name, help=command.HELP, description=description, epilog=_examples(command.EXAMPLES), formatter_class=form
+        )
+        command.add_arguments(subparser)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # a third of the start-up, so only when it is asked for
+
+        print(f"faultline {version('faultline')}")
+        parser.exit()
+
+
+def _examples(commands: str) -> str:
+    return f"examples:\n{indent(commands, '  ')}"

@@ -1,0 +1,22 @@
+"""`faultline doctor`."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "list what this machine can compute rollouts in"
+EXAMPLES = """\
+faultline doctor
+faultline doctor --parity"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `faultline.cli.Command`."""
+    parser.add_argument("--parity", action="store_true", help="compare actor, local engine and vLLM in every precision")
+
+
+def run(parity: bool) -> None:
+    """Print it."""
+    from faultline.tools.doctor import doctor
+
+    doctor(parity)

@@ -1,0 +1,28 @@
+"""`faultline train`: the same as `python -m experiments.train`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+HELP = "train one run, or with -m a grid of runs; Hydra overrides follow"
+EXAMPLES = """\
+faultline train rollout/precision=fp8_tensor correction=token_truncate steps=40
+faultline train -m hydra/launcher=local seed=0,1 rollout/precision=bf16,fp8_tensor run.sweep=first steps=40
+faultline train --help"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Listed for `faultline --help` alone; Hydra parses what follows."""
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="Hydra's options and overrides")
+
+
+def run(overrides: Sequence[str]) -> None:
+    """Run the module as `python -m` does, with plug-ins of the working directory importable."""
+    sys.argv[1:] = overrides
+    if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    runpy.run_module("experiments.train", run_name="__main__", alter_sys=True)

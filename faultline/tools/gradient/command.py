@@ -1,0 +1,60 @@
+"""`faultline gradient`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from faultline.tools.gradient import page
+from faultline.tools.gradient.enumerable import exact_table
+from faultline.tools.gradient.laboratory import Laboratory
+from faultline.tools.gradient.methods import DEFAULT, methods
+from harness.errors import UserError
+from harness.run.restore import find, trainer_of
+
+
+def gradient_command(
+    checkpoint: Path | None,
+    *,
+    losses: list[str] | None = None,
+    corrections: list[str] | None = None,
+    enumerable: bool = False,
+    noise: float = 0.3,
+    prompts: int = 64,
+    batches: int = 32,
+    reference: int = 64,
+    seed: int = 0,
+    out: Path | None = None,
+) -> Path:
+    """Print and write the comparison of gradients; the page's path.
+
+    checkpoint: a run folder or one checkpoint of it; with `enumerable` none, but an enumerable policy and one whose logits
+    differ by `noise`. losses: that of the run, or pg. prompts: of a batch, each with the run's number of samples;
+    batches: frozen ones; reference: fresh ones for the truth. out: where the files go.
+    """
+    if enumerable == (checkpoint is not None):
+        raise UserError("give either a checkpoint or --enumerable")
+    torch.set_num_threads(1)
+    corrections = corrections or list(DEFAULT)
+    if enumerable:
+        found = methods(losses or ["pg"], corrections, "token_sum")
+        table = exact_table(found, noise=noise, seed=seed)
+        note = "Exact sums over all 81 responses of 4 tokens over 3 symbols; sd of one response, rmse of the mean of 256."
+        return page.present(
+            table, f"Exact gradients of an enumerable policy, logit noise {noise:g}", note, out or Path("gradient")
+        )
+    restored = find(checkpoint)
+    config = restored.config
+    found = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
+    with trainer_of(restored) as trainer:
+        laboratory = Laboratory(trainer, prompts, seed)
+        table = laboratory.compare(found, batches, reference)
+    blocks = len(laboratory.prompts)
+    note = (
+        f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
+        f"the truth is the mean of {reference} such batches of the trainer's own policy. "
+        "sd and rmse are those of one batch. Intervals: bootstrap over batches."
+    )
+    title = f"Gradients at step {restored.step} of {config.path.name}"
+    return page.present(table, title, note, out or (restored.folder.parent.parent / f"gradient-{restored.folder.name}"))

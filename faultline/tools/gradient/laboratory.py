@@ -1,0 +1,110 @@
+"""The gradients of a checkpoint's policy, method by method, on frozen batches and on many fresh samples of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.spec import Correction
+from algos.objective import Objective
+from faultline.tools.gradient.estimate import Grams, drowned
+from faultline.tools.gradient.methods import Method, coefficients, load_loss
+from faultline.tools.gradient.progress import Progress
+from harness.config import ModelConfig
+from harness.errors import UserError
+from harness.models import build, policy_config
+from harness.rollouts import RolloutEngine
+from harness.seeding import generator
+from harness.train.trainer import Trainer
+
+
+class Drawn(NamedTuple):
+    """One batch: prompts [B, P], tokens [B, T], and what the methods read."""
+
+    prompts: Tensor
+    tokens: Tensor
+    batch: Batch
+
+
+class Laboratory:
+    """The policy of a trainer that was restored from a checkpoint, with gradients in fp32, on `prompts` of its prompts."""
+
+    def __init__(self, trainer: Trainer, prompts: int, seed: int):
+        self.trainer, self.seed, config = trainer, seed, trainer.config
+        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, ModelConfig):
+            raise UserError(
+                "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
+                "no padding, and asks the trainer's own policy for samples"
+            )
+        pool = trainer.train_prompts.cpu()
+        self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
+        trainer.engine.load_weights(trainer.actor.weights(), 0)
+        trainer.policy.load_weights(trainer.actor.weights(), 0)
+        self.net = build(policy_config(config.model, trainer.task), config.seed).eval()
+        self.net.load_state_dict({name: w.detach().float().cpu() for name, w in trainer.actor.weights()})
+
+    def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
+        """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
+
+        batches: frozen ones from the rollout engine; reference: of the policy gradient on the trainer's own samples. Prints where
+        it is every few seconds.
+        """
+        progress = Progress(reference + batches * len(methods))
+        c = self.trainer.config
+        pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
+        print(f"drawing {reference} batches from the trainer's own policy", flush=True)
+        own = [self._draw(self.trainer.policy, "laboratory reference", i) for i in range(reference)]
+        own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]
+        truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
+        if drowned(truth):
+            raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
+        print(f"drawing {batches} batches from the rollout engine", flush=True)
+        frozen = [self._draw(self.trainer.engine, "laboratory batch", i) for i in range(batches)]
+        known: dict[bytes, dict[str, float]] = {}
+        rows = []
+        for number, method in enumerate(methods, 1):
+            parts = [coefficients(method.objective, drawn.batch) for drawn in frozen]
+            key = b"".join(part.numpy().tobytes() for part in parts)
+            if key not in known:
+                what = f"method {number}/{len(methods)}, {method.name}"
+                known[key] = Grams(self._gradients(frozen, parts, progress, what), truth).summary()
+            else:
+                progress.skip(batches)
+            rows.append({"method": method.name, **known[key], "family": method.family, "bound": method.bound})
+        return pd.DataFrame(rows)
+
+    def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
+        """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
+        parameters, temperature = list(self.net.parameters()), self.trainer.config.rollout.temperature
+        rows = []
+        for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
+            ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
+            logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits
+            logp = (logits / temperature).log_softmax(-1).gather(-1, drawn.tokens[..., None])[..., 0]
+            gradient = torch.autograd.grad((c.float() * logp).sum(), parameters)
+            rows.append(torch.cat([part.flatten() for part in gradient]))
+            progress.show(f"{what}, batch {number}/{len(batches)}")
+        return torch.stack(rows)
+
+    def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
+        """A batch of the run's number of samples per prompt."""
+        task, advantage, group = self.trainer.task, self.trainer.advantage, self.trainer.config.rollout.group_size
+        prompts = self.prompts.repeat_interleave(group, dim=0)
+        uniforms = torch.rand(len(prompts), task.answer_length, generator=generator(self.seed, purpose, number))
+        rollout = engine.generate(prompts, uniforms)
+        tokens, logp_rollout = rollout.tokens.cpu(), rollout.logp.cpu()
+        mask = logp_rollout.isfinite()
+        reward = torch.from_numpy(task.reward(prompts.numpy(), tokens.numpy())).float().view(-1, group)
+        inputs = {"lengths": mask.sum(-1).view_as(reward)}
+        if "greedy" in advantage.func.needs:
+            most = engine.greedy(self.prompts, task.answer_length).cpu()
+            inputs["greedy"] = torch.from_numpy(task.reward(self.prompts.numpy(), most.numpy())).float()
+        per_response = advantage(reward, **{name: inputs[name] for name in advantage.func.needs}).view(-1, 1)
+        logp = self.trainer.policy.score(prompts, tokens).cpu()
+        number_of = torch.arange(len(prompts)) // group
+        batch = Batch(logp_rollout, mask, logp, per_response.expand_as(logp), prompt=number_of)
+        return Drawn(prompts, tokens, batch)

@@ -1,0 +1,91 @@
+"""The estimators that are compared: losses x corrections, and corrections along their bounds."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction, Weight, check_combination
+from algos.objective import Objective
+from algos.reductions import Counts
+from algos.registry import LOSSES
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.thresholds import Family
+from harness.errors import UserError
+
+EXACT = "exact sequence weight"
+DEFAULT = (
+    "none",
+    "token_truncate",
+    "sequence_truncate",
+    "sequence_mask",
+    "icepop",
+    "skyrl/geometric_mask",
+    "skyrl/token_mask",
+    "verl/bypass_ppo_clip",
+)
+ALONG = (Family("truncate", "token"), Family("truncate", "sequence"), Family("mask", "sequence"), Family("reject", "geometric"))
+BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
+
+
+class Method(NamedTuple):
+    """An estimator. family and bound: where it lies along a family's bounds; None of a named one."""
+
+    name: str
+    objective: Objective
+    family: str | None = None
+    bound: float | None = None
+
+
+def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
+    """Every loss with every correction that it goes with, the exact sequence weight, and pg along the bounds of `ALONG`."""
+    exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
+    pg = load_loss("pg")
+    found = [Method(EXACT, Objective(pg, exact, "old", reduction, norm))]
+    for loss in losses:
+        for name, preset in presets(corrections).items():
+            correction, proximal = preset.correction, preset.proximal
+            function = load_loss("ppo" if proximal == "rollout" and not LOSSES[loss].anchored else loss)
+            try:
+                check_combination(correction, proximal, LOSSES[loss].anchored)
+            except ValueError as error:
+                raise UserError(f"loss {loss} with correction {name}: {error}") from None
+            shown = loss if function.func is LOSSES[loss] else "ppo"
+            found.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
+    for family in ALONG:
+        for c in BOUNDS:
+            objective = Objective(pg, family.at(c), "old", reduction, norm)
+            found.append(Method(f"{family.name} C={c:g}", objective, family.name, c))
+    return found
+
+
+def load_loss(name: str) -> functools.partial:
+    """A loss with the parameters of its config file. Raises UserError if it has none, or if they refer to other keys."""
+    path = Path(__file__).parents[3] / "experiments" / "conf" / "loss" / f"{name}.yaml"
+    if not path.exists():
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")
+    params = OmegaConf.to_container(OmegaConf.load(path))
+    del params["name"]
+    return functools.partial(LOSSES[name], **params)
+
+
+def coefficients(objective: Objective, batch: Batch) -> Tensor:
+    """c [B, T] with which the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
+
+    Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
+    """
+    old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()
+    batch = objective.select(batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages))
+    corrected = correct(batch, objective.correction)
+    logp = old.clone().requires_grad_()
+    value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted, batch.prompt))
+    (gradient,) = torch.autograd.grad(value, logp)
+    return gradient

@@ -1,0 +1,152 @@
+"""SkyRL, from use_tis to 0.3.0: trainer.algorithm with off_policy_correction."""
+
+from __future__ import annotations
+
+from faultline.tools.import_config.translation import Source, Translation, unusable
+
+BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
+PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
+REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
+REDUCTIONS["sequence_mean"] = "seq_mean_token_mean"
+RENAMED = {
+    "generator.n_samples_per_prompt": "rollout.group_size",
+    "generator.sampling_params.temperature": "rollout.temperature",
+    "trainer.train_batch_size": "rollout.prompts",
+    "trainer.policy.optimizer_config.lr": "actor.lr",
+    "trainer.policy.optimizer_config.weight_decay": "actor.weight_decay",
+    "trainer.policy.optimizer_config.max_grad_norm": "actor.max_grad_norm",
+    "trainer.update_epochs_per_batch": "actor.epochs",
+}
+
+
+def recognises(keys: dict) -> bool:
+    """Whether these dotted keys are those of a SkyRL config."""
+    return any(key.startswith(PREFIXES) or key in BARE for key in keys)
+
+
+def shorten(key: str) -> str:
+    """A key without the section that holds the algorithm."""
+    for prefix in PREFIXES:
+        key = key.removeprefix(prefix)
+    return key
+
+
+def translate(source: Source, out: Translation) -> None:
+    """Fill `out` from `source`."""
+    out.values["proximal"] = "old"
+    _loss(source, out)
+    _weight(source, out)
+    _masks(source, out)
+    out.options["reduce"] = "token_mean"
+    out.choose("reduce", source, "loss_reduction", REDUCTIONS)
+    if out.options["reduce"] == "seq_mean_token_sum_norm":
+        out.set("reduce.norm", source.number("max_seq_len"))
+    std = source.flag("grpo_norm_by_std", default=True)
+    names = {"grpo": "grpo" if std else "dr_grpo", "rloo": "rloo", "reinforce++": "reinforce_pp", "maxrl": "maxrl"}
+    out.choose("advantage", source, "advantage_estimator", names)
+    _kl(source, out)
+    for theirs, ours in RENAMED.items():
+        out.set(ours, source.number(theirs))
+    out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
+    mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
+    if mini and prompts:
+        out.set("actor.num_minibatches", -(-int(prompts) // int(mini)))
+    elif mini:
+        missing = "actor.num_minibatches is trainer.train_batch_size over it, not set"
+        out.lost.append(f"trainer.policy_mini_batch_size={mini}: {missing}")
+
+
+def _loss(source: Source, out: Translation) -> None:
+    low, high = (source.number(f"eps_clip_{side}", default=0.2) for side in ("low", "high"))
+    clip, kind = {"eps_low": low, "eps_high": high}, source.take("policy_loss_type", default="regular")
+    cap = source.number("clip_ratio_c", default=3.0)
+    if kind in ("regular", "dual_clip"):
+        out.loss("ppo", **clip, dual_clip=cap if kind == "dual_clip" else None)
+    elif kind == "gspo":
+        out.loss("gspo", **clip)
+    elif kind == "sapo":
+        out.loss("sapo", **{tau: source.number(f"sapo.{tau}", default=d) for tau, d in (("tau_pos", 1.0), ("tau_neg", 1.05))})
+    elif kind == "cispo":
+        low, high = source.number("cispo.cispo_eps_clip_low"), source.number("cispo.cispo_eps_clip_high")
+        if low is None or high is None:
+            out.notes.append("cispo bounds not set: SkyRL 0.3.0's are 0 and 5, ratios in [1, 6]; later ones 1 and 4")
+        low, high = 0.0 if low is None else low, 5.0 if high is None else high
+        out.loss("cispo", lower=1 - low, upper=1 + high)
+        if source.take("cispo.cispo_anchor", "cispo_anchor", default="old") == "rollout":
+            out.values["proximal"] = "rollout"
+    elif kind == "rollout_is":
+        out.loss("rollout_is", lower=1 - low, upper=1 + high)
+        out.values["proximal"] = "rollout"
+        out.notes.append("rollout_is: SkyRL's bounds are exclusive, these are inclusive")
+    elif kind == "dppo":
+        form = str(source.take("dppo.dppo_type", default="binary_tv")).removeprefix("binary_")
+        deltas = {name: source.number(f"dppo.{name}", default=0.2) for name in ("delta_low", "delta_high")}
+        out.loss("dppo", divergence=form, **deltas)
+        out.values["proximal"] = "rollout"
+    elif kind == "cross_entropy":
+        out.loss("cross_entropy")
+    else:
+        reason = "SkyRL pre-divides advantages by the token count, so its covariance bounds never match what they say"
+        out.lost.append(f"{source.key('policy_loss_type')}={kind}: " + (reason if "cov" in str(kind) else "no such loss here"))
+
+
+def _weight(source: Source, out: Translation) -> None:
+    """tis_ratio_type, or the older use_tis with tis_imp_ratio_cap."""
+    kind, old = source.take("tis_ratio_type"), source.flag("use_tis")
+    cap = source.number("tis_imp_ratio_cap")
+    caps = {"token": source.number("token_tis_ratio_clip_high", default=2.0),
+            "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0)}
+    if kind is None and old:
+        if cap is None or cap <= 0:
+            unusable("use_tis=True", f"tis_imp_ratio_cap={cap} is no positive cap, at which SkyRL stopped; give one of 1 or more")
+        else:
+            out.weigh(f"tis_imp_ratio_cap={cap}", "token", "truncate", None, cap)
+    elif kind in caps:
+        out.weigh(f"tis_ratio_type={kind}", kind, "truncate", None, caps[kind])
+    elif kind is not None:
+        unusable(f"{source.key('tis_ratio_type')}={kind}", "accepted are token, sequence")
+    if out.weight.level and out.values["proximal"] == "rollout":
+        both = f"the {out.weight.level} weight with loss {out.options['loss']}"
+        out.lost.append(f"{both}: the mismatch would count twice; SkyRL refuses it for cispo only")
+        out.weight = type(out.weight)()
+
+
+def _masks(source: Source, out: Translation) -> None:
+    """Token mask, outlier bounds and sequence mask: all on π_old/μ, with the original counts."""
+    low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
+    if low is not None and high is not None:
+        out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)
+    elif low is not None or high is not None:
+        out.notes.append("token_mask_is_threshold: SkyRL ignores one bound without the other; no token mask")
+    outlier = [source.number(f"outlier_token_is_threshold_{side}") for side in ("low", "high")]
+    if outlier != [None, None]:
+        out.filter("outlier_token_is_threshold", "outlier", "worst_token", "ratio", *outlier)
+    metric = source.take("sequence_mask_metric")
+    bounds = {
+        "geometric": [source.number(f"geo_mask_{side}", default=d) for side, d in (("low", 0.99), ("high", 1.01))],
+        "product": [source.number(f"product_mask_{side}", default=d) for side, d in (("low", 0.5), ("high", 2.0))],
+    }
+    if metric in bounds:
+        level = "geometric" if metric == "geometric" else "sequence"
+        out.filter(f"sequence_mask_metric={metric}", metric, level, "ratio", *bounds[metric])
+    elif metric is not None:
+        unusable(f"{source.key('sequence_mask_metric')}={metric}", "accepted are geometric, product")
+    if "token" in out.reject and (metric or out.weight.level == "sequence"):
+        out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """use_kl_loss, which is on by default; use_kl_in_reward, which excludes it, has no place here."""
+    kind, coef = str(source.take("kl_estimator_type", default="k3")), source.number("kl_loss_coef", default=0.001)
+    on = source.flag("use_kl_loss", default=True)
+    if source.flag("use_kl_in_reward"):
+        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+        return
+    keys = [f"kl_ctrl.{key}" for key in ("type", "kl_target", "horizon")]
+    if source.has(*keys):
+        source.take(*keys)
+        out.notes.append("use_kl_in_reward is not true, so SkyRL does not read kl_ctrl")
+    if on and coef:
+        out.kl(kind, coef, f"kl_estimator_type={kind}")
+        default = "" if source.has("use_kl_loss") else "; use_kl_loss is not set: it is on by default"
+        out.notes.append(f"kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10{default}")

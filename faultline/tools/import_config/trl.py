@@ -1,0 +1,154 @@
+"""TRL's GRPOConfig, up to 1.16: flat keys."""
+
+from __future__ import annotations
+
+import math
+
+from faultline.tools.import_config.translation import Source, Translation, unusable
+
+MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "luspo": "seq_mean_token_mean",
+              "dr_grpo": "seq_mean_token_sum_norm"}
+"""loss_type → reduction; dapo, bnpo, cispo and vespo take the mean over tokens."""
+LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
+RENAMED = {
+    "num_generations": "rollout.group_size",
+    "temperature": "rollout.temperature",
+    "learning_rate": "actor.lr",
+    "weight_decay": "actor.weight_decay",
+    "max_grad_norm": "actor.max_grad_norm",
+    "num_iterations": "actor.epochs",
+    "seed": "seed",
+}
+
+
+def recognises(keys: dict) -> bool:
+    """Whether these keys are those of a GRPOConfig."""
+    return any(key in MARKS or key.startswith("vllm_importance_sampling_") for key in keys)
+
+
+def shorten(key: str) -> str:
+    """TRL's keys are flat."""
+    return key
+
+
+def translate(source: Source, out: Translation) -> None:
+    """Fill `out` from `source`."""
+    out.values["proximal"] = "old"
+    kind = source.take("loss_type", default="dapo")
+    _loss(source, out, kind)
+    out.options["reduce"] = REDUCTIONS.get(kind, "token_mean")
+    if kind == "dr_grpo":
+        out.set("reduce.norm", source.number("max_completion_length", default=256))
+    if kind == "bnpo":
+        out.notes.append("bnpo: TRL divides by the tokens of each micro-batch, this by those of the mini-batch")
+    _correction(source, out)
+    _kl(source, out)
+    out.options["advantage"] = "grpo"
+    out.choose("advantage", source, "scale_rewards", SCALES)
+    for theirs, ours in RENAMED.items():
+        out.set(ours, source.number(theirs))
+    out.sampling(source, "top_p", "top_k")
+    _steps(source, out)
+
+
+def _steps(source: Source, out: Translation) -> None:
+    """Mini-batches of a rollout, and rollouts of a run.
+
+    TRL generates every steps_per_generation · num_iterations forward passes and steps the optimizer every
+    gradient_accumulation_steps of them; the batch sizes of a device cancel.
+    """
+    passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
+    size, steps = source.number("generation_batch_size"), source.number("max_steps")
+    minibatches = None
+    if size is not None:
+        out.lost.append(f"generation_batch_size={size}: actor.num_minibatches is it over the responses of one optimizer step, "
+                        "which depend on the number of processes; rollout.prompts is it over num_generations")
+    elif passes is not None and passes % each:
+        out.lost.append(f"steps_per_generation={passes}: no multiple of gradient_accumulation_steps={each}, so that an optimizer "
+                        "step spans two rollouts in TRL")
+    else:
+        minibatches = 1 if passes is None else passes // each
+    if passes is not None or source.has("gradient_accumulation_steps"):
+        out.set("actor.num_minibatches", minibatches)
+    if steps is None or steps < 1:
+        return
+    updates = (minibatches or 1) * source.number("num_iterations", default=1)
+    out.set("steps", math.ceil(steps / updates))
+    if minibatches is None:
+        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, steps are rollouts; divide it by actor.num_minibatches")
+    elif updates > 1:
+        out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, of which a rollout has {updates}; steps are rollouts")
+
+
+def _loss(source: Source, out: Translation, kind: str) -> None:
+    low, high, delta = source.number("epsilon", default=0.2), source.number("epsilon_high"), source.number("delta")
+    upper = low if high is None else high
+    clip = {"eps_low": low, "eps_high": upper}
+    level = source.take("importance_sampling_level", default="token")
+    if kind == "cispo" and upper < 1:
+        out.loss("pg")
+        unset = "epsilon_high is not set, so " if high is None else ""
+        out.notes.append(f"cispo: {unset}TRL caps every ratio at {upper}, absolute: REINFORCE times {upper} where r exceeds it")
+        out.lost.append(f"that factor {upper}: loss=cispo takes an upper of 1 or more")
+    elif kind == "cispo":
+        out.loss("cispo", lower=0.0, upper=upper)
+    elif kind == "sapo":
+        out.loss("sapo", tau_pos=source.number("sapo_temperature_pos", default=1.0),
+                 tau_neg=source.number("sapo_temperature_neg", default=1.05))
+    elif kind == "vespo":
+        shape = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+        out.loss("vespo", **{key: source.number(f"vespo_{key}", default=default) for key, default in shape.items()})
+        if source.flag("use_vllm"):
+            out.notes.append("vespo: TRL multiplies the mismatch ratio into w, this multiplies the loss")
+    elif kind == "luspo":
+        out.loss("luspo", **clip)
+    elif kind in LOSSES and level == "sequence":
+        out.loss("gspo", **clip)
+    elif kind in LOSSES:
+        out.loss("ppo", **clip, dual_clip=delta)
+        delta = None
+    else:
+        out.lost.append(f"loss_type={kind}: no such loss here")
+    if delta is not None:
+        out.lost.append(f"delta={delta}: caps the ratio in TRL, which loss {out.options.get('loss')} has no parameter for")
+
+
+def _correction(source: Source, out: Translation) -> None:
+    on = source.flag("vllm_importance_sampling_correction", default=True)
+    mode = source.take("vllm_importance_sampling_mode", default="sequence_mask")
+    upper = source.number("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
+    lower = source.number("vllm_importance_sampling_clip_min")
+    delta = source.number("off_policy_mask_threshold")
+    if not source.flag("use_vllm"):
+        out.notes.append("use_vllm is not true, so TRL applies no correction, whatever its keys say")
+        return
+    if on and mode in MODES:
+        level, action = mode.split("_")
+        action = "clip" if action == "truncate" and lower is not None else action
+        out.weigh(f"vllm_importance_sampling_mode={mode}", level, action, lower, upper)
+        if not source.has("vllm_importance_sampling_mode"):
+            out.notes.append("vllm_importance_sampling_mode is not set: sequence_mask is TRL's default")
+    elif on:
+        unusable(f"vllm_importance_sampling_mode={mode}", f"accepted are {', '.join(MODES)}")
+    if delta is not None:
+        key = f"off_policy_mask_threshold={delta}"
+        out.filter(key, "off_policy", "geometric", "ratio", math.exp(-delta), None, "negative_advantage")
+        out.ratio = "old" if out.weight.level else "current"
+        if out.weight.level:
+            out.notes.append(f"{key}: TRL compares μ with π_θ, this with π_old as the weight does; equal on the first mini-batch")
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """beta; use_bias_correction_kl has been on by default since 1.16."""
+    beta, unbiased = source.number("beta", default=0.0), source.flag("use_bias_correction_kl", default=True)
+    out.kl("k3_unbiased" if unbiased else "k3", beta, f"beta={beta}")
+    if beta and unbiased:
+        if not source.has("use_bias_correction_kl"):
+            out.notes.append("use_bias_correction_kl is not set: on in TRL 1.16, off before; kl=k3 is the latter")
+        if source.take("importance_sampling_level") == "sequence":
+            out.notes.append("kl: TRL multiplies each token's k3 by the ratio of its response, this by the token's own")
+    if beta and out.reject:
+        out.notes.append("kl: TRL's KL term counts masked tokens too; here they are left out")

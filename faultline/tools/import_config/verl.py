@@ -1,0 +1,272 @@
+"""verl, from tis_imp_ratio_cap (August 2025) to 0.9.1: what each key really did there."""
+
+from __future__ import annotations
+
+import math
+
+from algos.corrections import spec
+from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
+from harness.errors import UserError
+
+CAPS = ("actor.behav_imp_weight_cap", "actor.imp_ratio_cap", "actor.tis_imp_ratio_cap")
+BYPASS = ("bypass_mode", "bypass_old_logprob_for_rollout")
+GRADIENT = ("use_policy_gradient", "use_pure_rollout_correction")
+BARE = ("rollout_is", "rollout_rs", "rollout_token_veto_threshold", *BYPASS, *GRADIENT)
+PREFIXES = ("actor_rollout_ref.", "algorithm.", "actor.policy_loss.rollout_correction.", "rollout_correction.")
+LEVELS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "worst_token"}
+GRPO = ("grpo", "grpo_vectorized")
+KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+ADVANTAGES = {
+    **{name: name for name in ("remax", "gpg")},
+    **{name: "rloo" for name in ("rloo", "rloo_vectorized")},
+    **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
+}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
+RENAMED = {
+    "rollout.n": "rollout.group_size",
+    "data.train_batch_size": "rollout.prompts",
+    "rollout.temperature": "rollout.temperature",
+    "actor.optim.lr": "actor.lr",
+    "actor.optim.weight_decay": "actor.weight_decay",
+    "actor.grad_clip": "actor.max_grad_norm",
+    "actor.ppo_epochs": "actor.epochs",
+    "trainer.total_training_steps": "steps",
+}
+
+
+def recognises(keys: dict) -> bool:
+    """Whether these dotted keys are those of a verl config."""
+    caps = tuple(cap.removeprefix("actor.") for cap in CAPS)
+    return any(key.startswith((*PREFIXES, "actor.", *BARE)) or key in caps for key in keys)
+
+
+def shorten(key: str) -> str:
+    """A key without the sections that verl moved it through."""
+    for prefix in PREFIXES:
+        key = key.removeprefix(prefix)
+    key = key.removeprefix("rollout_correction.")
+    return f"actor.{key}" if f"actor.{key}" in CAPS else key
+
+
+def translate(source: Source, out: Translation) -> None:
+    """Fill `out` from `source`."""
+    bypass = source.flag(*BYPASS)
+    kind = source.take("loss_type", default="reinforce" if source.flag(*GRADIENT) else "ppo_clip")
+    out.values["proximal"] = "rollout" if bypass and kind == "ppo_clip" else "old"
+    _loss(source, out, bypass, kind)
+    _correction(source, out)
+    if bypass:
+        out.ratio, out.denominator = "current", "original"
+        if kind == "ppo_clip" and out.weight.level:
+            out.weight = type(out.weight)()
+            out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only; none here")
+    elif kind == "reinforce":
+        out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
+    if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
+        out.notes.append("rollout.calculate_log_probs=false: verl had no rollout log-probabilities then and corrected nothing")
+    _reduction(source, out)
+    _rest(source, out)
+
+
+def _loss(source: Source, out: Translation, bypass: bool, kind: str) -> None:
+    low, high = (source.number(f"actor.clip_ratio_{side}", default=0.2) for side in ("low", "high"))
+    cap = source.number("actor.clip_ratio_c", default=3.0)
+    if (dead := source.number("actor.clip_ratio")) is not None and dead != low:
+        out.notes.append(f"actor.clip_ratio={dead}: no effect in verl, whose clip_ratio_low and _high default to 0.2")
+    mode = source.take("actor.policy_loss.loss_mode", default="vanilla")
+    if bypass:
+        if mode not in ("vanilla", "bypass_mode"):
+            out.notes.append(f"loss_mode={mode}: bypass_mode replaces the loss by loss_type={kind}")
+        mode = "gpg" if kind == "reinforce" else "vanilla"
+    policy = lambda key, default: source.number(f"actor.policy_loss.{key}", default=default)  # noqa: E731
+    clip = {"eps_low": low, "eps_high": high}
+    if mode in ("vanilla", "bypass_mode"):
+        out.loss("ppo", **clip, dual_clip=cap)
+    elif mode == "gspo":
+        out.loss("gspo", **clip)
+        out.notes.append("gspo: verl 0.9.1 reduces by loss_agg_mode, later ones by seq-mean-token-mean")
+    elif mode == "sapo":
+        taus = {"tau_pos": 1.0, "tau_neg": 1.05}
+        out.loss("sapo", **{tau: source.number(f"actor.{tau}", default=default) for tau, default in taus.items()})
+    elif mode == "gpg":
+        out.loss("pg")
+    elif mode == "cispo":
+        out.loss("cispo", lower=1 - low, upper=1 + high)
+    elif mode == "geo_mean":
+        out.loss("gmpo", lower=math.exp(-low), upper=math.exp(high))
+    elif mode == "clip_cov":
+        band = {"lower": policy("clip_cov_lb", 1.0), "upper": policy("clip_cov_ub", 5.0)}
+        out.loss("clip_cov", **clip, share=policy("clip_cov_ratio", 2e-4), **band)
+    elif mode == "kl_cov":
+        out.loss("kl_cov", share=policy("kl_cov_ratio", 2e-4), coef=policy("ppo_kl_coef", 0.1))
+    elif mode in ("dppo_tv", "dppo_kl"):
+        out.loss("dppo", divergence=mode.removeprefix("dppo_"), delta_low=low, delta_high=high)
+        out.lost.append(f"actor.clip_ratio_c={cap} in {mode}: verl caps the ratio there; no cap here")
+    elif mode == "dro" and source.has("actor.policy_loss.dro_beta"):
+        out.loss("dro", beta=policy("dro_beta", None))
+    else:
+        out.lost.append(f"{source.key('actor.policy_loss.loss_mode')}={mode}: no such loss here, or its parameters are missing")
+    if mode in ("clip_cov", "kl_cov"):
+        out.notes.append(f"{mode}: verl selects in each micro-batch at π_θ, this once in each mini-batch at the anchor")
+
+
+def _correction(source: Source, out: Translation) -> None:
+    caps = source.number(*CAPS)
+    kind = source.take("rollout_is")
+    if caps is not None and kind is None and not source.has("rollout_rs"):
+        if caps > 0:
+            out.weigh(f"{source.key(*CAPS)}={caps}", "token", "truncate", None, caps)
+        return
+    if caps is not None:
+        out.lost.append(f"{source.key(*CAPS)}={caps}: rollout_is and rollout_rs replaced it")
+    if isinstance(kind, bool) or source.has("rollout_is_level", "rollout_is_mode"):
+        return _october_2025(source, out, kind is not False)
+    out.denominator = "kept"
+    threshold = source.take("rollout_is_threshold", default=2.0)
+    if kind is not None:
+        lower, upper = _pair(source.key("rollout_is_threshold"), threshold) if "_" in str(threshold) else (None, threshold)
+        upper = as_number(source.key("rollout_is_threshold"), upper)
+        if kind in ("token", "sequence", "geometric"):
+            out.weigh(f"rollout_is={kind}", kind, "truncate" if lower is None else "mask", lower, upper)
+        else:
+            unusable(f"{source.key('rollout_is')}={kind}", "accepted are token, sequence, geometric")
+    if source.flag("rollout_is_batch_normalize"):
+        out.normalize = "batch"
+        if source.has(*BYPASS) and source.take(*BYPASS):
+            out.notes.append("rollout_is_batch_normalize: bypass mode divides by the mean of a micro-batch, this of the batch")
+    _rejection(source, out)
+    _veto(source, out, "rollout_token_veto_threshold")
+
+
+def _rejection(source: Source, out: Translation) -> None:
+    names, key = source.take("rollout_rs"), source.key("rollout_rs_threshold")
+    threshold, low = source.take("rollout_rs_threshold"), source.number("rollout_rs_threshold_lower")
+    if names is None:
+        return
+    if threshold is None:
+        raise UserError(f"rollout_rs={names}: rollout_rs_threshold is missing")
+    options = [name.strip() for name in str(names).split(",")]
+    bounds = [bound.strip() for bound in str(threshold).split(",")]
+    if len(bounds) not in (1, len(options)):
+        raise UserError(f"{key}={threshold}: {len(bounds)} thresholds for the {len(options)} options of rollout_rs={names}")
+    for option, bound in zip(options, bounds * len(options) if len(bounds) == 1 else bounds, strict=False):
+        if option in ("token", "sequence", "geometric"):  # before 2026: bounds on ρ itself
+            upper = _pair(key, bound)[1]
+            out.filter(f"rollout_rs={option}", option, option, "ratio", 1 / upper if low is None else low, upper)
+            continue
+        level, _, statistic = option.rpartition("_")
+        if level not in LEVELS or statistic not in ("k1", "k2", "k3"):
+            unusable(f"{source.key('rollout_rs')}={option}", f"accepted are {', '.join(LEVELS)} with _k1, _k2 or _k3")
+        elif statistic == "k1":
+            lower, upper = _pair(key, bound)
+            out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], "ratio", 1 / upper, 1 / lower)
+            if not math.isclose(lower * upper, 1, rel_tol=1e-9):
+                span = f"[{1 / upper:.6g}, {1 / lower:.6g}]"
+                out.notes.append(f"rollout_rs={option} at {bound}: verl bounds k1 = -log ρ: it keeps ρ in {span}, as here")
+        else:
+            out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], statistic, None,
+                       as_number(f"{key} of rollout_rs={option}", bound))
+
+
+def _october_2025(source: Source, out: Translation, applied: bool) -> None:
+    """rollout_is true or false with level, mode, threshold_lower and veto; the threshold is the switch."""
+    level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
+    upper = source.number("rollout_is_threshold")
+    lower = source.number("rollout_is_threshold_lower")
+    if upper is None or upper <= 0:
+        source.take("rollout_is_veto_threshold")
+        out.notes.append("rollout_is_threshold is not set, which switches everything off in that version")
+        return
+    lower = 1 / upper if lower is None else lower
+    if mode not in ("truncate", "clip", "mask") or level not in ("token", "sequence", "geometric"):
+        accepted = "accepted are token, sequence, geometric and truncate, clip, mask"
+        unusable(f"rollout_is_level={level}, rollout_is_mode={mode}", accepted)
+    if mode == "mask":  # the later form: the tokens outside leave the mask, whether weights are applied or not
+        out.denominator = "kept"
+        out.filter(f"rollout_is_mode={mode}", "rollout_is", level, "ratio", lower, upper)
+    if applied:
+        action = "mask" if mode == "clip" else "truncate"
+        out.weigh(f"rollout_is_mode={mode}", level, action, lower if mode == "clip" else None, upper)
+        if mode == "clip":
+            out.notes.append("rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them")
+    else:
+        out.notes.append("rollout_is=false: verl computed the weights for its metrics only")
+    if applied or mode == "mask":
+        if not source.has("rollout_is_veto_threshold"):
+            out.notes.append("rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here")
+        _veto(source, out, "rollout_is_veto_threshold")
+    else:
+        source.take("rollout_is_veto_threshold")
+
+
+def _veto(source: Source, out: Translation, key: str) -> None:
+    veto = source.number(key)
+    if veto is not None and veto > 0:
+        out.filter(f"{source.key(key)}={veto}", "veto", "worst_token", "ratio", veto, None)
+
+
+def _pair(key: str, text: object) -> tuple[float, float]:
+    """"lo_hi", or one number c for [1/c, c]."""
+    parts = [as_number(key, part) for part in str(text).split("_")]
+    if len(parts) > 2 or min(parts) <= 0:
+        raise UserError(f"{key}={text}: must be one positive number or two, as 0.5_2.0")
+    return (1 / parts[0], parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _reduction(source: Source, out: Translation) -> None:
+    if out.options.get("loss") in ("sapo", "gmpo"):
+        mode = source.take("actor.loss_agg_mode")
+        out.options["reduce"] = "seq_mean_token_mean"
+        if mode not in (None, "seq-mean-token-mean"):
+            out.notes.append(f"loss_agg_mode={mode}: sapo and geo_mean always reduce by seq-mean-token-mean in verl")
+        return
+    out.options["reduce"] = "token_mean"  # verl's default
+    out.choose("reduce", source, "actor.loss_agg_mode", REDUCTIONS)
+    if out.options["reduce"] == "seq_mean_token_sum_norm":
+        out.set("reduce.norm", source.number("actor.loss_scale_factor", "data.max_response_length"))
+
+
+def _rest(source: Source, out: Translation) -> None:
+    for theirs, ours in RENAMED.items():
+        out.set(ours, source.number(theirs))
+    out.sampling(source, "rollout.top_p", "rollout.top_k")
+    mini = source.number("actor.ppo_mini_batch_size")
+    prompts = out.values.get("rollout", {}).get("prompts")
+    if mini and prompts:
+        out.set("actor.num_minibatches", math.ceil(prompts / mini))
+    elif mini:
+        missing = "actor.num_minibatches is data.train_batch_size over it, which is not set"
+        out.lost.append(f"actor.ppo_mini_batch_size={mini}: {missing}")
+    std = source.flag("norm_adv_by_std_in_grpo", default=True)
+    of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k"}
+    out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)
+    if out.options.get("advantage") == "pass_at_k":
+        out.values["advantage"] = {"std": std}
+    if out.options.get("advantage") == "gpg":
+        out.notes.append("gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards")
+    _kl(source, out)
+    out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
+    out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_tensor"})
+
+
+def _kl(source: Source, out: Translation) -> None:
+    """use_kl_loss with its type and coefficient; use_kl_in_reward has no place here."""
+    theirs = str(source.take("actor.kl_loss_type", default="low_var_kl"))
+    coef = source.number("actor.kl_loss_coef", default=0.001)
+    if source.flag("actor.use_kl_loss"):
+        value = theirs.removesuffix("+")
+        kind = KL_TYPES.get(value, value) + "+" * theirs.endswith("+")
+        out.kl(kind, coef, f"actor.kl_loss_type={theirs}")
+        if kind.startswith("k3") and coef:
+            out.notes.append(f"kl={out.options['kl']}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here")
+        if coef and out.ratio == "current" and out.reject:
+            out.notes.append("kl: in bypass mode verl's KL term counts rejected tokens too; here they are left out")
+    elif source.has("actor.kl_loss_type", "actor.kl_loss_coef"):
+        out.notes.append("actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef")
+    keys = [f"kl_ctrl.{key}" for key in ("type", "kl_coef", "horizon", "target_kl")]
+    if source.flag("use_kl_in_reward"):
+        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+    elif source.has("kl_penalty", *keys):
+        source.take("kl_penalty", *keys)
+        out.notes.append("use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl")

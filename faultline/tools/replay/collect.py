@@ -1,0 +1,97 @@
+"""One pass over a dump: its mismatch, every correction asked for, and every threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction
+from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
+from algos.diagnostics.positions import BINS
+from algos.diagnostics.rows import Rows, merge
+from faultline.tools.replay.advice import Advisor
+from faultline.tools.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.thresholds import Thresholds
+from harness.errors import UserError
+
+Parts = dict[str, list[Rows]]
+
+
+@dataclass
+class Replayed:
+    """What a dump says. mismatch: metrics of the uncorrected ratio; corrections and profiles: a row per correction (and bin);
+    skipped: why a correction could not be replayed; thresholds: sums of every family."""
+
+    batches: int
+    responses: int
+    tokens: int
+    bad: int
+    mismatch: dict[str, float]
+    corrections: pd.DataFrame
+    profiles: pd.DataFrame
+    skipped: dict[str, str]
+    thresholds: Thresholds
+
+
+@dataclass
+class _Sums:
+    rows: Parts = field(default_factory=dict)
+    profiles: dict[str, Tensor] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
+    """Read `dump` once. Statistics are of all its responses together; a batch normalisation is within its training batch.
+
+    advisor: takes in the same batches. Raises UserError when no correction can be replayed.
+    """
+    sums, thresholds, ratios, batches = _Sums(), Thresholds(), [], 0
+    for responses in dump.batches():
+        batch = padded(responses)
+        thresholds.add(responses)
+        if advisor is not None:
+            advisor.add(responses)
+        ratios.append(mismatch_rows(batch))
+        batches += 1
+        for name, spec in specs.items():
+            if reason := missing(spec, responses):
+                sums.skipped[name] = reason
+                continue
+            corrected = correct(batch, spec)
+            sums.rows.setdefault(name, []).append(effect_rows(batch, corrected))
+            sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
+    whole = merge(ratios)
+    if not whole["n"].sum():
+        raise UserError(f"{dump.path}: mask is false for every token; set it true for those that the loss counts")
+    usable = [name for name in specs if name not in sums.skipped]
+    if not usable:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in sums.skipped.items())
+        raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other --corrections")
+    effects = [{"correction": name, **finish_effect(merge(sums.rows[name]))} for name in usable]
+    return Replayed(
+        batches=batches,
+        responses=len(whole["n"]),
+        tokens=int(whole["n"].sum()),
+        bad=dump.bad,
+        mismatch={name: float(value) for name, value in finish_mismatch(whole).items()},
+        corrections=pd.DataFrame(effects),
+        profiles=pd.concat([_profile(name, sums.profiles[name]) for name in usable], ignore_index=True),
+        skipped=sums.skipped,
+        thresholds=thresholds,
+    )
+
+
+def _profile(name: str, sums: Tensor) -> pd.DataFrame:
+    """Mean effective weight by position and by length; upto: the last position or length of the bin."""
+    frames = []
+    for by, (weight, tokens) in {"position": sums[:2], "length": sums[2:]}.items():
+        here = tokens > 0
+        upto = 2 ** torch.arange(BINS)[here]
+        mean = (weight[here] / tokens[here]).numpy()
+        frames.append(pd.DataFrame({"correction": name, "by": by, "upto": upto, "tokens": tokens[here], "weight": mean}))
+    return pd.concat(frames)

@@ -1,0 +1,95 @@
+"""One correction on dumped batches: the training step's own metrics, and the effective gradient weight g = w·1{kept}."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.apply import Corrected
+from algos.corrections.spec import Correction, Plugin
+from algos.diagnostics.correction import applied_rows, finish_applied
+from algos.diagnostics.positions import BINS, bin_of
+from algos.diagnostics.rows import Rows, count, row_sum, share
+from algos.ratios import Ratio
+from harness.dumps.schema import Responses
+
+
+def padded(responses: Responses) -> Batch:
+    """Flat responses as a padded batch, in the dump's own precision."""
+    lengths = np.diff(responses.offsets)
+    used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
+
+    def pad(values: np.ndarray | None) -> Tensor | None:
+        if values is None:
+            return None
+        values = torch.tensor(values)
+        return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
+
+    columns = (responses.logp_rollout, responses.mask, responses.logp_old, responses.advantages, responses.segments)
+    return Batch(*map(pad, columns))
+
+
+def missing(spec: Correction, responses: Responses) -> str | None:
+    """Why `spec` cannot be replayed on a dump with these columns; None if it can."""
+    filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
+    if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):
+        return "needs advantages"
+    levels = [spec.weight.level, *(filter_.level for filter_ in filters)]
+    if responses.segments is None and any((level or "").startswith("segment") for level in levels):
+        return "needs segments"
+    return None
+
+
+@torch.no_grad()
+def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
+    """Per response: `applied_rows`, and sums of g and g² beside the exact sequence weight R = exp(Σ l)."""
+    g = _effective(batch, corrected)
+    return applied_rows(corrected, batch.mask) | {
+        "g": row_sum(g),
+        "g_sq": row_sum(g.square()),
+        "g_max": torch.nn.functional.pad(g, (0, 1)).amax(-1),
+        "alive": count(g > 0),
+        "exact": Ratio(batch).at_level("sequence").double()[:, 0],
+    }
+
+
+@torch.no_grad()
+def finish_effect(rows: Rows) -> dict[str, float]:
+    """`finish_applied`, and under effect/ over all tokens: ess, kept_tokens, kept_sequences, weight_mean, weight_max, agreement.
+
+    ess = (Σg)²/(n·Σg²). kept: with g > 0, which a weight of 0 ends as a filter does; kept_sequences have such a token.
+    agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], R the exact sequence weight of the token's response: 1 where g is R but for
+    a factor. Of no correction at all it is the ESS of R itself.
+    """
+    n, exact = rows["n"], rows["exact"]
+    tokens = n.sum().clamp(min=1)
+    squares = rows["g_sq"].sum()
+    own = {
+        "effect/kept_tokens": rows["alive"].sum() / tokens,
+        "effect/kept_sequences": (rows["alive"] > 0).double().sum() / (n > 0).sum().clamp(min=1),
+        "effect/weight_mean": rows["g"].sum() / tokens,
+        "effect/ess": share(rows["g"].sum().square(), squares * tokens),
+        "effect/weight_max": rows["g_max"].amax(),
+        "effect/agreement": share((rows["g"] * exact).sum().square(), squares * (n * exact.square()).sum()),
+    }
+    return {name: float(value) for name, value in (finish_applied(rows) | own).items()}
+
+
+@torch.no_grad()
+def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
+    """Σ g and tokens, by the token's position and by its response's length, in the bins of `positions`: [4, BINS].
+
+    Over batches they add up: row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
+    """
+    g, tokens = _effective(batch, corrected), batch.mask.double()
+    position = torch.where(batch.mask, bin_of(batch.mask.cumsum(-1)), 0)
+    length = bin_of(batch.mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(position)
+    sums = [(position, g), (position, tokens), (length, g), (length, tokens)]
+    return torch.stack([g.new_zeros(BINS).scatter_add(0, bins.flatten(), values.flatten()) for bins, values in sums])
+
+
+def _effective(batch: Batch, corrected: Corrected) -> Tensor:
+    return torch.where(batch.mask & corrected.kept, corrected.weights, 0.0).double()
+

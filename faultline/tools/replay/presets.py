@@ -1,0 +1,51 @@
+"""The corrections under experiments/conf/correction by name, and those of other YAML files, as data: torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, ValidationError
+from yaml import YAMLError
+
+from algos.corrections.spec import Correction, Proximal
+from harness.config import explained
+from harness.errors import UserError
+
+FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
+
+
+class Preset(BaseModel):
+    """A correction and what the loss is anchored on with it: old (π_old) or rollout (μ)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    correction: Correction
+    proximal: Proximal = "old"
+
+
+def presets(names: list[str] | None = None) -> dict[str, Preset]:
+    """All presets, or those of these names, as verl/decoupled_token_is; a name in .yaml is a file like those of the presets.
+
+    Raises UserError on an unknown name, and on a file that is no correction.
+    """
+    known = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
+    for name in names or []:
+        if name not in known and not name.endswith(".yaml"):
+            raise UserError(f"correction {name}: unknown; known are {', '.join(sorted(known))}, and FILE.yaml of your own")
+    chosen = names or sorted(known, key=lambda name: (name.count("/"), name))
+    return {name: _load(Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml") for name in chosen}
+
+
+def _load(path: Path) -> Preset:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); give a YAML file") from None
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"{path}: holds no keys; write a correction as the files in experiments/conf/correction do")
+    # A file that sets other groups too stands at the top of the config, its correction under that key.
+    fields = {"correction": content.get("correction", content), "proximal": content.get("proximal", "old")}
+    try:
+        return Preset.model_validate(fields)
+    except ValidationError as error:
+        raise UserError(f"{path}: {'; '.join(explained(error, fields))}") from None

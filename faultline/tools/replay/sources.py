@@ -1,0 +1,132 @@
+"""A dump by its path, whatever wrote it: found, read in pieces, checked, and cut into training batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from faultline.tools.replay import readers
+from harness.dumps import files
+from harness.dumps.schema import Problem, Responses, absent, problems, responses
+from harness.errors import UserError
+
+SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
+SHOWN = 10
+"""Bad rows that an error lists."""
+
+
+class Dump:
+    """The training batches of a dump. path: a file, a folder of files, or a run folder.
+
+    skip_bad: leave bad rows out and count them in `bad`, instead of raising UserError that lists them by row and column.
+    """
+
+    def __init__(self, path: Path, *, skip_bad: bool = False):
+        self.path, self.skip_bad = path, skip_bad
+        self.files = _files(path)
+        self.rows, self.bad = 0, 0
+
+    def batches(self) -> Iterator[Responses]:
+        """One training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
+        self.rows, self.bad = 0, 0
+        pending: list[pa.Table] = []
+        for table in self._tables():
+            for part in _by_step(table):
+                if pending and not (_step(part) is not None and _step(part) == _step(pending[0])):
+                    yield _joined(pending)
+                    pending = []
+                pending.append(part)
+        if pending:
+            yield _joined(pending)
+        if self.rows == self.bad:
+            raise UserError(f"{self.path}: no sound row among {self.rows}")
+
+    def _tables(self) -> Iterator[pa.Table]:
+        for path in self.files:
+            start = 0
+            for table, found in _read(path):
+                self.rows += len(table)
+                sound = self._sound(path, table, found, start)
+                start += len(table)
+                if len(sound):
+                    yield sound
+
+    def _sound(self, path: Path, table: pa.Table, found: list[Problem], start: int) -> pa.Table:
+        told = {problem.row for problem in found}
+        if len(told) < len(table) and (missing := absent(table)):
+            have = ", ".join(table.column_names) or "none of them"
+            raise UserError(f"{path}: no column {' and '.join(missing)} (found {have}); docs/dumps.md lists what a dump holds")
+        if len(told) < len(table):
+            found = sorted([*found, *(problem for problem in problems(table) if problem.row not in told)])
+        bad = np.zeros(len(table), dtype=bool)
+        bad[[problem.row for problem in found]] = True
+        self.bad += int(bad.sum())
+        if found and not self.skip_bad:
+            lines = [f"{path}, {problem._replace(row=start + problem.row)}" for problem in found[:SHOWN]]
+            more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+            raise UserError("\n".join([*lines, *more, "--skip-bad leaves such rows out and counts them"]))
+        return table.filter(pa.array(~bad)) if bad.any() else table
+
+
+def _read(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
+    match path.suffix:
+        case ".parquet":
+            yield from ((table, []) for table in files.read(path))
+        case ".jsonl":
+            yield from readers.read_jsonl(path)
+        case ".pkl":
+            yield readers.tabulated(path, readers.read_skyrl(path))
+        case _:
+            yield readers.tabulated(path, readers.read_tensors(path))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise UserError(f"{path}: cannot tell what it is by {path.suffix or 'no suffix'}; accepted are {', '.join(SUFFIXES)}")
+        return [path]
+    folder = path / "dumps" if (path / "dumps").is_dir() else path
+    if runs := sorted(path.glob("*/config.json")):
+        raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
+    found = sorted((f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith(".")), key=_natural)
+    if (path / "config.json").exists() and folder == path:
+        raise UserError(f"{path}: this run wrote no dumps; set dump.every=<steps> and run it again in another sweep")
+    if not found:
+        raise UserError(f"{path}: no dump there; give a file ({', '.join(SUFFIXES)}), a folder of them, or a run folder")
+    return found
+
+
+def _with_dumps(runs: list[Path]) -> Path:
+    return next((run for run in runs if (run / "dumps").is_dir()), runs[0])
+
+
+def _natural(path: Path) -> list:
+    """So that step-9 stands before step-10."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", str(path)) if part]
+
+
+def _by_step(table: pa.Table) -> Iterator[pa.Table]:
+    if "step" not in table.column_names or table["step"].null_count:
+        yield table
+        return
+    steps = table["step"].to_numpy()
+    starts = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
+    for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
+        yield table.slice(start, end - start)
+
+
+def _step(table: pa.Table) -> int | None:
+    if "step" not in table.column_names or table["step"].null_count:
+        return None
+    return table["step"][0].as_py()
+
+
+def _joined(tables: list[pa.Table]) -> Responses:
+    """Tables of one batch as one; a column that not all have is left out, but for the mask: without one all tokens are used."""
+    shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
+    tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
+    return responses(pa.concat_tables(tables, promote_options="permissive"))

@@ -1,0 +1,26 @@
+"""Imported by the fork server of `pool.py` alone: what every run needs, once for all of them.
+
+Runs end with the server, by SIGTERM and so at a checkpoint. The server ends with the process that it serves. Otherwise a job
+that is stopped while it starts a run, or a launcher that is killed, would leave the run behind.
+"""
+
+import importlib
+import signal
+from pathlib import Path
+
+from sweeps.launchers.orphans import end_with_parent
+
+for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process of a job; the server must outlive its runs
+    signal.signal(number, signal.SIG_IGN)
+end_with_parent(signal.SIGKILL)
+PRELOADED = (
+    "harness.run.loop",
+    "transformers.models.qwen3.modeling_qwen3",
+    "wandb",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it
+)
+# DeepSpeed reads a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that.
+# Where there is a GPU each run imports for itself.
+if not Path("/dev/nvidiactl").exists():
+    for module in PRELOADED:
+        importlib.import_module(module)

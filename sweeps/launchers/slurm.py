@@ -1,0 +1,166 @@
+"""The Slurm launcher: runs as tasks of Slurm arrays, submitted through submitit.
+
+A task is a handful of runs, in one job of one node. A job reads what it needs from the sweep's folder and writes there what it
+did, so jobs and launchers never wait for each other. Slurm and submitit requeue a task; a run resumes by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import submitit
+
+from harness.errors import UserError
+from harness.run.folder import writing
+from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.pool import Pool, follow
+from sweeps.launchers.squeue import ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, wait_for_jobs
+from sweeps.ledger import Sweep
+from sweeps.snapshot import snapshot
+from sweeps.states import STUCK, RunState
+
+STRAGGLERS = 60
+"""Seconds after the end of one rank when srun ends the others. They wait for rank 0, which may have nothing to do."""
+
+
+class Slurm:
+    """Executor of the Slurm launcher, from checked options. Raises UserError if there is no Slurm, or no such partition."""
+
+    def __init__(self, options: SlurmOptions):
+        self.options = options
+        partitions = ask("sinfo", "-h", "-o", "%R").split()
+        if options.partition and (unknown := set(options.partition.split(",")) - set(partitions)):
+            raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
+        self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
+
+    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+        """Take the snapshot of the code; see `Executor`. Raises UserError if hydra.launcher.code must be chosen."""
+        self.code = snapshot(sweep, self.options.code)
+        return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
+
+    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
+        """Runs in live jobs, and the job of each."""
+        return {run: job.id for run, job in jobs_by_run(sweep, jobs(sweep)).items() if job.live}
+
+    def describe(self, count: int) -> str:
+        """See `Executor`."""
+        tasks = -(-count // self.options.runs_per_job)
+        arrays = -(-tasks // self.limit)
+        return (
+            f"{count} to submit: {tasks} tasks of up to {self.options.runs_per_job} runs in {arrays} "
+            f"array{'s' if arrays > 1 else ''}, {min(self.options.parallel, tasks)} tasks at a time"
+        )
+
+    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
+        """Submit `runs`; unless `detach` is set, wait until no job of the sweep is live. False if it did not wait."""
+        with leave_jobs_running(sweep):
+            if runs:
+                self.submit(sweep, runs)
+            if self.options.detach and (runs or self.active(sweep, {})):
+                return False
+            wait_for_jobs(sweep, tick)
+            return True
+
+    def submit(self, sweep: Sweep, runs: list[str]) -> None:
+        """Submit one array per MaxArraySize tasks. The arrays share `parallel`; surplus arrays wait for others."""
+        size = self.options.runs_per_job
+        tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
+        arrays = -(-len(tasks) // self.limit)
+        lanes = min(arrays, self.options.parallel)
+        last: dict[int, str] = {}
+        for i in range(arrays):
+            lane = i % lanes
+            share = self.options.parallel // lanes + (lane < self.options.parallel % lanes)
+            last[lane] = self._submit_array(sweep, tasks[i::arrays], share, last.get(lane))
+
+    def _submit_array(self, sweep: Sweep, tasks: list[list[str]], parallel: int, after: str | None) -> str:
+        sweep.lock.check_cancelled()
+        o = self.options
+        batch = f"{time.time_ns():x}"
+        with writing(sweep.home):
+            (sweep.home / "batches").mkdir(parents=True, exist_ok=True)
+            (sweep.home / "batches" / f"{batch}.json").write_text(json.dumps(tasks))
+        sweep.log("submitted", [run for runs in tasks for run in runs], batch=batch)
+        executor = submitit.SlurmExecutor(sweep.home / "jobs", max_num_timeout=10**6, python=o.python)
+        requested = {key: value for key in ("partition", "account", "qos", "gres", "constraint") if (value := getattr(o, key))}
+        executor.update_parameters(
+            job_name=job_name(sweep),
+            comment=batch,
+            time=o.timeout_min,
+            mem=f"{round(o.mem_gb * 1024)}M",
+            cpus_per_task=o.runs_at_once * o.cpus_per_run,
+            array_parallelism=parallel,
+            signal_delay_s=o.signal_delay_s,
+            stderr_to_stdout=True,
+            setup=[*o.setup, f"export PYTHONPATH={shlex.quote(str(self.code))}:$PYTHONPATH PYTHONSAFEPATH=1"],
+            additional_parameters={"requeue": True, "ntasks": o.ranks, **o.sbatch},
+            srun_args=["--kill-on-bad-exit=0", f"--wait={STRAGGLERS}"],
+            **requested,
+            **({"dependency": f"afterany:{after}"} if after else {}),
+        )
+        home = str(sweep.path.resolve())
+        calls = [Task(home, batch, index, o.runs_at_once) for index in range(len(tasks))]
+        try:
+            with _outside_a_job(), writing(sweep.home):
+                submitted = executor.submit_array(calls)
+        except submitit.core.utils.FailedJobError as error:
+            reasons = [line for line in str(error).splitlines() if "sbatch:" in line] or [str(error)]
+            message = f"Slurm refused the jobs: {'; '.join(reasons)}"
+            sweep.log("ended", [run for runs in tasks for run in runs], state="interrupted", error=message)
+            raise UserError(f"{message}; jobs submitted before go on") from None
+        try:
+            sweep.lock.check_cancelled()
+        except UserError:  # cancelled while sbatch was at work: `cancel` could not see these jobs
+            cancel_jobs(sweep)
+            raise
+        return submitted[0].job_id.partition("_")[0]
+
+
+class Task:
+    """What submitit runs in a job, on each rank: the runs of one task. batch, index: its place in the sweep's batches.
+
+    Rank 0 decides what to run, writes the ledger, and requeues the job.
+    """
+
+    def __init__(self, sweep: str, batch: str, index: int, at_once: int):
+        self.arguments = (sweep, batch, index, at_once)
+        self.pool: Pool | None = None
+
+    def __call__(self) -> None:
+        home, batch, index, at_once = self.arguments
+        sweep, environment = Sweep(home), submitit.JobEnvironment()
+        runs = json.loads((sweep.home / "batches" / f"{batch}.json").read_text())[index]
+        if environment.global_rank > 0:
+            follow(sweep, *runs)
+            return
+        states = sweep.states()
+        failed = [run for run in runs if run in states and states[run].state == "failed"]
+        self.pool = Pool(sweep, at_once, environment.job_id)
+        self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
+        """Called on SIGUSR2, before a preemption or the time limit: the runs save, and the job is requeued."""
+        if self.pool:
+            self.pool.stop()
+        never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK
+        if never_began:  # its time limit is too short even for the imports
+            return None
+        return submitit.helpers.DelayedSubmission(Task(*self.arguments))
+
+
+@contextmanager
+def _outside_a_job() -> Iterator[None]:
+    """Hide the variables of the job that this process may be in: a job submitted from it would inherit them and be refused."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

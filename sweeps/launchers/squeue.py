@@ -1,0 +1,155 @@
+"""What Slurm knows of the jobs of a sweep. Only `squeue` is used, so no accounting is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from harness.errors import UserError
+from sweeps.ledger import Sweep
+from sweeps.states import RunState
+
+LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+POLL, SLOWEST = 2.0, 30.0
+"""Seconds between two calls of squeue: at first, and at most."""
+
+
+class Job(NamedTuple):
+    """A task of an array. batch, index: its place in the sweep's batches. reason: why it waits."""
+
+    id: str
+    state: str
+    reason: str
+    batch: str
+    index: int
+
+    @property
+    def live(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in LIVE
+
+
+class NoAnswer(UserError):
+    """Slurm does not answer. The jobs may be well."""
+
+
+def ask(*command: str) -> str:
+    """The output of a Slurm command. Raises UserError if there is no Slurm here, NoAnswer if it does not answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        raise UserError(
+            f"{command[0]}: not found, so there is no Slurm on this machine; run this on a login node, bring one up here with "
+            'eval "$(slurm/local/up.sh)", or use hydra/launcher=local'
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{command[0]}: no answer in 60 s; jobs go on, try again later") from None
+    if done.returncode:
+        problem = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        raise NoAnswer(f"{problem}; is SLURM_CONF set, and the cluster up?")
+    return done.stdout
+
+
+def job_name(sweep: Sweep) -> str:
+    """The name of every job of a sweep; no other sweep uses it."""
+    return f"{sweep.path.name}-{hashlib.sha256(str(sweep.path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def jobs(sweep: Sweep) -> list[Job]:
+    """Every job of the sweep that Slurm still knows, ended ones too, oldest first."""
+    shown = ask("squeue", "-h", "-r", "-t", "all", "-S", "i", "-n", job_name(sweep), "-o", "%i|%T|%r|%k")
+    tasks = []
+    for line in shown.splitlines():
+        identity, state, reason, batch = line.split("|", 3)
+        tasks.append(Job(identity, state, reason, batch, int(identity.partition("_")[2] or 0)))
+    return tasks
+
+
+def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
+    """The latest job of each run that has one; a live job goes before any other."""
+    batches: dict[str, list[list[str]]] = {}
+    by_run: dict[str, Job] = {}
+    for job in sorted(tasks, key=lambda job: job.live):
+        if job.batch not in batches:
+            path = sweep.home / "batches" / f"{job.batch}.json"
+            batches[job.batch] = json.loads(path.read_text()) if path.exists() else []
+        for run in batches[job.batch][job.index] if job.index < len(batches[job.batch]) else ():
+            by_run[run] = job
+    return by_run
+
+
+def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
+    """The ledger's states, corrected by Slurm: which run waits and why, and whose job has ended without an entry."""
+    by_run = jobs_by_run(sweep, tasks)
+    corrected = {}
+    for run, state in states.items():
+        job = by_run.get(run)
+        if job and job.live:
+            waiting = job.state in ("PENDING", "REQUEUED", "CONFIGURING")
+            if waiting and state.state == "running":
+                state = sweep.state_from_folder(run, state, "")
+            if waiting and state.state in ("queued", "submitted", "preempted", "interrupted"):
+                state = state._replace(state="pending", job=job.id, error=job.reason)
+            elif state.state in ("queued", "preempted"):
+                state = state._replace(state="submitted", job=job.id)
+        elif state.batch and state.state in ("submitted", "running"):
+            why = f"job {job.id} ended as {job.state}" if job else "its job is gone, and Slurm does not know it any more"
+            state = sweep.state_from_folder(run, state, why)
+        corrected[run] = state
+    return corrected
+
+
+@contextmanager
+def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
+    """Ctrl-C ends this process, none of its jobs, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"\nThe jobs go on. The same command attaches to them again; faultline sweep cancel {sweep.path} stops them.",
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def wait_for_jobs(sweep: Sweep, tick: Callable[[], None]) -> None:
+    """Wait until no job of the sweep is live; then enter the ends that no process has entered into the ledger."""
+    began = last = time.time()
+    while True:
+        try:
+            tasks = jobs(sweep)
+            if not any(job.live for job in tasks):
+                break
+        except NoAnswer as error:
+            print(f"{error}", file=sys.stderr)
+        while time.time() - last < min(SLOWEST, POLL + (last - began) / 20):
+            tick()
+            time.sleep(0.5)
+        last = time.time()
+    states = sweep.states()
+    for run, state in merge_states(sweep, states, tasks).items():
+        if state != states[run]:
+            sweep.log("ended", [run], state=state.state, job=state.job, error=state.error)
+
+
+def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
+    """Cancel every live job of the sweep, or those with any of `runs`. Returns the runs that were in them."""
+    tasks = [job for job in jobs(sweep) if job.live]
+    if runs is not None:
+        tasks = list({job.id: job for run, job in jobs_by_run(sweep, tasks).items() if run in runs}.values())
+    if not tasks:
+        return []
+    states = merge_states(sweep, sweep.states(), tasks)
+    waiting_or_running = ("pending", "submitted", "running")
+    cancelled = [run for run in jobs_by_run(sweep, tasks) if run in states and states[run].state in waiting_or_running]
+    sweep.log("cancelled", cancelled)
+    ask("scancel", *[job.id for job in tasks])
+    return cancelled

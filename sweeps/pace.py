@@ -1,0 +1,46 @@
+"""How long runs will take, by the pace of earlier ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+
+from harness.config import Config
+from harness.run.folder import RunFolder
+from sweeps.ledger import Sweep
+from sweeps.progress import clock
+
+
+def cost(config: Config) -> str:
+    """A digest of what decides the time of a step: runs with the same one take the same time a step."""
+    parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
+    return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def estimate(grid: dict[str, Config], todo: list[str]) -> str:
+    """Steps and time left of `todo`, from finished runs of the same `cost` under the same root; empty if nothing is to do."""
+    if not todo:
+        return ""
+    root = next(iter(grid.values())).path.parent.parent
+    paces = _paces([Sweep(ledger.parent.parent) for ledger in root.glob("*/.sweep/ledger.jsonl")])
+    costs = {run: cost(grid[run]) for run in todo}
+    if not set(costs.values()) <= paces.keys():
+        return "; time unknown: no finished run of this shape yet"
+    left = {run: max(0, grid[run].steps - RunFolder(grid[run].path).checkpointed) for run in todo}
+    seconds = sum(statistics.median(paces[key]) * left[run] for run, key in costs.items())
+    earlier = sum(len(paces[key]) for key in set(costs.values()))
+    return f"; {sum(left.values())} steps, {clock(seconds)} (minutes:seconds) of runs, by the pace of {earlier} earlier ones"
+
+
+def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
+    """Seconds a step of each finished run, by its cost."""
+    paces: dict[str, list[float]] = {}
+    for sweep in sweeps:
+        costs: dict[str, str] = {}
+        for event in sweep.events():
+            if event["event"] == "planned":
+                costs[event["run"]] = event.get("cost", "")
+            elif event["event"] == "ended" and event.get("steps") and event.get("seconds"):
+                paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
+    return paces

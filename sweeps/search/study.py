@@ -1,0 +1,50 @@
+"""The Optuna study of a search: its journal, its sampler, its pruner, and the seeds of its trials."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.ledger import Sweep
+from sweeps.search.spec import Spec
+
+
+def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
+    """The study in the sweep's folder. Each controller seeds its sampler anew, otherwise it would repeat its points."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sweep.home.mkdir(parents=True, exist_ok=True)
+    path = str(sweep.home / "search.journal")
+    storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+    study = optuna.create_study(study_name=spec.name, storage=storage, direction="maximize", load_if_exists=True)
+    study.sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=spec.sampler_seed + len(study.trials))
+    study.pruner = CollapsePruner(spec.prune.fraction, spec.prune.patience)
+    return study
+
+
+class CollapsePruner(optuna.pruners.BasePruner):
+    """Prunes a trial by its own reports alone: the last `patience` of them are under a fraction of its best.
+
+    A pruner that compares trials prunes healthy thresholds whose runs are noisy. Between two thresholds that both work, the
+    reward differs by chance.
+    """
+
+    def __init__(self, fraction: float, patience: int):
+        self.fraction, self.patience = fraction, patience
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Whether to end the trial. NaN counts as a low report."""
+        reports = [value for _, value in sorted(trial.intermediate_values.items())]
+        recent, best = reports[-self.patience :], max(reports, default=0.0)
+        return len(reports) > self.patience and all(not value >= self.fraction * best for value in recent)
+
+
+def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> int:
+    """The first of `seeds` seeds that no other trial of these parameters has. A failed trial gives no score: its are free."""
+    alike = [other for other in others if other.params == params and other.state != TrialState.FAIL]
+    taken = {other.user_attrs.get("first_seed") for other in alike}
+    return next(first for first in count(0, seeds) if first not in taken)

@@ -1,0 +1,112 @@
+"""The runs of the trials of a search: submitted to Slurm, resubmitted, and scored."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scipy.stats import t as student
+
+from harness.config import Config
+from harness.run.folder import FINISHED
+from sweeps.launch import plan
+from sweeps.launchers.slurm import Slurm
+from sweeps.launchers.squeue import NoAnswer, jobs, jobs_by_run, merge_states
+from sweeps.ledger import Sweep
+from sweeps.states import RunState
+
+RETRIES = 3
+"""Times that a run which its surroundings ended is submitted again, before its trial fails."""
+
+
+class Score(NamedTuple):
+    """Mean over the seeds, its one-sided lower confidence bound, and the number of seeds."""
+
+    mean: float
+    bound: float
+    seeds: int
+
+
+class TrialRuns:
+    """The runs of one sweep on Slurm. Call `refresh` before each look at them."""
+
+    def __init__(self, sweep: Sweep, slurm: Slurm):
+        self.sweep, self.slurm = sweep, slurm
+        self.states: dict[str, RunState] = {}
+        self.live: set[str] = set()
+        """Runs in live jobs, at the last `refresh`."""
+        self.retries: dict[str, int] = {}
+
+    def refresh(self) -> bool:
+        """Read `states` and `live` from the ledger and Slurm. False, with the reason printed, if Slurm does not answer."""
+        try:
+            tasks = jobs(self.sweep)
+            self.live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
+            self.states = merge_states(self.sweep, self.sweep.states(), tasks)
+        except NoAnswer as error:
+            print(error, file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def submit(self, configs: Iterable[Config]) -> list[str]:
+        """Submit those that are neither finished nor in a live job. Returns all of them, by their hashes."""
+        grid = {config.digest: config for config in configs}
+        plan(self.sweep, grid, self.sweep.states())
+        if todo := [run for run in self.unfinished(grid) if run not in self.live]:
+            self.slurm.submit(self.sweep, todo)
+        return list(grid)
+
+    def submitted(self, runs: Iterable[str]) -> bool:
+        """Whether all have been submitted. Not if the controller was killed before."""
+        return all(run in self.states and self.states[run].state != "queued" for run in runs)
+
+    def resubmit(self, runs: Iterable[str]) -> str | None:
+        """Submit again those that their surroundings ended. The error of a run that failed by itself or too often, else None."""
+        unfinished = self.unfinished(runs)
+        for run in unfinished:
+            if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
+                return f"{self.sweep.path / run}: {self.states[run].error}"
+        # A task with live runs may start the ended one again by itself; it is resubmitted once Slurm has released the task.
+        ended = [run for run in unfinished if self.states[run].state in ("interrupted", "preempted", "cancelled")]
+        stopped = [run for run in ended if run not in self.live]
+        for run in stopped:
+            self.retries[run] = self.retries.get(run, 0) + 1
+        if stopped:
+            self.slurm.submit(self.sweep, stopped)
+        return None
+
+    def forget_retries(self, runs: Iterable[str]) -> None:
+        """Let a later trial of the same parameters, which has the same runs, retry them as often."""
+        for run in runs:
+            self.retries.pop(run, None)
+
+    def unfinished(self, runs: Iterable[str]) -> list[str]:
+        """Those whose folder does not say done or collapsed."""
+        return [run for run in runs if self.sweep.folder(run).state not in FINISHED]
+
+    def collapsed(self, runs: Iterable[str]) -> int:
+        """How many of them a detector saw collapse."""
+        return sum(any(event["kind"] == "collapse" for event in self.sweep.folder(run).events()) for run in runs)
+
+    def evaluations(self, run: str) -> dict[int, float]:
+        """Held-out reward by step."""
+        return {int(row["step"]): row["eval/reward"] for row in self.sweep.folder(run).metrics() if "eval/reward" in row}
+
+    def worst_seed(self, runs: list[str]) -> dict[int, float]:
+        """The lowest evaluation of the runs at each step that all of them have reached."""
+        tables = [self.evaluations(run) for run in runs]
+        common = set.intersection(*(set(table) for table in tables))
+        return {step: min(table[step] for table in tables) for step in sorted(common)}
+
+    def score(self, runs: list[str], last: int, confidence: float) -> Score:
+        """`lower_bound` over finished runs of the mean of the last `last` evaluations of each."""
+        values = [statistics.fmean(list(self.evaluations(run).values())[-last:]) for run in runs]
+        return lower_bound(values, confidence)
+
+
+def lower_bound(values: list[float], confidence: float) -> Score:
+    """mean − t·s/√n, with t the `confidence` quantile of Student's t of n − 1 degrees of freedom: one-sided."""
+    n, mean = len(values), statistics.fmean(values)
+    return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

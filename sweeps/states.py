@@ -1,0 +1,76 @@
+"""The events of a ledger, and the state of a run that follows from them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+EVENTS: dict[str, dict[str, type]] = {
+    "planned": {"arm": str, "seed": int, "steps": int},
+    "renamed": {"arm": str},
+    "submitted": {"batch": str},
+    "started": {"job": str, "step": int},
+    "ended": {"state": str},
+    "cancelled": {},
+}
+"""Event → its required keys besides `event`, `run` and `time`. A line without them is damaged.
+
+planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, so its arm has another name.
+submitted: a launcher took it up; batch is Slurm's, empty for the local launcher. started: its process began; step is the step
+of its checkpoint. ended: its process ended; state is one of ENDS. cancelled: the user cancelled it.
+"""
+ENDS = {
+    "done": "finished",
+    "collapsed": "finished; a detector saw a collapse",
+    "failed": "failed by itself; it would fail again",
+    "interrupted": "ended by its surroundings (killed, a lost node, a full disk); the same command retries it",
+    "preempted": "stopped by a signal, at a checkpoint if a step was done; its job or the same command resumes it",
+}
+STUCK = 3
+"""Starts from the same step after which a run has failed: its time limit is too short for a checkpoint."""
+
+
+class RunState(NamedTuple):
+    """What the ledger says of a run.
+
+    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the job that has or had it.
+    step: of its checkpoint when it last started. starts: consecutive starts from that step.
+    """
+
+    arm: str
+    seed: int
+    steps: int
+    state: str = "queued"
+    job: str = ""
+    batch: str = ""
+    error: str = ""
+    step: int = 0
+    starts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} seed {self.seed}"
+
+    def after(self, event: dict[str, Any]) -> RunState:
+        """The state once `event` has happened."""
+        match event["event"]:
+            case "planned":
+                return self._replace(**{key: event[key] for key in EVENTS["planned"]})
+            case "renamed":
+                return self._replace(arm=event["arm"])
+            case "submitted":
+                return self._replace(state="submitted", batch=event["batch"], job="", error="", starts=0)
+            case "started":
+                starts = self.starts + 1 if event["step"] == self.step else 1
+                state = "cancelled" if self.state == "cancelled" else "running"  # cancelled while its process was starting
+                return self._replace(state=state, job=event["job"], step=event["step"], starts=starts, error="")
+            case "ended" if not (self.state == "cancelled" and event["state"] in ("preempted", "interrupted")):
+                return self._replace(state=event["state"], error=event.get("error", ""))
+            case "cancelled":
+                return self._replace(state="cancelled")
+        return self
+
+
+def is_event(line: dict[str, Any]) -> bool:
+    """Whether a line of the ledger is an event with its required keys, of the right types."""
+    keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
+    return keys is not None and all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items())

@@ -1,0 +1,113 @@
+"""`make gpu` on a CPU and a tiny model: every check runs through, and says what it found."""
+
+import re
+
+import pytest
+import torch
+
+from experiments.gpu_check import anatomy, formats
+from experiments.gpu_check.__main__ import CHECKS, main
+from experiments.gpu_check.formats import check_casts, check_products
+from experiments.gpu_check.model import Scored, Size
+from experiments.gpu_check.persistence import correlation
+from experiments.gpu_check.section import Table, section
+from harness.errors import UserError
+from harness.rollouts import casts
+from tests.harness.test_text import model  # noqa: F401  a Qwen3 with a tokenizer of words, made there
+
+SMALL = ["rollout.prompts=2", "rollout.group_size=2", "evaluation.prompts=2", "task.held_out=8", "task.max_prompt=32"]
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory):  # noqa: F811
+    """Exit code, section and folder of the checks named, with eight responses of four tokens."""
+
+    def made(*checks: str, steps: int = 2):
+        out = tmp_path_factory.mktemp("gpu_check")
+        sizes = ["--model", model, "--responses", "8", "--answer", "4", "--steps", str(steps), "--out", str(out)]
+        code = main(["--checks", ",".join(checks), *sizes, *SMALL])
+        return code, (out / "section.md").read_text(), out
+
+    return made
+
+
+def cells(text: str, title: str) -> list[dict[str, str]]:
+    """The rows of a table of the section."""
+    lines = [line for line in text.split(f"### {title}\n")[1].split("###")[0].splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
+
+
+def test_casts_and_products_agree_here_too(run):
+    code, text, _ = run("casts", "products")
+    assert code == 0 and re.search(r"^## CPU, \S+, \d{4}-\d\d-\d\d$", text, re.M)
+    assert {row["off the CPU"] for row in cells(text, "Casts")} == {"0"}
+    products = cells(text, "FP8 products")
+    assert len(products) == 2 * len(formats.SIZES)
+    for row in products:  # BF16 has 8 bits: relative errors uniform up to 2⁻⁸ at a power of two have a root mean square of 2⁻⁸/√3
+        assert float(row["emulation's error"]) < 2**-8 / 3**0.5
+
+
+def test_a_cast_that_is_off_is_counted(monkeypatch):
+    monkeypatch.setitem(formats.CASTS, "e4m3", (lambda x: casts.e4m3(x * 1.001), formats.CASTS["e4m3"][1]))
+    assert check_casts().rows[0]["off the device's own"] > 1000
+
+
+def test_a_product_that_is_off_shows(monkeypatch):
+    exact = torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *args, **more: exact(*args, **more) * 1.01)
+    row = check_products(((16, 64, 32),)).rows[0]
+    assert float(row["differing"]) > 0.5 and float(row["error"]) == pytest.approx(0.01, rel=0.2)
+
+
+def test_anatomy_of_a_tiny_model(run):
+    code, text, out = run("anatomy")
+    assert code == 0
+    rows = {(row["engine"], row["arm"]): row for row in cells(text, "Mismatch by precision")}
+    assert rows["local", "fp32"]["K3"] == "0" and rows["local", "fp32"]["sequence ESS"] == "1.000"
+    assert 0 < float(rows["actor", "training forward, fp32"]["K3"]) < 1e-9
+    assert float(rows["local", "bf16"]["K3"]) < float(rows["local", "fp8_channel"]["K3"])
+    assert {row["arm"] for row in cells(text, "Mismatch by position")} >= {"fp32", "bf16", "int8"}
+    assert "fp8_block: " in text  # named with its reason
+    assert (out / "dumps" / "local-fp8_channel.parquet").exists()
+
+
+def test_a_control_that_is_not_exact_fails(run, monkeypatch):
+    monkeypatch.setattr(Scored, "log_ratio", property(lambda self: torch.full_like(self.logp, 1e-7)))
+    monkeypatch.setattr(anatomy, "ARMS", {"fp32": ("fp32", "compute")})
+    code, text, _ = run("anatomy", "casts")
+    assert code == 1 and "- `anatomy` failed: the control is not exact: log ratios up to 1.0e-07 nats" in text
+    assert cells(text, "Casts")  # the other check ran
+
+
+def test_training_and_persistence_of_a_tiny_model(run):
+    code, text, _ = run("training", "persistence", steps=6)
+    assert code == 0
+    for row in cells(text, "RL steps"):
+        assert float(row["step"]) >= float(row["train"]) > 0 and float(row["rollout tokens/s"]) > 0
+    for row in cells(text, "Persistence of the mismatch"):
+        assert float(row["rms (nats)"]) > 0 and -1 <= float(row["k = 5"]) <= float(row["k = 1"]) <= 1 and row["k = 20"] == ""
+
+
+def test_correlation_by_hand():
+    """l = (1, 2), (2, 1), (1, 2): at lag 1 the products are 4 + 4, the squares 5 + 5 and 5 + 5; at lag 2 it is itself."""
+    ratios = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    assert correlation(ratios, 1) == pytest.approx(8 / 10) and correlation(ratios, 2) == pytest.approx(1.0)
+
+
+def test_what_cannot_be_run_is_refused_by_name(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"--model nowhere: there is no such folder"):
+        main(["--model", "nowhere", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main(["--checks", "cast"])
+    assert f"there are {', '.join(CHECKS)}" in capsys.readouterr().err
+
+
+def test_the_section_names_machine_versions_and_failures():
+    text = section([Table("T", "A note.", [{"a": "1.50"}])], {"parity": "too far apart"}, "make gpu")
+    assert "`make gpu` at commit" in text and f"torch {torch.__version__}" in text
+    assert "- `parity` failed: too far apart" in text and "| 1.50" in text
+
+
+def test_the_full_size_is_a_run_that_the_config_accepts():
+    assert Size().config().rollout.prompts * Size().config().rollout.group_size == 64
