@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from algos.batch import Batch
 from algos.diagnostics.mismatch import mismatch
 from algos.diagnostics.routing import expert_load, flipped, routing, split_k3
 
@@ -63,7 +64,7 @@ def test_what_routing_does_not_explain_has_no_routing_part():
     mask = torch.ones(4, 6, dtype=torch.bool)
     parts = split_k3(live, live.clone(), rollout, mask)
     assert parts["routing/k3_routing"].item() == 0.0
-    assert parts["routing/k3_rest"].item() == pytest.approx(mismatch(live - rollout, mask)["rollout_corr/k3_kl"].item(), rel=1e-5)
+    assert parts["routing/k3_rest"].item() == pytest.approx(mismatch(Batch(rollout, mask, live))["rollout_corr/k3_kl"].item(), rel=1e-5)
 
 
 def test_a_routing_part_below_zero_is_told():
