@@ -17,7 +17,8 @@ from harness.build import bind, build_advantage, build_detectors, build_engine, 
 from harness.config import ArithmeticConfig, Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
-from harness.rollouts.architecture import describe
+from harness.rollouts.architecture import describe, experts
+from harness.routing import check_routing
 from harness.tasks import TurnTask
 
 
@@ -101,7 +102,9 @@ def _check_model_and_task(config: Config) -> None:
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape, has_turns = _built(config)
-    build_engine(config).func.check(shape, config.rollout.precision, config.rollout.kv_cache)
+    engine = build_engine(config)
+    engine.func.check(shape, config.rollout.precision, config.rollout.kv_cache, **engine.keywords)
+    check_routing(config, experts(shape), engine.func.routes)
     if needs_own_sampler(config):
         try:
             describe(shape)

@@ -336,6 +336,12 @@ class DiagnosticsConfig(Strict):
     every: Count | None
 
 
+class RoutingConfig(Strict):
+    """replay: whose choice of experts the training forwards take, see `harness.routing.REPLAYS` and docs/moe.md."""
+
+    replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
+
+
 class EvaluationConfig(Strict):
     """Held-out evaluation every `every` steps: prompts x samples responses, the same random numbers each time.
 
@@ -413,6 +419,7 @@ class Config(Strict):
     reduce: ReduceConfig
     kl: KlConfig
     actor: ActorConfig
+    routing: RoutingConfig = RoutingConfig()
     evaluation: EvaluationConfig
     diagnostics: DiagnosticsConfig
     collapse: CollapseConfig

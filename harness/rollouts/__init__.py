@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -45,8 +45,11 @@ class RolloutEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
-        """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing."""
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
+        """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing.
+
+        params: its own that the config names.
+        """
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

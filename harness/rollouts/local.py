@@ -7,7 +7,7 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -78,8 +78,14 @@ class LocalEngine(RolloutEngine):
         self._eps = torch.tensor(self.shape.eps, device=self.device)
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
-        describe(shape)
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
+        has_experts = bool(describe(shape).experts)
+        for key, default in (("router_dtype", "compute"), ("router_noise", 0.0)):
+            if not has_experts and (value := params.get(key, default)) != default:
+                raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
+        for key in ("noise", "router_noise"):
+            if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
+                raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)

@@ -28,6 +28,7 @@ from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.rollouts.architecture import experts
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
@@ -93,7 +94,7 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[option(precision)][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
-        self.tied = shape.tie_word_embeddings
+        self.tied, self.experts = shape.tie_word_embeddings, experts(shape)
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
@@ -131,7 +132,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
@@ -150,6 +151,8 @@ class VllmEngine(RolloutEngine):
         if self.asleep:
             self.llm.wake_up()
             self.asleep = False
+        if self.experts and not torch.cuda.is_available():
+            self.llm.apply_model(_forget_packed_experts)
         # vLLM asks for the default dtype while it loads, and sets it in its own start only.
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
@@ -298,6 +301,14 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():  # of other layers it holds the only copy
             layer.quant_method.process_weights_after_loading(layer)
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """vLLM 0.32 on a CPU packs the weights of experts for its kernel when it makes that kernel, and a reload with the kernel made
+    packs nothing: the experts would compute with what they were not given. Without one it is made anew."""
+    for layer in model.modules():
+        if getattr(method := getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 @functools.cache
