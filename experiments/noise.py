@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from algos.batch import Batch
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import merge
 from harness.build import needs_own_sampler, own_precision
 from harness.errors import UserError
 from harness.rollouts import RolloutEngine
-from harness.rollouts.local import LocalEngine
-from harness.run.restore import Checkpoint, trainer_of
+from harness.run.restore import Checkpoint, collector_at
 from harness.seeding import generator
-from harness.tasks import PAD
-from harness.train.trainer import Trainer
+from harness.train.collector import Collector
 
 VERSIONS = 16
 """Draws of the noise over which K3 is averaged."""
@@ -23,41 +20,38 @@ CLOSE = 1.02
 """K3 counts as matched within this factor."""
 
 
-def matching_noise(found: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
+def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
     """(noise, its K3, the K3 of the run's rollouts), nats per token, for the policy at a checkpoint.
 
     `noise` is that of LocalEngine in the trainer's own precision, K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
     perturbation grows as its square, so noise ← noise·√(wanted/found) until they agree. Raises UserError where there is no
     mismatch to match, no noise that does (top_p alone may give more), or no policy of the trainer's own to measure it against.
     """
-    config = found.config
+    config = checkpoint.config
     if not needs_own_sampler(config):
         raise UserError("--noise: measured along the local engine's path; the run needs actor.scoring=exact")
-    with trainer_of(found) as trainer:
-        trainer.policy.load_weights(trainer.actor.weights(), 0)
-        wanted = _k3(trainer, trainer.engine, prompts)
+    with collector_at(checkpoint) as collector:
+        collector.own_policy.load_weights(collector.actor.weights(), 0)
+        wanted = _k3(collector, collector.engine, prompts)
         if not wanted > 0:
             raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
         noise = 0.01
         for _ in range(ROUNDS):
             r = config.rollout
-            sampled = {"temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": trainer.task.stop}
-            engine = LocalEngine(trainer.policy.config, own_precision(config), **sampled, noise=noise)
-            reached = _k3(trainer, engine, prompts)
+            engine = collector.local_engine(own_precision(config), top_p=r.top_p, top_k=r.top_k, noise=noise)
+            reached = _k3(collector, engine, prompts)
             if 1 / CLOSE < reached / wanted < CLOSE:
                 return noise, reached, wanted
             noise *= (wanted / reached) ** 0.5
     raise UserError(f"--noise: none has the K3 of the rollouts, {wanted:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
 
 
-def _k3(trainer: Trainer, engine: RolloutEngine, prompts: int) -> float:
-    """Of the same prompts and the same uniform numbers each time."""
-    asked = trainer.train_prompts[:prompts].repeat_interleave(trainer.config.rollout.group_size, dim=0)
-    parts: list[Batch] = []
+def _k3(collector: Collector, engine: RolloutEngine, prompts: int) -> float:
+    """K3 of an engine, over VERSIONS rollouts of the same prompts and by the same uniform numbers each time."""
+    rows = collector.prompts[:prompts].repeat_interleave(collector.config.rollout.group_size, dim=0)
+    parts = []
     for version in range(VERSIONS):
-        engine.load_weights(trainer.actor.weights(), version)
-        uniforms = torch.rand(len(asked), trainer.task.answer_length, generator=generator(0, "matching noise", version))
-        rollout = engine.generate(asked, uniforms)
-        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-        parts.append(Batch(rollout.logp, mask, logp_old=trainer.policy.score(asked, rollout.tokens)))
-    return float(finish_mismatch(merge([mismatch_rows(part) for part in parts]))["rollout_corr/k3_kl"])
+        engine.load_weights(collector.actor.weights(), version)
+        uniforms = torch.rand(len(rows), collector.task.answer_length, generator=generator(0, "matching noise", version))
+        parts.append(mismatch_rows(collector.scored_batch(engine, rows, uniforms)))
+    return float(finish_mismatch(merge(parts))["rollout_corr/k3_kl"])

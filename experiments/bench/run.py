@@ -11,6 +11,7 @@ import torch
 from torch.profiler import profile
 from transformers import GenerationConfig
 
+from algos.corrections.apply import correct
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, PrecisionConfig, parse
@@ -68,19 +69,13 @@ def sampling(config: Config) -> None:
             )
 
 
-class _Watched(Trainer):
-    """Keeps the batch of its last update."""
-
-    def update(self, batch, order):
-        self.batch = batch
-        return super().update(batch, order)
-
-
 def phases(config: Config) -> None:
     """One RL step of the demo by phase, what its correction costs, and the share that is neither matrix product nor optimizer."""
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = _Watched(config, folder)
+        trainer, batches = Trainer(config, folder), []
+        update = trainer.learner.update
+        trainer.learner.update = lambda collected, order: (batches.append(collected.batch), update(collected, order))[1]
         rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation
         rows = [row for row in rows if "time/evaluate" not in row]
         whole = median(row["time/step"] for row in rows)
@@ -88,9 +83,7 @@ def phases(config: Config) -> None:
         spent = {phase: median(row[f"time/{phase}"] for row in rows) for phase in ("sync", "generate", "score", "train")}
         for phase, seconds in spent.items():
             print(f"  {phase}: {seconds * 1e3:.0f} ms, {seconds / whole:.0%}")
-        b = trainer.batch
-        correct = partial(trainer.objective.corrected, b.logp_old, b.logp_rollout, b.mask, b.advantages)
-        (cost,) = _interleaved(correct)
+        (cost,) = _interleaved(partial(correct, batches[-1], config.correction))
         share = cost / spent["train"]
         print(f"  of train (forward, loss, backward, optimizer) the token truncation: {cost * 1e3:.2f} ms, {share:.1%}")
         with profile() as profiled:

@@ -62,7 +62,7 @@ class Run:
                     ending = {"state": "preempted"}
                     raise Preempted(128 + stop)
             if not (c.collapse.stop and self.collapsed):
-                self.record(step, self.trainer.sync() | self.trainer.evaluate(), track)
+                self.record(step, self.trainer.load_weights() | self.trainer.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
             ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)

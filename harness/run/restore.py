@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from harness.run.folder import RunFolder, writing
 from harness.run.manifest import damage_of
 
 if TYPE_CHECKING:
-    from harness.train.trainer import Trainer
+    from harness.train.collector import Collector
 
 
 class Checkpoint(NamedTuple):
@@ -45,24 +46,30 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
     return Checkpoint(parse(RunFolder(run).read("config.json")), kept[step], step)
 
 
-def transplant(found: Checkpoint, run: RunFolder) -> None:
+def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
     """Copy a checkpoint into another run folder, which then resumes from it."""
-    target = run.path / "checkpoints" / found.folder.name
+    target = run.path / "checkpoints" / checkpoint.folder.name
     with writing(run.path):
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(found.folder, target)
+        shutil.copytree(checkpoint.folder, target)
 
 
 @contextmanager
-def trainer_of(found: Checkpoint) -> Iterator[Trainer]:
-    """The trainer as it was at a checkpoint, to look at: what it writes is thrown away."""
-    from harness.run.loop import Run
+def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
+    """The collector of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
+    from harness.build import build_task
+    from harness.train.actor import DeepSpeedActor
+    from harness.train.collector import Collector
+    from harness.train.warmstart import start
     from harness.validate import check
 
-    check(found.config)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder(scratch)
-        transplant(found, folder)
-        run = Run(found.config, folder)
-        run.resume()
-        yield run.trainer
+    config = checkpoint.config
+    check(config)
+    task = build_task(config)
+    net, prompts, _ = start(config, task)
+    actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
+    collector = Collector(config, actor, task, prompts)
+    with tempfile.TemporaryDirectory() as copy:  # on another number of ranks a load writes beside what it reads
+        shutil.copytree(checkpoint.folder / "actor", Path(copy) / "actor")
+        actor.load(Path(copy) / "actor", json.loads((checkpoint.folder / "state.json").read_text())["ranks"])
+    yield collector

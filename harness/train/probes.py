@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from algos.batch import Batch
 from algos.diagnostics.mismatch import mismatch
 from harness.config import PrecisionConfig
 from harness.rollouts.local import LocalEngine
-from harness.tasks import PAD
-from harness.train.actor import DeepSpeedActor
+from harness.train.collector import Collector
 
 MEASURED = {
     "rollout_corr/k3_kl": "k3_kl",
@@ -26,15 +24,11 @@ class Probes:
     def __init__(self, precisions: Mapping[str, PrecisionConfig], make: Callable[[PrecisionConfig], LocalEngine]):
         self.engines = {name: make(precision) for name, precision in precisions.items()}
 
-    def measure(
-        self, actor: DeepSpeedActor, policy: LocalEngine, version: int, prompts: Tensor, uniforms: Tensor
-    ) -> dict[str, float]:
-        """probe/<precision>/<statistic> of responses that the precision samples and `policy`, with the same weights, scores."""
-        metrics = {}
+    def measure(self, collector: Collector, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
+        """probe/<precision>/<statistic> of responses that the precision samples and the trainer's own policy scores."""
+        metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
-            engine.load_weights(actor.weights(), version)
-            rollout = engine.generate(prompts, uniforms)
-            mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-            measured = mismatch(Batch(rollout.logp, mask, logp_old=policy.score(prompts, rollout.tokens)))
-            metrics |= {f"probe/{name}/{short}": float(measured[metric]) for metric, short in MEASURED.items()}
+            engine.load_weights(collector.actor.weights(), version)
+            values = mismatch(collector.scored_batch(engine, prompts, uniforms))
+            metrics |= {f"probe/{name}/{short}": float(values[metric]) for metric, short in MEASURED.items()}
         return metrics

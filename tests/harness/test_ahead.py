@@ -30,8 +30,8 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
     weights, batches = [], []
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
-        update = trainer.update
-        trainer.update = lambda sampled, order: (batches.append(sampled), update(sampled, order))[1]
+        update = trainer.learner.update
+        trainer.learner.update = lambda collected, order: (batches.append(collected), update(collected, order))[1]
         for step in range(4):
             weights.append({name: w.detach().clone() for name, w in trainer.actor.weights()})
             metrics = trainer.step(step)
@@ -70,9 +70,9 @@ def test_epochs_pass_over_a_rollout_again(tiny):
     config = tiny("actor.epochs=2", "actor.num_minibatches=2")
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
-        order = trainer.order(0)
+        order = trainer.learner.minibatch_order(0)
         trainer.step(0)
-    assert trainer.updates == len(order) == 4
+    assert trainer.learner.updates == len(order) == 4
     first, second = torch.cat(order[:2]), torch.cat(order[2:])
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(16)) and first.tolist() != second.tolist()
 
@@ -84,7 +84,7 @@ def test_micro_batches_change_no_number(tiny, ratio):
     shared = [*STALE, f"loss={loss}", "correction=token_truncate", f"correction.ratio={ratio}", "correction.normalize=batch"]
     whole, split = tiny(*shared), tiny(*shared, "actor.micro_tokens=15")
     with folder_of(split).claim() as folder:
-        parts = Trainer(split, folder).parts(torch.zeros(8, 3), torch.zeros(8, 4))
+        parts = Trainer(split, folder).learner.forward.micro_batches(torch.zeros(8, 3), torch.zeros(8, 4))
         assert [len(part) for part in parts] == [2, 2, 2, 2]
     train(whole)
     train(split)

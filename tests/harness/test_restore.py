@@ -4,17 +4,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from analysis.load import load
 from analysis.tables import disagreements
 from experiments.noise import matching_noise
-from faultline.tools.gradient.laboratory import Laboratory
+from faultline.tools.gradient.laboratory import SampledGradients
 from faultline.tools.gradient.methods import EXACT, methods
 from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train
 from harness.run.metrics import METRICS
-from harness.run.restore import find, transplant
+from harness.run.restore import collector_at, find, transplant
 from sweeps.branch import branch, overridden
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,10 @@ def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
         run = Run(config, folder)
         assert run.resume() == 2
         chosen = [m for m in methods(["ppo"], ["none", "sequence_truncate"], "token_mean") if m.family is None]
-        tables[precision] = Laboratory(run.trainer, 8, 0).compare(chosen, 16, 64).set_index("method")
+        with collector_at(found) as collector:
+            restored = {name: w.detach().clone() for name, w in collector.actor.weights()}
+            assert all(torch.equal(w, restored[name]) for name, w in run.trainer.actor.weights())
+            tables[precision] = SampledGradients(collector, 8, 0).compare(chosen, 16, 64).set_index("method")
     control = tables["fp32"]
     assert control.loc[EXACT, "sd"] == control.loc["ppo none", "sd"] > 0
     assert control.loc["ppo none", "cosine"] > 0.5 and control.loc["ppo none", "bias low"] < 0.5

@@ -107,11 +107,11 @@ def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     config, seen = tiny("advantage=remax", "rollout.staleness=1", "rollout.overlap=true", "steps=2"), []
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
-        update = trainer.update
-        monkeypatch.setattr(trainer, "update", lambda sampled, order: (seen.append(sampled), update(sampled, order))[1])
+        update = trainer.learner.update
+        monkeypatch.setattr(trainer.learner, "update", lambda batch, order: (seen.append(batch), update(batch, order))[1])
         for step in range(2):
             metrics = trainer.step(step)
-            own = trainer.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
+            own = trainer.collector.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
             baseline = torch.from_numpy(own)[:, None] - seen[step].batch.advantages
             assert (baseline == baseline[:, :1]).all() and set(baseline.unique().tolist()) <= {0.0, 1.0}
             groups = baseline[:, 0].view(4, 4)
@@ -136,14 +136,14 @@ def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monk
     config = tiny()
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
-        generate = trainer.engine.generate
+        generate = trainer.collector.engine.generate
 
         def damaged(prompts, uniforms):
             rollout = generate(prompts, uniforms)
             rollout.logp[0, 1], rollout.logp[2, 0] = float("nan"), -float("inf")
             return rollout
 
-        monkeypatch.setattr(trainer.engine, "generate", damaged)
+        monkeypatch.setattr(trainer.collector.engine, "generate", damaged)
         metrics = trainer.step(0)
     assert metrics["mismatch/dropped"] == 2
     assert all(torch.tensor(value).isfinite() for value in metrics.values())
@@ -153,9 +153,10 @@ def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypa
     config = tiny("steps=2")
     with folder_of(config).claim() as folder:
         run = Run(config, folder)
-        generate = run.trainer.engine.generate
+        engine = run.trainer.collector.engine
+        generate = engine.generate
         monkeypatch.setattr(
-            run.trainer.engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
+            engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
         )
         metrics = run.trainer.step(0)
     assert metrics["mismatch/dropped"] == 16 * 4 and "rollout_corr/k3_kl" not in metrics

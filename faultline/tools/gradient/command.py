@@ -8,10 +8,10 @@ import torch
 
 from faultline.tools.gradient import page
 from faultline.tools.gradient.enumerable import exact_table
-from faultline.tools.gradient.laboratory import Laboratory
+from faultline.tools.gradient.laboratory import SampledGradients
 from faultline.tools.gradient.methods import DEFAULT, methods
 from harness.errors import UserError
-from harness.run.restore import find, trainer_of
+from harness.run.restore import collector_at, find
 
 
 def gradient_command(
@@ -47,10 +47,10 @@ def gradient_command(
     restored = find(checkpoint)
     config = restored.config
     found = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
-    with trainer_of(restored) as trainer:
-        laboratory = Laboratory(trainer, prompts, seed)
-        table = laboratory.compare(found, batches, reference)
-    blocks = len(laboratory.prompts)
+    with collector_at(restored) as collector:
+        gradients = SampledGradients(collector, prompts, seed)
+        table = gradients.compare(found, batches, reference)
+    blocks = len(gradients.prompts)
     note = (
         f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
         f"the truth is the mean of {reference} such batches of the trainer's own policy. "

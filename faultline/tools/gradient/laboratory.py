@@ -16,10 +16,10 @@ from faultline.tools.gradient.methods import Method, coefficients, load_loss
 from faultline.tools.gradient.progress import Progress
 from harness.config import ModelConfig
 from harness.errors import UserError
-from harness.models import build, policy_config
+from harness.models import build
 from harness.rollouts import RolloutEngine
 from harness.seeding import generator
-from harness.train.trainer import Trainer
+from harness.train.collector import Collector
 
 
 class Drawn(NamedTuple):
@@ -30,22 +30,21 @@ class Drawn(NamedTuple):
     batch: Batch
 
 
-class Laboratory:
-    """The policy of a trainer that was restored from a checkpoint, with gradients in fp32, on `prompts` of its prompts."""
+class SampledGradients:
+    """Gradients in fp32 of the policy that a collector holds, on `prompts` of its prompts."""
 
-    def __init__(self, trainer: Trainer, prompts: int, seed: int):
-        self.trainer, self.seed, config = trainer, seed, trainer.config
-        if trainer.policy is None or trainer.task.stop or not isinstance(config.model, ModelConfig):
+    def __init__(self, collector: Collector, prompts: int, seed: int):
+        self.collector, self.seed, config = collector, seed, collector.config
+        if collector.policy is None or collector.task.stop or not isinstance(config.model, ModelConfig):
             raise UserError(
                 "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
                 "no padding, and asks the trainer's own policy for samples"
             )
-        pool = trainer.train_prompts.cpu()
+        pool = collector.prompts
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
-        trainer.engine.load_weights(trainer.actor.weights(), 0)
-        trainer.policy.load_weights(trainer.actor.weights(), 0)
-        self.net = build(policy_config(config.model, trainer.task), config.seed).eval()
-        self.net.load_state_dict({name: w.detach().float().cpu() for name, w in trainer.actor.weights()})
+        collector.load_weights(0)
+        self.net = build(collector.shape, config.seed).eval()
+        self.net.load_state_dict({name: w.detach().float().cpu() for name, w in collector.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
@@ -54,16 +53,16 @@ class Laboratory:
         it is every few seconds.
         """
         progress = Progress(reference + batches * len(methods))
-        c = self.trainer.config
+        c = self.collector.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
         print(f"drawing {reference} batches from the trainer's own policy", flush=True)
-        own = [self._draw(self.trainer.policy, "laboratory reference", i) for i in range(reference)]
+        own = [self._draw(self.collector.own_policy, "laboratory reference", i) for i in range(reference)]
         own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
         print(f"drawing {batches} batches from the rollout engine", flush=True)
-        frozen = [self._draw(self.trainer.engine, "laboratory batch", i) for i in range(batches)]
+        frozen = [self._draw(self.collector.engine, "laboratory batch", i) for i in range(batches)]
         known: dict[bytes, dict[str, float]] = {}
         rows = []
         for number, method in enumerate(methods, 1):
@@ -79,7 +78,7 @@ class Laboratory:
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
         """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
-        parameters, temperature = list(self.net.parameters()), self.trainer.config.rollout.temperature
+        parameters, temperature = list(self.net.parameters()), self.collector.config.rollout.temperature
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
@@ -91,20 +90,14 @@ class Laboratory:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt."""
-        task, advantage, group = self.trainer.task, self.trainer.advantage, self.trainer.config.rollout.group_size
-        prompts = self.prompts.repeat_interleave(group, dim=0)
-        uniforms = torch.rand(len(prompts), task.answer_length, generator=generator(self.seed, purpose, number))
-        rollout = engine.generate(prompts, uniforms)
-        tokens, logp_rollout = rollout.tokens.cpu(), rollout.logp.cpu()
-        mask = logp_rollout.isfinite()
-        reward = torch.from_numpy(task.reward(prompts.numpy(), tokens.numpy())).float().view(-1, group)
-        inputs = {"lengths": mask.sum(-1).view_as(reward)}
-        if "greedy" in advantage.func.needs:
-            most = engine.greedy(self.prompts, task.answer_length).cpu()
-            inputs["greedy"] = torch.from_numpy(task.reward(self.prompts.numpy(), most.numpy())).float()
-        per_response = advantage(reward, **{name: inputs[name] for name in advantage.func.needs}).view(-1, 1)
-        logp = self.trainer.policy.score(prompts, tokens).cpu()
-        number_of = torch.arange(len(prompts)) // group
-        batch = Batch(logp_rollout, mask, logp, per_response.expand_as(logp), prompt=number_of)
-        return Drawn(prompts, tokens, batch)
+        """A batch of the run's number of samples per prompt, all of it in host memory."""
+        collector = self.collector
+        prompts = self.prompts.repeat_interleave(collector.config.rollout.group_size, dim=0)
+        uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
+        sampled = collector.sample_by(engine, prompts, uniforms)
+        tokens = sampled.rollout.tokens
+        logp = collector.score_by(collector.own_policy, prompts, tokens)
+        batch = Batch(
+            sampled.rollout.logp, sampled.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
+        )
+        return Drawn(prompts.cpu(), tokens.cpu(), Batch(*(None if part is None else part.cpu() for part in batch)))

@@ -1,0 +1,34 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Life cycle: `restart` at the start of a step, any number of phases within it, then `metrics`."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.began = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+        self.sampled_tokens = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time that the body takes to that of the phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def metrics(self) -> dict[str, float]:
+        """time/<phase> in seconds, time/step since `restart`, and sampled tokens per second of sampling if any were sampled."""
+        times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        times["time/step"] = time.perf_counter() - self.began
+        if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
+            times["throughput/rollout_tokens"] = self.sampled_tokens / self.seconds["generate"]
+        return times

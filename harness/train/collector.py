@@ -1,0 +1,296 @@
+"""Prompts -> Batch: what happens to a step's prompts before anything is learned from the responses.
+
+On several ranks (`ranks.py`) each samples and scores its share of the rows. Whatever is counted or averaged is so over the whole
+batch, which all of them hold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.apply import correct
+from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision
+from harness.config import Config, PrecisionConfig
+from harness.models import device, policy_config
+from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.local import LocalEngine
+from harness.rollouts.sync import SyncCheck
+from harness.seeding import generator
+from harness.tasks import PAD, Task, TurnTask
+from harness.train.actor import Actor
+from harness.train.clock import Clock
+from harness.train.forward import TrainingForward
+from harness.train.queue import RolloutQueue
+from harness.train.ranks import join
+
+SYNC_PROMPTS, SYNC_TOKENS = 4, 16
+"""Prompts, and tokens of a response, by which an engine is asked whether it holds the new weights."""
+
+
+class Sampled(NamedTuple):
+    """Responses with their rewards, of all ranks.
+
+    prompts: [B, P], one row per response, the responses to a prompt side by side. rollout: [B, T] each. rewards: [N, G], of N
+    prompts with G responses. greedy: [N], the reward of each prompt's most probable response; None where nothing reads it.
+    """
+
+    prompts: Tensor
+    rollout: Rollout
+    rewards: Tensor
+    greedy: Tensor | None = None
+
+    @property
+    def written(self) -> Tensor:
+        """[B, T] bool: the tokens of the responses."""
+        return self.rollout.tokens != PAD
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the tokens that can be trained on, since the engine reported a finite log-probability."""
+        return self.written & self.rollout.logp.isfinite()
+
+    @property
+    def prompt_numbers(self) -> Tensor:
+        """[B]: which of the N prompts each response answers."""
+        numbers = torch.arange(len(self.rewards), device=self.rewards.device)
+        return numbers.repeat_interleave(self.rewards.shape[1])
+
+
+class Scores(NamedTuple):
+    """Log-probabilities [B, T] of the responses, in nats.
+
+    old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term.
+    """
+
+    old: Tensor | None
+    forward: Tensor | None
+    reference: Tensor | None
+
+
+class Collected(NamedTuple):
+    """What is learned from: the `batch` of the algorithms, and what only the training forward reads.
+
+    prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`.
+    """
+
+    prompts: Tensor
+    tokens: Tensor
+    forward_old: Tensor | None
+    batch: Batch
+
+    def rows(self, index: Tensor) -> Collected:
+        """Some responses, by their numbers."""
+        forward_old = None if self.forward_old is None else self.forward_old[index]
+        return Collected(self.prompts[index], self.tokens[index], forward_old, self.batch.rows(index))
+
+
+class Collector:
+    """Draws prompts, samples responses to them, and gives them rewards, π_old and advantages.
+
+    Life cycle: for each step `load_weights`, `sample`, `score`, `collect`, and `queue.drain` before the next weights.
+
+    engine: samples the rollouts. policy: the trainer's own policy as a sampler, None unless `needs_own_sampler`. reference: the
+    policy that the run started from, for a KL term. The methods that take an engine serve whoever looks at a policy outside of
+    training: the evaluation, `faultline gradient`, the matching of noise.
+    """
+
+    def __init__(self, config: Config, actor: Actor, task: Task, prompts: Tensor):
+        self.config, self.actor, self.task, self.prompts = config, actor, task, prompts.to(device())
+        self.ranks, self.clock = join(), Clock()
+        self.advantage = build_advantage(config)
+        self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a partial's own is hidden
+        self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
+        self.shape = policy_config(config.model, task)
+        r = config.rollout
+        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
+        self.policy = self.local_engine(own_precision(config)) if needs_own_sampler(config) else None
+        self.reference = None
+        if config.kl.name is not None and config.kl.reference == "start":
+            self.reference = self.local_engine(own_precision(config))
+            self.reference.load_weights(actor.weights(), 0)
+        uniforms = torch.rand(
+            len(self.prompts[:SYNC_PROMPTS]), min(SYNC_TOKENS, task.answer_length), generator=generator(config.seed, "probe")
+        )
+        self.sync_check = SyncCheck(self.prompts[:SYNC_PROMPTS], uniforms)
+        self.queue = RolloutQueue(
+            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps
+        )
+
+    def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
+        """An embedded engine for this policy, at the temperature of the run."""
+        return LocalEngine(
+            self.shape, precision, temperature=self.config.rollout.temperature, stop=self.task.stop, **settings
+        )
+
+    def load_weights(self, version: int) -> dict[str, float]:
+        """Give the actor's weights to the engine, and to the trainer's own policy.
+
+        Where another library loads them, they are verified: UserError if the engine holds others.
+        """
+        with self.clock.phase("sync"):
+            self.engine.load_weights(self.actor.weights(), version)
+        if self.policy is not None:
+            self.policy.load_weights(self.actor.weights(), version)
+        if self.engine.tolerance is None:
+            return {}
+        with self.clock.phase("verify"):
+            difference = self.sync_check(self.engine, self.actor)
+        return {} if difference is None else {"rollout/sync_difference": difference}
+
+    # --- prompts -> rollout -> reward ------------------------------------------------------------------------------------
+
+    def draw_prompts(self, step: int) -> Tensor:
+        """The step's prompts [B, P], one row per response: the pool is walked in a new order each time round."""
+        n, per_step = len(self.prompts), self.config.rollout.prompts
+        places = range(step * per_step, (step + 1) * per_step)
+        orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
+        chosen = self.prompts[torch.stack([orders[p // n][p % n] for p in places])]
+        return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
+
+    def sample(self, step: int) -> Sampled:
+        """The responses that are trained on in `step`, sampled by the weights of `rollout.staleness` steps before."""
+        prompts = self.draw_prompts(step)
+        greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
+        rollout = self.queue.next(step)
+        if not self.config.rollout.overlap:
+            self.engine.sleep()
+        return self._sampled(prompts, rollout, greedy)
+
+    def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Sampled:
+        """The responses of an engine, with the weights that it holds, to prompts [B, P] in groups of `rollout.group_size`."""
+        rollout = self.generate(engine, prompts, uniforms)
+        return self._sampled(prompts, rollout, self.greedy_rewards(engine, prompts) if self.reads_greedy else None)
+
+    def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
+        """The responses of an engine to prompts [B, P] by uniforms [B, T], each rank sampling its share."""
+        return self._gather(engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms)))
+
+    def compute_rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """[B]: the task's reward of each response, each rank asking for its share."""
+        own = (self.ranks.share(part).cpu().numpy() for part in (prompts, tokens))
+        return self.ranks.gather(torch.from_numpy(self.task.reward(*own)).float().to(device()))
+
+    def greedy_rewards(self, engine: RolloutEngine, prompts: Tensor) -> Tensor:
+        """[N]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
+        with self.clock.phase("generate"):
+            distinct = prompts[:: self.config.rollout.group_size]
+            tokens = engine.greedy(distinct, self.task.answer_length)
+        self.clock.sampled_tokens += int((tokens != PAD).sum())
+        rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
+        return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
+
+    @property
+    def reads_greedy(self) -> bool:
+        """Whether the advantage estimator reads the reward of the most probable response."""
+        return "greedy" in self.advantage_inputs
+
+    def _sampled(self, prompts: Tensor, rollout: Rollout, greedy: Tensor | None) -> Sampled:
+        rewards = self.compute_rewards(prompts, rollout.tokens)
+        return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
+
+    def _sample_share(self, step: int) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds."""
+        with self.clock.phase("generate"):
+            prompts = self.draw_prompts(step)
+            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
+            rollout = self.engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
+        return rollout
+
+    def _gather(self, rollout: Rollout) -> Rollout:
+        """The responses of all ranks, from those of each."""
+        return Rollout(*map(self.ranks.gather, rollout))
+
+    # --- -> log-probabilities -> advantages -> Batch ---------------------------------------------------------------------
+
+    def score(self, sampled: Sampled, order: list[Tensor]) -> Scores:
+        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
+        prompts, tokens = sampled.prompts, sampled.rollout.tokens
+        old = forward_old = reference = None
+        scoring = self.config.actor.scoring
+        if scoring == "forward" or (scoring == "exact" and len(order) > 1):
+            forward_old = torch.zeros(tokens.shape, device=tokens.device)
+            for rows in order[: self.config.actor.num_minibatches]:  # the first epoch, which has them all
+                forward_old[rows] = self.forward(prompts[rows], tokens[rows])
+        if scoring == "exact":
+            old = self.score_by(self.own_policy, prompts, tokens)
+        elif scoring == "forward":
+            old = forward_old
+        if self.reference is not None:
+            reference = self.score_by(self.reference, prompts, tokens)
+        elif self.config.kl.reference == "rollout":
+            reference = sampled.rollout.logp
+        return Scores(old, forward_old, reference)
+
+    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
+        return self.ranks.gather(policy.score(self.ranks.share(prompts), self.ranks.share(tokens)))
+
+    def scored_batch(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Batch:
+        """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from."""
+        rollout = self.generate(engine, prompts, uniforms)
+        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+        return Batch(rollout.logp, mask, logp_old=self.score_by(self.own_policy, prompts, rollout.tokens))
+
+    def collect(self, sampled: Sampled, scores: Scores) -> Collected:
+        """The batch of a step, with its advantages."""
+        tokens = sampled.rollout.tokens
+        batch = Batch(
+            logp_rollout=sampled.rollout.logp,
+            mask=sampled.mask,
+            logp_old=scores.old,
+            segments=self.turn_numbers(tokens),
+            logp_ref=scores.reference,
+            prompt=sampled.prompt_numbers,
+        )
+        kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
+        return Collected(sampled.prompts, tokens, scores.forward, batch._replace(advantages=self.advantages(sampled, kept)))
+
+    def advantages(self, sampled: Sampled, kept: Tensor | None = None) -> Tensor:
+        """[B, T]; the rewards of responses that are not `kept` [N, G] enter no baseline."""
+        provided: dict[str, Tensor | None] = {"lengths": sampled.mask.sum(-1).view_as(sampled.rewards), "greedy": sampled.greedy}
+        inputs = {name: provided[name] for name in self.advantage_inputs}
+        if kept is not None:
+            inputs["kept"] = kept
+        return self.advantage(sampled.rewards, **inputs).view(-1, 1).expand_as(sampled.rollout.logp)
+
+    def turn_numbers(self, tokens: Tensor) -> Tensor | None:
+        """[B, T]: the number of each token's turn in its response; None for a task without turns."""
+        if not isinstance(self.task, TurnTask):
+            return None
+        return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
+
+    def _kept_responses(self, batch: Batch) -> Tensor:
+        """[B] bool: whether the correction keeps a token of the response."""
+        return correct(batch, self.config.correction).kept.any(-1)
+
+    @property
+    def own_policy(self) -> LocalEngine:
+        """The trainer's own policy, where `needs_own_sampler`."""
+        assert self.policy is not None
+        return self.policy
+
+    def describe(self, sampled: Sampled, updates: int) -> dict[str, Tensor]:
+        """The metrics of the responses; updates: optimizer steps so far."""
+        rewards, tokens, written = sampled.rewards, sampled.rollout.tokens, sampled.written
+        lengths = written.sum(1)
+        metrics = {
+            "reward/rollout": rewards.view(-1).mean(),
+            "reward/informative_groups": (rewards.amax(1) != rewards.amin(1)).float().mean(),
+            "mismatch/dropped": (written & ~sampled.mask).sum(),
+            "rollout/response_tokens": lengths.float().mean(),
+            "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
+        }
+        if sampled.greedy is not None:
+            metrics["reward/greedy"] = sampled.greedy.mean()
+        if self.task.stop:
+            ended = torch.isin(tokens, torch.tensor(self.task.stop, device=tokens.device)).any(1)
+            metrics["rollout/truncated"] = 1 - ended.float().mean()
+            metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
+        return metrics

@@ -1,0 +1,48 @@
+"""The held-out reward of a policy, with the same prompts and the same random numbers every time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.config import Config
+from harness.errors import UserError
+from harness.rollouts import RolloutEngine
+from harness.seeding import generator
+from harness.train.collector import Collector
+from harness.train.probes import Probes
+
+
+class Evaluator:
+    """Judges any policy that can sample. prompts: [N, P], held out from training.
+
+    Raises UserError if evaluation.prompts asks for more than there are.
+    """
+
+    def __init__(self, config: Config, collector: Collector, prompts: Tensor):
+        self.config, self.collector = config.evaluation, collector
+        if config.evaluation.prompts > len(prompts):
+            raise UserError(
+                f"evaluation.prompts={config.evaluation.prompts}: only {len(prompts)} prompts are held out; ask for no more"
+            )
+        self.prompts = prompts[: config.evaluation.prompts].repeat_interleave(config.evaluation.samples, dim=0)
+        self.probes = Probes(config.evaluation.probe, collector.local_engine)
+
+    def reward_of(self, policy: RolloutEngine) -> dict[str, float]:
+        """eval/reward of a policy with the weights that it holds, and its standard error, clustered by prompt.
+
+        With R_p the mean reward of the responses to prompt p, which are not independent, and R the mean of all P of them:
+        stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
+        """
+        answers = self.collector.generate(policy, self.prompts, self._uniforms()).tokens
+        reward = self.collector.compute_rewards(self.prompts, answers).cpu().double().numpy()
+        by_prompt = reward.reshape(self.config.prompts, self.config.samples).mean(1)
+        stderr = float(by_prompt.std(ddof=1)) / self.config.prompts**0.5
+        return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)}
+
+    def probe(self, version: int) -> dict[str, float]:
+        """The mismatch that other precisions would have for the actor's weights."""
+        return self.probes.measure(self.collector, version, self.prompts, self._uniforms())
+
+    def _uniforms(self) -> Tensor:
+        return torch.rand(len(self.prompts), self.collector.task.answer_length, generator=generator(0, "evaluation"))

@@ -1,0 +1,34 @@
+"""Training forwards: the rows of a mini-batch in micro-batches, shared out to the ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.tasks import PAD
+from harness.train.actor import Actor
+from harness.train.ranks import Ranks
+
+
+class TrainingForward:
+    """log π_θ of a mini-batch, in the very shapes in which it is trained on: an unmoved policy gives the same bits.
+
+    micro_tokens: prompt and response tokens of one forward, padding included; None for no limit.
+    """
+
+    def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
+        self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
+
+    def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many."""
+        own = self.ranks.share(torch.arange(len(tokens)))
+        width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
+        return own.split(max(1, self.micro_tokens // width) if self.micro_tokens else len(own))
+
+    @torch.no_grad()
+    def __call__(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log π_θ of a whole mini-batch, [B, T] in nats, without a gradient. Collective."""
+        logp = torch.zeros(tokens.shape, device=tokens.device)
+        for rows in self.micro_batches(prompts, tokens):
+            logp[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
+        return self.ranks.sum(logp)  # of the other ranks' rows each has 0

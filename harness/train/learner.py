@@ -1,0 +1,136 @@
+"""Batch -> metrics: the correction, one optimizer step per mini-batch, and what there is to know about both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.apply import Corrected, correct
+from algos.diagnostics.correction import correct_with_diagnostics, finish_applied, finish_diagnostics
+from algos.diagnostics.mismatch import finish_mismatch
+from algos.diagnostics.positions import positions
+from algos.diagnostics.probabilities import probabilities
+from algos.reductions import Counts
+from harness.build import build_objective
+from harness.config import Config
+from harness.seeding import generator
+from harness.train.actor import Actor
+from harness.train.collector import Collected
+from harness.train.forward import TrainingForward
+from harness.train.ranks import join
+
+UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
+"""Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
+
+
+class Learner:
+    """Moves the actor along the gradient of the objective.
+
+    Life cycle: for each step `minibatch_order`, then `update`. `updates` counts the optimizer steps: the version of the weights.
+    """
+
+    def __init__(self, config: Config, actor: Actor):
+        self.config, self.actor, self.ranks = config, actor, join()
+        self.objective = build_objective(config)
+        self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
+        self.updates = 0
+
+    def minibatch_order(self, step: int) -> list[Tensor]:
+        """The rows of each mini-batch, every epoch in an order of its own."""
+        a, random = self.config.actor, generator(self.config.seed, "minibatches", step)
+        rows = self.config.rollout.prompts * self.config.rollout.group_size
+        return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
+
+    def update(self, collected: Collected, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimizer step per mini-batch of `order`.
+
+        Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step.
+        """
+        batch = collected.batch
+        # Without a scored π_old the weights are those of each micro-batch, and only the counts are of the whole mini-batch.
+        corrected = correct(batch if batch.logp_old is not None else _against(batch.logp_rollout, batch), self.config.correction)
+        logp = torch.zeros_like(batch.logp_rollout)
+        norms, sums = [], []
+        for rows in order:
+            mini = collected.rows(rows)
+            current = self._current_correction(mini) if self._corrects_current(batch) else corrected.rows(rows)
+            logp[rows], metrics = self._accumulate_gradient(mini, current)
+            norms.append(self.actor.step())
+            self.updates += 1
+            sums.append(self.ranks.sum(torch.stack(list(metrics.values()))))
+        means = dict(zip(metrics, torch.stack(sums).mean(0), strict=True))
+        return means | _norm_metrics(norms), self.ranks.sum(logp)
+
+    def _corrects_current(self, batch: Batch) -> bool:
+        return self.config.correction.ratio == "current" and batch.logp_old is not None
+
+    def _current_correction(self, mini: Collected) -> Corrected:
+        """The correction of π_θ/μ, normalised, if at all, over the mini-batch: π_θ moves between mini-batches."""
+        logp = _from_old(self.forward(mini.prompts, mini.tokens), mini)
+        return correct(_against(logp, mini.batch), self.config.correction)
+
+    def _accumulate_gradient(self, mini: Collected, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradient of a mini-batch, over this rank's micro-batches.
+
+        Returns log π_θ [b, T], 0 on the rows of other ranks, and this rank's part of the metrics.
+        """
+        mini = mini._replace(batch=self.objective.select(mini.batch))
+        counts = Counts.of(corrected.counted, mini.batch.prompt)
+        tokens = mini.batch.mask.sum().clamp(min=1)
+        logp_all = torch.zeros_like(mini.batch.logp_rollout)
+        sums: dict[str, Tensor] = {}
+        parts = self.forward.micro_batches(mini.prompts, mini.tokens)
+        for rows in parts:
+            micro, own = mini.rows(rows), corrected.rows(rows)
+            logp, entropy = self._current_logp(micro)
+            logp_all[rows] = logp.detach()
+            if micro.batch.logp_old is None:
+                own = correct(_against(logp.detach(), micro.batch), self.config.correction)
+            loss, metrics = self.objective(logp, micro.batch, own, counts.rows(rows))
+            self.actor.backward(loss, last=rows is parts[-1])
+            metrics["actor/loss"] = loss.detach()
+            metrics["actor/entropy"] = torch.where(micro.batch.mask, entropy, 0.0).sum() / tokens
+            for name, value in metrics.items():
+                value = value.detach().double()
+                sums[name] = sums[name] + value if name in sums else value
+        return logp_all, sums
+
+    def _current_logp(self, rows: Collected) -> tuple[Tensor, Tensor]:
+        """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
+        forward, entropy = self.actor.logp(rows.prompts, rows.tokens)
+        return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
+
+    def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
+
+        A metric that does not exist is absent, all of them for a batch without a token.
+        """
+        if not batch.mask.any():
+            return {}
+        every, spec = self.config.diagnostics.every, self.config.correction
+        rows = correct_with_diagnostics(batch, spec)[1]
+        metrics = finish_mismatch(rows) | finish_applied(rows)
+        if every and step % every == 0:
+            metrics |= finish_diagnostics(rows, spec) | probabilities(batch) | positions(batch)
+        return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(UNDEFINED))}
+
+
+def _against(logp: Tensor, batch: Batch) -> Batch:
+    """The batch with another policy over μ: its correction is then that of exp(logp − logp_rollout)."""
+    return batch._replace(logp_old=logp)
+
+
+def _from_old(forward: Tensor, rows: Collected) -> Tensor:
+    """log π_θ as log π_old plus the change of the training forward since: 0 to the bit until the policy moves."""
+    start = forward.detach() if rows.forward_old is None else rows.forward_old
+    return rows.batch.logp_old + (forward - start)
+
+
+def _norm_metrics(norms: list[float | None]) -> dict[str, Tensor]:
+    """Of the optimizer steps: the share that was skipped, and the largest gradient norm of the others."""
+    taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
+    metrics = {"actor/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
+    if len(taken):
+        metrics["actor/grad_norm"] = taken.amax()  # NaN, if there is one
+    return metrics
