@@ -20,10 +20,10 @@ SWEEP_vllm := demo_vllm
 # FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
 DOCTOR = $(eval DOCTOR := $(shell $(VENV)/bin/faultline doctor))$(DOCTOR)# asked once, and only for ENGINE=vllm
-ARMS_fp8_channel := demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask
-ARMS_kv_cache=fp8_e4m3 := demo_vllm/kv_fp8
-ABLE = $(foreach option,fp8_channel kv_cache=fp8_e4m3,$(if $(findstring $(option): yes,$(DOCTOR)),$(ARMS_$(option))))
-ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(ABLE)))
+able = $(if $(findstring $(1): yes,$(DOCTOR)),$(2))
+FP8 = $(call able,fp8_channel,demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask)
+FP8_CACHE = $(call able,kv_cache=fp8_e4m3,demo_vllm/kv_fp8)
+ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP8_CACHE) $(FP8)))
 
 .PHONY: demo test check bench notebooks vllm llm chromium clean
 
