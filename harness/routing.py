@@ -26,8 +26,8 @@ REPLAYS = {
     "r3": Replay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
     "r3_weights": Replay("π_old and π_θ take the engine's experts and weights; the router is frozen", "engine", True, True),
 }
-"""routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of it
-(arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
+"""routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of
+it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
 
 
 def check_routing(config: Config, experts: int, told: bool) -> None:

@@ -335,6 +335,10 @@ class DiagnosticsConfig(Strict):
 
     every: Count | None
 
+    def due(self, step: int) -> bool:
+        """Whether this step is one of them."""
+        return bool(self.every) and step % self.every == 0
+
 
 class RoutingConfig(Strict):
     """replay: whose choice of experts the training forwards take, see `harness.routing.REPLAYS` and docs/moe.md."""

@@ -184,7 +184,7 @@ class LocalEngine(RolloutEngine):
         with torch.inference_mode():
             tokens, logp, routes = self._decode(prompts.to(self.device), length, pick, replay)
         # Ordinary tensors again, which autograd may save.
-        return tokens.clone(), logp.clone(), None if routes is None else Routes(*(part.clone() for part in routes))
+        return tokens.clone(), logp.clone(), None if routes is None else routes.map(Tensor.clone)
 
     def _decode(self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
         """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and the routes taken.

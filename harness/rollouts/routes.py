@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,17 +35,22 @@ class Routes(NamedTuple):
         """The routes of all layers, from those of each for the rows x places [B·L, ...]."""
         return cls(*(torch.stack(parts, 1).unflatten(0, (rows, -1)) for parts in zip(*layers, strict=True)))
 
+    @classmethod
+    def cat(cls, parts: list[Routes]) -> Routes:
+        """The rows of all, one after another."""
+        return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
     def layer(self, number: int) -> Routes:
         """Those of one layer for the rows x places [B·L, ...]: the counterpart of `stack`."""
-        return Routes(*(None if part is None else part[:, :, number].flatten(0, 1) for part in self))
+        return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
         """Some rows, at some places."""
-        return Routes(*(None if part is None else part[rows][:, places] for part in self))
+        return self.map(lambda part: part[rows][:, places])
 
-    def to(self, device: torch.device) -> Routes:
-        """On another device."""
-        return Routes(*(None if part is None else part.to(device) for part in self))
+    def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
+        """The function of each tensor that is there."""
+        return Routes(*(None if part is None else function(part) for part in self))
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
         """Write what `other` has into some rows, at some places."""

@@ -103,7 +103,7 @@ class DeepSpeedActor:
         positions = (present.cumsum(-1) - 1).clamp(min=0)
         places = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
         if replay is not None:
-            places[ARGUMENT] = replay.to(self.engine.device).of(slice(None), columns.nonzero()[:-1, 0])
+            places[ARGUMENT] = replay.map(lambda part: part.to(self.engine.device)).of(slice(None), columns.nonzero()[:-1, 0])
         ids = ids.clamp(min=0)
         # The logits that predict the response: from the last prompt token to the last but one.
         logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **places).logits
