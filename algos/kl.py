@@ -9,6 +9,7 @@ one). Source: Schulman, joschu.net/blog/kl-approx.html.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,12 @@ from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
 def estimator(*, anchored: bool) -> Callable:
-    """Mark an estimator: `anchored` says whether it reads `logp_prox`; a run in which nothing does may skip that forward pass."""
+    """Mark an estimator: `anchored` says whether it reads `logp_prox`. A run in which nothing does may skip that forward pass."""
 
     def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        function.anchored = anchored
-        return function
+        marked: Any = function
+        marked.anchored = anchored
+        return marked
 
     return mark
 

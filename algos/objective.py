@@ -73,7 +73,7 @@ class Objective(NamedTuple):
             sums["actor/clip_share"] = (token.clipped & kept).sum()
         if token.capped is not None:
             sums["actor/pg_clipfrac_lower"] = (token.capped & kept).sum()
-        if getattr(self._function, "anchored", True):
+        if anchor is not None and getattr(self._function, "anchored", True):
             sums["actor/ppo_kl"] = _sum(anchor - logp.detach(), kept)
         if self.kl is not None:
             if batch.logp_ref is None:

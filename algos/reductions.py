@@ -77,9 +77,10 @@ def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm
     if mode == "seq_mean_token_sum":
         return rows.sum() / sequences
     if mode == "prompt_mean":
-        if counts.prompts is None:
+        if counts.prompts is None or counts.prompt_tokens is None:
             raise ValueError("reduce=prompt_mean needs counts of prompts: give Counts.of the prompt of each row")
         return (rows / counts.prompt_tokens.clamp(min=1)).sum() / counts.prompts.clamp(min=1)
+    assert norm is not None  # checked above
     return rows.sum() / (sequences * norm)
 
 

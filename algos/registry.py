@@ -88,14 +88,13 @@ ADVANTAGES = Registry(
     "advantages",
     {
         **_from("algos.advantages", "reinforce", "grpo", "grpo_batch_std", "dr_grpo", "gpg", "rloo", "maxrl", "remax"),
-        **_from("algos.advantages", "pass_at_k", "opo", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
-        **_from("algos.advantages", "gae", "optimal_token_baseline", "gigpo"),
+        **_from("algos.advantages", "pass_at_k", "opo", "reinforce_pp", "reinforce_pp_baseline"),
     },
 )
-"""Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
+"""Functions `(rewards, *, kept, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
 
 CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
-"""Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that are no setting of `spec.Reject`."""
+"""Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that no `spec.Reject` can express."""
 
 KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})
 """Functions `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
+from harness.config.names import RENAMED, write
 from harness.errors import UserError
 
 
@@ -83,6 +84,8 @@ def refusal(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; run.root must name a folder that can be written"
     if unknown := re.match(r"Could not override '(.+?)'", str(error)):
+        if unknown[1] in RENAMED:
+            return f"{unknown[1]}: renamed; write {write(unknown[1])}"
         return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
     return " ".join(str(error).split())
 

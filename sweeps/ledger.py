@@ -21,10 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from harness.arms import arm, arms
-from harness.config import Config, RunConfig, explain
+from harness.config import Config, RunConfig, parse_recorded
 from harness.errors import Unavailable, UserError
 from harness.recorded import recorded
 from harness.run import jsonl
@@ -51,10 +49,11 @@ class Sweep:
 
         Raises UserError if the file is missing, damaged, or of a version of the code with other keys.
         """
+        values = self.folder(run).read("config.json")
         try:
-            config = Config.model_validate(self.folder(run).read("config.json"))
-        except ValidationError as error:
-            problems = "; ".join(explain(problem) for problem in error.errors()[:3])
+            config = parse_recorded(values)
+        except UserError as error:
+            problems = "; ".join(str(error).splitlines()[:3])
             raise UserError(f"{self.path / run / 'config.json'}: not a config of this version of the code: {problems}") from None
         place = self.path.resolve()
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})

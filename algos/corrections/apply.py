@@ -43,8 +43,8 @@ def correct(batch: Batch, spec: Correction) -> Corrected:
     ratio = Ratio(batch)
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(batch, spec)
-    if spec.normalize == "batch":
-        weights = weights / mean_weight(weights, batch, spec.weight)
+    if spec.normalize == "batch" and spec.weight.level is not None:
+        weights = weights / mean_weight(weights, batch, spec.weight.level)
     return Corrected(weights, kept, kept if spec.denominator == "kept" else batch.mask)
 
 
@@ -67,13 +67,13 @@ def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
     return torch.where(ratio.mask, bounded_weights(raw_weights(ratio, weight), weight), 0.0)
 
 
-def mean_weight(weights: Tensor, batch: Batch, weight: Weight) -> Tensor:
-    """The mean of `weights` [B, T] over the tokens, responses or segments of the weight's level; a fp64 scalar.
+def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
+    """The mean of `weights` [B, T] over the tokens, responses or segments of `level`; a fp64 scalar.
 
     A token of a unit of n tokens counts 1/n, so that each unit counts once, whatever its length. The mean is 1 when no
     weight is left, so that dividing by it changes nothing.
     """
-    share = torch.where(batch.mask, 1.0 / sizes(batch.mask, weight.level, batch.segments).double(), 0.0)
+    share = torch.where(batch.mask, 1.0 / sizes(batch.mask, level, batch.segments).double(), 0.0)
     total = (weights * share).sum()
     return torch.where(total > 0, total / share.sum().clamp(min=1e-300), 1.0)
 
@@ -89,15 +89,14 @@ def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
 
 def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
     """The tokens that one filter keeps, [B, T] or [B, 1] bool. Raises ValueError naming `name` on a missing input."""
-    advantages = ratio.batch.advantages
-    if filter_.when == "negative_advantage" and advantages is None:
-        raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
     keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
         keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
-    if filter_.when == "negative_advantage":
-        keep = keep | (advantages >= 0)
-    return keep
+    if filter_.when == "all":
+        return keep
+    if ratio.batch.advantages is None:
+        raise ValueError(f"reject.{name}.when=negative_advantage needs the advantages")
+    return keep | (ratio.batch.advantages >= 0)
 
 
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:

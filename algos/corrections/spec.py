@@ -115,7 +115,7 @@ class Reject:
                 raise ValueError(f"lower={self.lower} has no effect: {least_of}; use upper")
             if least and self.level in ("sequence", "segment"):
                 raise ValueError(f"level={self.level} sums mult_error, so no bound fits all lengths; use a mean")
-            if self.upper <= least:
+            if self.upper is not None and self.upper <= least:
                 raise ValueError(f"upper={self.upper} rejects everything: {least_of}; give a bound above {least}")
             _check_reached(None, self.upper, least, math.inf)
 

@@ -102,7 +102,7 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     if spec.weight.action == "mask":
         low = raw["fraction_low"] if spec.weight.lower is not None else 0.0
         out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + low
-    if spec.normalize == "batch" and not spec.weight.level.startswith("segment"):
+    if spec.normalize == "batch" and spec.weight.level in ("token", "sequence", "geometric"):
         out["rollout_corr/rollout_is_batch_norm_factor"] = used["mean" if spec.weight.level == "token" else "seq_mean"]
     return out
 

@@ -33,7 +33,7 @@ def squares(values: Tensor) -> Tensor:
 
 def count(flags: Tensor) -> Tensor:
     """How many of each row are True, in fp64."""
-    return flags.sum(-1, dtype=torch.float64)
+    return flags.sum(-1).double()
 
 
 def highest(values: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,9 +47,9 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
             value, *flags = function(logp, logp_prox, advantages, mask, *selected, **params)
             return TokenLoss(torch.where(mask, value, 0.0), *(None if flag is None else flag & mask for flag in flags))
 
-        masked.anchored = anchored
-        masked.select = select
-        return masked
+        marked: Any = masked
+        marked.anchored, marked.select = anchored, select
+        return marked
 
     return mark
 

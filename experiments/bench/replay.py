@@ -12,8 +12,9 @@ import torch
 from algos.corrections.apply import correct
 from algos.diagnostics.rows import merge
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
+from faultline.tools.replay.family import Family
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.thresholds import DEFAULT, Family, Thresholds
+from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
 
 TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000

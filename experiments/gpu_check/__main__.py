@@ -7,10 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from experiments.gpu_check.anatomy import check_anatomy
 from experiments.gpu_check.formats import check_casts, check_products
+from experiments.gpu_check.learning import check_learning
 from experiments.gpu_check.model import Size
 from experiments.gpu_check.parity import check_parity
 from experiments.gpu_check.persistence import check_persistence
@@ -36,11 +38,14 @@ def main(arguments: list[str]) -> int:
     if set(options.checks) - WITHOUT_MODEL and not Path(options.model).exists():
         raise UserError(f"--model {options.model}: there is no such folder here; `make llm` makes models/smollm2")
     size = Size(options.model, options.responses, options.answer, options.steps, tuple(options.overrides))
+    checks = {name: partial(CHECKS[name], size, options.out) for name in options.checks}
+    if options.minutes:
+        checks["learning"] = partial(check_learning, size, options.minutes, options.out / "runs")
     tables, failures = [], {}
-    for name in options.checks:
+    for name, check in checks.items():
         print(f"\n{name}:", flush=True)
         try:
-            made = CHECKS[name](size, options.out)
+            made = check()
         except Exception as error:  # the other checks are worth their time on a machine that is lent
             traceback.print_exc()
             failures[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--responses", type=int, default=Size().responses, help="of each arm, a multiple of 4 (512)")
     parser.add_argument("--answer", type=int, default=Size().answer, help="most tokens of a response (64)")
     parser.add_argument("--steps", type=int, default=Size().steps, help="RL steps of each arm (3)")
+    parser.add_argument("--minutes", type=float, default=0, help="then RL for so long (0)")
     parser.add_argument("overrides", nargs="*", help="of the config, as rollout.prompts=8")
     return parser
 

@@ -32,6 +32,7 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
                 refused[f"{kind} {arm}"] = str(error)
                 continue
             rows.append(_row(scored))
+            print(f"{kind} {arm}: {rows[-1]['K3']} nats per token", flush=True)
             positions.append(_by_position(scored))
             if dumps:
                 _dump(dumps / f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}.parquet", scored, policy)
@@ -39,7 +40,6 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
                 rows.append(_training_forward(scored, policy))
                 if scored.log_ratio.abs().max() > 0:
                     raise RuntimeError(f"the control is not exact: log ratios up to {scored.log_ratio.abs().max():.1e} nats")
-            print(f"{kind} {arm}: {rows[-1]['K3']} nats per token", flush=True)
     note = (
         f"{len(policy.prompts)} responses of each arm to the same prompts, at most {size.answer} tokens. K3 in nats per token. "
         "Tokens/s counts response tokens; prompts are read in the same time."

@@ -69,10 +69,10 @@ def quantize_nvfp4(x: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
 
 def e2m1(x: Tensor) -> Tensor:
     """x rounded to {0, ½, 1, 1½, 2, 3, 4, 6} with its sign, saturated at ±6, ties to the even mantissa."""
-    magnitude = x.abs().clamp(max=E2M1_MAX)
-    # The spacing is ½ below 2, 1 below 4, 2 up to 6; round() takes ties to even in units of it.
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return ((magnitude / step).round() * step).copysign(x)
+    x = x.clamp(-E2M1_MAX, E2M1_MAX)
+    # As in `e4m3`: with 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing is 2ᵉ⁻¹, and ½ below 1.
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=1.0)
+    return x.add(power, alpha=1.5 * 2**22).sub_(power, alpha=1.5 * 2**22)
 
 
 def _amax(x: Tensor, dim: int | None) -> Tensor:

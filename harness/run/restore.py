@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.config import Config, parse
+from harness.config import Config, parse_recorded
 from harness.errors import UserError
 from harness.run.folder import RunFolder, writing
 from harness.run.manifest import damage_of
@@ -43,7 +43,7 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
         raise UserError(f"{run}: no checkpoint of step {step}; it has {steps} (checkpoint.every and checkpoint.keep decide)")
     if damage := damage_of(kept[step]):
         raise UserError(f"{kept[step]}: damaged ({damage}); use another")
-    return Checkpoint(parse(RunFolder(run).read("config.json")), kept[step], step)
+    return Checkpoint(parse_recorded(RunFolder(run).read("config.json")), kept[step], step)
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:

@@ -7,15 +7,12 @@ import torch
 
 from algos.advantages import (
     dr_grpo,
-    gae,
     gdpo,
-    gigpo,
     gpg,
     grpo,
     grpo_batch_std,
     maxrl,
     opo,
-    optimal_token_baseline,
     pass_at_k,
     reinforce,
     reinforce_pp,
@@ -25,6 +22,7 @@ from algos.advantages import (
 )
 from algos.kl import absolute, k1, k2, k3, k3_k2, k3_unbiased
 from algos.registry import ADVANTAGES
+from algos.returns import gae, gigpo, optimal_token_baseline
 from tests.algos.algo_cases import f64
 
 
@@ -172,13 +170,12 @@ def test_gigpo_by_hand():
     A = ±.5 and, in the common state, ω·(±.25) more; with std ±.5/.707107 and ω·(±.25/.353553). A third turn did not take
     place.
     """
-    rewards, turns = f64([[[0, 1, torch.nan], [0, 0, torch.nan]]]), torch.tensor([[[True, True, False]] * 2])
-    states = torch.tensor([[[0, 1, -9], [0, 2, 99]]])
-    given = {"turns": turns, "states": states, "gamma": 0.5}
+    rewards, states = f64([[[0, 1, torch.nan], [0, 0, torch.nan]]]), torch.tensor([[[0, 1, -9], [0, 2, -1]]])
+    given = {"states": states, "gamma": 0.5}
     close(gigpo(rewards, **given, weight=2.0, std=False), [[[1, 0.5, 0], [-1, -0.5, 0]]])
     close(gigpo(rewards, **given, weight=2.0, std=True), [[[2.121320, 0.707107, 0], [-2.121320, -0.707107, 0]]])
     episodes = grpo(f64([[1, 0]]))[..., None]
-    close(gigpo(rewards, **given, weight=0.0, std=True), torch.where(turns, episodes, 0.0).tolist())
+    close(gigpo(rewards, **given, weight=0.0, std=True), torch.where(states >= 0, episodes, 0.0).tolist())
 
 
 def test_kl_values_and_gradients():

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from algos.advantages import gae, gdpo
+from algos.advantages import gdpo
 from algos.conformance import example
 from algos.corrections.apply import correct
 from algos.corrections.m2po import m2po
@@ -18,6 +18,7 @@ from algos.objective import Objective
 from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
+from algos.returns import gae
 from tests.algos.algo_cases import LOSS_PARAMS, correction, shared_batch
 
 NAN = math.nan

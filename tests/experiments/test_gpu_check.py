@@ -89,6 +89,17 @@ def test_training_and_persistence_of_a_tiny_model(run):
         assert float(row["rms (nats)"]) > 0 and -1 <= float(row["k = 5"]) <= float(row["k = 1"]) <= 1 and row["k = 20"] == ""
 
 
+def test_learning_takes_the_time_it_is_given(model, tmp_path):  # noqa: F811
+    """A hundredth of a second is enough for the fewest steps only, ten; the runs stay."""
+    out = tmp_path / "out"
+    sizes = ["--model", model, "--responses", "8", "--answer", "4", "--minutes", "0.0001", "--out", str(out)]
+    assert main(["--checks", "casts", *sizes, *SMALL]) == 0
+    rows = cells((out / "section.md").read_text(), "Learning")
+    assert [(row["rollout"], row["steps"]) for row in rows] == [("bf16", "10"), ("fp8_channel", "10")]
+    assert all(0 <= float(row["last evaluation"]) <= 1 for row in rows)
+    assert len(list((out / "runs").glob("smollm2/*/metrics.jsonl"))) == 2
+
+
 def test_correlation_by_hand():
     """l = (1, 2), (2, 1), (1, 2): at lag 1 the products are 4 + 4, the squares 5 + 5 and 5 + 5; at lag 2 it is itself."""
     ratios = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)

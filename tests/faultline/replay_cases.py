@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
 from harness.dumps.schema import Responses, responses
 
@@ -25,3 +26,11 @@ def random_columns(rows=24, length=20, seed=0, dtype=np.float64, scale=0.4):
 
 def as_responses(columns) -> Responses:
     return responses(files.tabulate(columns))
+
+
+def all_thresholds(batches, c=DEFAULT, chosen=None) -> Thresholds:
+    """The thresholds `c` over all batches."""
+    thresholds = Thresholds(c, chosen)
+    for batch in batches:
+        thresholds.add(batch)
+    return thresholds

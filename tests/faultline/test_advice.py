@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from faultline.tools.replay.advice import ADVISED, Advisor, Target, _binned, _curve
-from faultline.tools.replay.thresholds import DEFAULT, Family, all_thresholds
-from tests.faultline.replay_cases import as_responses, random_columns
+from faultline.tools.replay.family import Family
+from faultline.tools.replay.thresholds import DEFAULT
+from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
 

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
-from algos.corrections.apply import correct
+from algos.corrections.apply import correct, statistic
 from algos.diagnostics.rows import merge
+from algos.ratios import Ratio
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
-from faultline.tools.replay.thresholds import all_thresholds, families
-from tests.faultline.replay_cases import as_responses, random_columns
+from faultline.tools.replay.family import Tokens, families
+from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
 C = np.array([1 + 1e-6, 1.003, 1.1, 1.5, 2.0, 7.0, 1e3])
@@ -26,6 +28,24 @@ def test_all_thresholds_at_once_equal_one_at_a_time(family, table):
         one = finish_effect(merge([effect_rows(b, correct(b, family.at(c))) for b in map(padded, BATCHES)]))
         for metric in ("kept_tokens", "kept_sequences", "weight_mean", "ess", "weight_max", "agreement"):
             assert found.loc[c, metric] == pytest.approx(one[f"effect/{metric}"], rel=1e-12, abs=1e-12), (c, metric)
+
+
+@pytest.mark.parametrize("family", [f for f in families(segments=True) if f.action == "reject"], ids=lambda family: family.name)
+def test_the_values_of_a_family_are_those_that_the_training_step_compares(family):
+    """`Family.units` beside `algos`; 1e-12. At worst_token algos keeps the ratio and prob_diff per token."""
+    batch, units = padded(BATCHES[0]), family.units(Tokens(BATCHES[0]))
+    values = statistic(Ratio(batch), family.at(2.0).reject[family.name]).expand_as(batch.mask)
+    if family.level == "worst_token":
+        largest = {"ratio": torch.maximum(values, 1 / values), "prob_diff": values.abs()}.get(family.statistic, values)
+        values = torch.where(batch.mask, largest, 0.0).amax(-1, keepdim=True)[units.row]
+    elif family.level == "token":
+        values = values[batch.mask]
+    elif family.level in ("sequence", "geometric"):
+        values = values[units.row, :1]
+    else:  # one token of each segment, in the order of the segments
+        present = [(row, turn) for row in range(len(values)) for turn in batch.segments[row][batch.mask[row]].unique()]
+        values = torch.stack([values[row][batch.mask[row] & (batch.segments[row] == turn)][0] for row, turn in present])
+    np.testing.assert_allclose(units.values, values.flatten().numpy(), rtol=1e-12, atol=1e-12)
 
 
 def test_a_table_does_not_depend_on_how_the_dump_is_cut(table):

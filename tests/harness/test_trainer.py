@@ -248,7 +248,7 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
     [
         (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
         (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
-        (["advantage.name=gae"], "advantage=gae: needs mask, values, which a run does not have"),
+        (["advantage.name=algos.returns:gae"], "advantage=algos.returns:gae: needs mask, values, which a run does not have"),
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
         (["correction=token_truncate", "proximal=rollout"], "proximal=rollout .* counts the mismatch twice"),
         (["loss.eps_low=abc"], "loss.eps_low=abc: Input should be a valid number"),

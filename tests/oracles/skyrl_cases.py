@@ -176,7 +176,7 @@ ADVANTAGE = {
     "rloo": "rloo",
     "maxrl": "maxrl",
     "reinforce++": "reinforce_pp",
-    "gae": "gae",
+    "gae": "algos.returns:gae",
 }
 
 

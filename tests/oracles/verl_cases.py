@@ -14,11 +14,13 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
+from algos.advantages import gdpo
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
+from algos.returns import optimal_token_baseline
 from tests.oracles.comparing import NORM, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
 
 REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
@@ -176,7 +178,7 @@ ADVANTAGE = {
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
     "remax": "remax",
-    "gae": "gae",
+    "gae": "algos.returns:gae",
     "grpo_passk": "pass_at_k",
     "grpo_passk without std": "pass_at_k",
     "gpg": "gpg",
@@ -214,7 +216,7 @@ def _gdpo(seed: int) -> tuple[dict, dict]:
     other = grouped(seed + 100)[0]
     keys, weights = ["first", "second"], [1.0, 0.5]
     parts = torch.stack([rewards, other], -1)
-    mine = ADVANTAGES["gdpo"](rewards, components=parts, lengths=mask.sum(-1).view(2, 4), weights=weights)
+    mine = gdpo(rewards, components=parts, lengths=mask.sum(-1).view(2, 4), weights=weights)
     batch = {"prompts": torch.zeros(8, 1), "attention_mask": torch.cat([torch.ones(8, 1), mask], -1).long()}
     theirs = core_algos.compute_gdpo_outcome_advantage(
         tokens.clone(), mask.double(), GROUPS, config=AlgoConfig(gdpo_reward_keys=keys, gdpo_reward_weights=weights),
@@ -232,7 +234,7 @@ def _token_baseline(name: str, weighted: bool, seed: int) -> tuple[dict, dict]:
     squares = logp.exp().square() + (1 - logp.exp()).square() / 3  # of the token, and of three others as likely
     weights = (values / 2).exp() if weighted else None
     given = {"mask": mask, "logp_old": logp, "pi_squared": squares} | ({"weights": weights} if weighted else {})
-    mine = ADVANTAGES["optimal_token_baseline"](tokens.view(2, 4, 6), **{key: x.view(2, 4, 6) for key, x in given.items()})
+    mine = optimal_token_baseline(tokens.view(2, 4, 6), **{key: x.view(2, 4, 6) for key, x in given.items()})
     theirs = core_algos.get_adv_estimator_fn(name)(
         tokens.clone(), mask.double(), GROUPS, old_log_probs=logp, sum_pi_squared=squares, rollout_is_weights=weights
     )[0]

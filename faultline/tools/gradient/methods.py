@@ -16,8 +16,8 @@ from algos.corrections.spec import Correction, Weight, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
+from faultline.tools.replay.family import Family
 from faultline.tools.replay.presets import presets
-from faultline.tools.replay.thresholds import Family
 from harness.errors import UserError
 
 EXACT = "exact sequence weight"

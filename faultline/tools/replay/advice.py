@@ -9,7 +9,8 @@ import pandas as pd
 import torch
 
 from algos.diagnostics.pareto import pareto_k
-from faultline.tools.replay.thresholds import DEFAULT, Family, Thresholds, closest, log_ratios, units_of
+from faultline.tools.replay.family import Family, Tokens
+from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps.schema import Responses
 
 ADVISED = (
@@ -57,18 +58,19 @@ class Advisor:
 
     def add(self, responses: Responses) -> None:
         """Take in one batch."""
+        tokens = Tokens(responses)
         for family in ADVISED:
-            units = units_of(responses, family)
+            units = family.units(tokens)
             _, upper = family.bounds(DEFAULT)
-            bins = np.searchsorted(upper, closest(family, units.values), "left")
+            bins = np.searchsorted(upper, family.distance(units.values), "left")
             key = units.row.astype(np.int64) * (len(DEFAULT) + 1) + bins
             unique, inverse = np.unique(key, return_inverse=True)
             rho = units.values if family.action != "reject" else np.zeros(len(units.values))
             sums = [np.bincount(inverse, weights=units.size * rho**power, minlength=len(unique)) for power in (0, 1, 2)]
             row, bins = np.divmod(unique, len(DEFAULT) + 1)
             self.entries[family].append(_Entries(row + self.responses, bins, np.stack(sums)))
-        for level, logs in log_ratios(responses).items():
-            self.logs[level].append(logs)
+        self.logs["token"].append(tokens.l)
+        self.logs["sequence"].append(tokens.sum(tokens.l)[tokens.count > 0])
         self.responses += len(responses)
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> pd.DataFrame:

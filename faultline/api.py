@@ -1,0 +1,165 @@
+"""The functions of `import faultline`.
+
+Each takes a `Batch`, or single arrays [B, T] by name. logp_old: log π_old of the sampled tokens, from the trainer, in nats.
+logp_rollout: log μ, from the rollout engine. mask: True on response tokens; without it all tokens count. Some filters need
+advantages. The levels of segments need segments, the number of each token's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from algos.batch import Batch
+from algos.corrections import apply
+from algos.corrections.apply import Corrected
+from algos.corrections.spec import Correction
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
+from algos.diagnostics.mismatch import mismatch as mismatch_of
+from faultline.arrays import Array, as_batch
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.effect import padded
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
+
+
+def correct(
+    batch: Batch | None = None,
+    *,
+    correction: Correction | str,
+    logp_old: Array | None = None,
+    logp_rollout: Array | None = None,
+    mask: Array | None = None,
+    advantages: Array | None = None,
+    segments: Array | None = None,
+) -> Corrected:
+    """The weights and the mask that a correction gives a batch, as detached tensors [B, T].
+
+    loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t and any other reduction likewise.
+
+    correction: a `Correction`, the name of a preset as "icepop", or a YAML file. Give all responses of an optimizer step at
+    once when it has normalize=batch. Raises ValueError on arrays that cannot be used, and on a missing one.
+
+    >>> import faultline
+    >>> correction = faultline.Correction(weight=faultline.Weight("token", "truncate", upper=2.0))
+    >>> corrected = faultline.correct(correction=correction, logp_old=[[-1.0, -1.5]], logp_rollout=[[-2.0, -1.5]])
+    >>> corrected.weights.tolist()  # min(e¹, 2) and min(e⁰, 2)
+    [[2.0, 1.0]]
+    >>> corrected.kept.tolist()
+    [[True, True]]
+    """
+    batch = _batch(batch, logp_old, logp_rollout, mask, advantages, segments)
+    return apply.correct(batch, _correction(correction))
+
+
+def mismatch(
+    batch: Batch | None = None, *, logp_old: Array | None = None, logp_rollout: Array | None = None, mask: Array | None = None
+) -> dict[str, float]:
+    """Statistics of the mismatch, before any correction; `algos.diagnostics.mismatch.finish_mismatch` has the equations.
+
+    >>> import faultline
+    >>> stats = faultline.mismatch(logp_old=[[-1.0, -1.5]], logp_rollout=[[-1.1, -1.4]])
+    >>> round(abs(stats["rollout_corr/kl"]), 6)  # K1 = −mean(0.1, −0.1)
+    0.0
+    >>> round(stats["rollout_corr/k3_kl"], 4)  # mean(e^0.1 − 1 − 0.1, e^−0.1 − 1 + 0.1)
+    0.005
+    """
+    return _floats(mismatch_of(_batch(batch, logp_old, logp_rollout, mask)))
+
+
+def diagnostics(
+    batch: Batch | None = None,
+    *,
+    correction: Correction | str,
+    logp_old: Array | None = None,
+    logp_rollout: Array | None = None,
+    mask: Array | None = None,
+    advantages: Array | None = None,
+    segments: Array | None = None,
+) -> dict[str, float]:
+    """`mismatch`, and what a correction does to the batch: its weights, its filters, the tokens kept. Metrics as of a run.
+
+    >>> import faultline
+    >>> stats = faultline.diagnostics(correction="token_truncate", logp_old=[[-1.0, -1.5]], logp_rollout=[[-2.0, -1.5]])
+    >>> stats["correction/weight_mean"]  # of 2 and 1: the preset truncates at 2
+    1.5
+    """
+    batch, spec = _batch(batch, logp_old, logp_rollout, mask, advantages, segments), _correction(correction)
+    _, rows = correct_with_diagnostics(batch, spec)
+    return _floats(finish_diagnostics(rows, spec))
+
+
+def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
+    """The training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
+
+    skip_bad: leave bad rows out, instead of raising UserError that lists them. docs/dumps.md says what a dump holds.
+
+    >>> import faultline, pathlib, tempfile
+    >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
+    >>> _ = dump.write_text('{"logp_rollout": [-1.0, -0.5], "logp_old": [-1.25, -0.5]}')
+    >>> (batch,) = faultline.load(dump)
+    >>> batch.logp_old.tolist()
+    [[-1.25, -0.5]]
+    """
+    return [padded(responses) for responses in Dump(Path(path), skip_bad=skip_bad).batches()]
+
+
+class Replay(NamedTuple):
+    """What a dump says.
+
+    corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
+    profiles: mean effective weight by position and length. mismatch: as `mismatch` gives it, of the whole dump.
+    skipped: correction → the column that it needs and the dump lacks.
+    """
+
+    corrections: pd.DataFrame
+    thresholds: pd.DataFrame
+    profiles: pd.DataFrame
+    mismatch: dict[str, float]
+    skipped: dict[str, str]
+
+
+def replay(
+    path: Path | str, corrections: Sequence[str] | Mapping[str, Correction] | None = None, *, skip_bad: bool = False
+) -> Replay:
+    """What corrections, and every threshold of every family, would have done to a dump. The dump is read once, in pieces.
+
+    path, skip_bad: as for `load`. corrections: names of presets or YAML files, or corrections by name; by default all presets.
+
+    >>> import faultline, pathlib, tempfile
+    >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
+    >>> _ = dump.write_text('{"logp_rollout": [-2.0, -1.5], "logp_old": [-1.0, -1.5]}')
+    >>> frames = faultline.replay(dump, corrections=["token_truncate"])
+    >>> frames.corrections[["correction", "effect/weight_mean"]].values.tolist()
+    [['token_truncate', 1.5]]
+    """
+    specs = dict(corrections) if isinstance(corrections, Mapping) else _presets(corrections)
+    replayed = collect(Dump(Path(path), skip_bad=skip_bad), specs)
+    table = replayed.thresholds.table()
+    return Replay(replayed.corrections, table, replayed.profiles, replayed.mismatch, replayed.skipped)
+
+
+def _batch(batch: Batch | None, *arrays: Array | None) -> Batch:
+    if batch is None:
+        return as_batch(*(*arrays, None, None, None)[:5])
+    if any(array is not None for array in arrays):
+        raise ValueError("batch and single arrays: give one or the other")
+    if not isinstance(batch, Batch):
+        raise ValueError(f"batch is a {type(batch).__name__}: give a faultline.Batch, or the arrays by name (logp_old=...)")
+    return batch
+
+
+def _presets(names: Sequence[str] | None) -> dict[str, Correction]:
+    return {name: preset.correction for name, preset in presets(None if names is None else list(names)).items()}
+
+
+def _correction(correction: Correction | str) -> Correction:
+    return _presets([correction])[correction] if isinstance(correction, str) else correction
+
+
+def _floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,173 @@
+"""A family of corrections: all but the bound. It owns the value of each unit, and the bounds that the value is held to.
+
+The values are those of `algos.corrections.apply`, computed in numpy on flat arrays. A dump needs no padding then, and all
+families of one level and statistic share them. A test compares them with `algos`, value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from algos.corrections.spec import Correction, Reject, Weight
+from algos.ratios import LOG_RATIO_BOUND
+from harness.dumps.schema import Responses
+
+
+class Units(NamedTuple):
+    """What shares one weight, or the verdict of one filter: tokens, responses or segments.
+
+    values: compared with the bounds. size: tokens of the unit. row: its response. Each [units].
+    """
+
+    values: np.ndarray
+    size: np.ndarray
+    row: np.ndarray
+
+
+class Tokens:
+    """The response tokens of a batch in fp64, flat. l: log π_old − log μ, nats. row: number of the response, ascending."""
+
+    def __init__(self, responses: Responses):
+        mask, lengths = responses.mask, np.diff(responses.offsets)
+        self.rows = len(lengths)
+        self.row = np.repeat(np.arange(self.rows), lengths)[mask]
+        self.logp_rollout = responses.logp_rollout[mask].astype(np.float64)
+        self.l = responses.logp_old[mask].astype(np.float64) - self.logp_rollout
+        self.segments = None if responses.segments is None else responses.segments[mask]
+        self.count = np.bincount(self.row, minlength=self.rows)
+        self._statistics: dict[str, np.ndarray] = {}
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Per response, [rows]."""
+        return np.bincount(self.row, weights=values, minlength=self.rows)
+
+    @cached_property
+    def exact(self) -> np.ndarray:
+        """R = exp(Σ l), the exact sequence weight of each response, [rows]."""
+        return bounded_exp(self.sum(self.l))
+
+    def statistic(self, name: str) -> np.ndarray:
+        """`STATISTICS[name]` per token, computed once."""
+        if name not in self._statistics:
+            self._statistics[name] = STATISTICS[name](self)
+        return self._statistics[name]
+
+    def groups(self, segments: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The number of the response, or of the segment, of each token; and the response of each number."""
+        if not segments:
+            return self.row, np.arange(self.rows)
+        assert self.segments is not None, "families at the levels of segments are left out without segments"
+        width = int(self.segments.max(initial=0)) + 1
+        return self.row * width + self.segments, np.arange(self.rows * width) // width
+
+
+STATISTICS: dict[str, Callable[[Tokens], np.ndarray]] = {
+    "ratio": lambda tokens: tokens.l,  # log ρ: its level is taken before the exponential
+    "k2": lambda tokens: tokens.l**2 / 2,
+    "k3": lambda tokens: np.expm1(np.clip(tokens.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - tokens.l,
+    "prob_diff": lambda tokens: np.exp(tokens.logp_rollout) * np.expm1(tokens.l),
+    "mult_error": lambda tokens: bounded_exp(np.abs(tokens.l)),
+}
+"""Statistic of a filter → its value per token."""
+
+
+class Family(NamedTuple):
+    """A correction but for its bound: the action truncate, clip or mask of a weight, or reject by a statistic; at a level.
+
+    One number C ≥ 1 gives the bounds. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C − 1 − log C.
+    prob_diff: ±(1 − 1/C).
+    """
+
+    action: str
+    level: str
+    statistic: str = "ratio"
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.action, self.level, *([self.statistic] if self.statistic != "ratio" else [])])
+
+    def bounds(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(lower, upper) of the statistic at C, as a config has them; −inf for none."""
+        none = np.full_like(c, -np.inf)
+        match self.statistic:
+            case "k2":
+                return none, np.log(c) ** 2 / 2
+            case "k3":
+                return none, c - 1 - np.log(c)
+            case "mult_error":
+                return none, c
+            case "prob_diff":
+                return -(1 - 1 / c), 1 - 1 / c
+        return (none if self.action == "truncate" else 1 / c), c
+
+    def at(self, c: float) -> Correction:
+        """The correction with bound C, as a config has it."""
+        lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
+        bounds = {"lower": None if lower == -np.inf else lower, "upper": upper}
+        if self.action == "reject":
+            return Correction(reject={self.name: Reject(self.level, self.statistic, **bounds)})
+        return Correction(weight=Weight(self.level, self.action, **bounds))
+
+    def units(self, tokens: Tokens) -> Units:
+        """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
+        values = tokens.statistic(self.statistic)
+        if self.level == "token":
+            size, row = np.ones(len(values)), tokens.row
+        elif self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
+            values = by_row(np.maximum, np.abs(values), tokens.row)
+            row = np.flatnonzero(tokens.count)
+            size = tokens.count[row].astype(np.float64)
+        else:
+            group, row = tokens.groups(self.level.startswith("segment"))
+            size = np.bincount(group, minlength=len(row))
+            present = size > 0
+            values = np.bincount(group, weights=values, minlength=len(row))[present]
+            size, row = size[present].astype(np.float64), row[present]
+            if self.level in ("geometric", "segment_geometric"):
+                values = values / size
+        return Units(bounded_exp(values) if self.statistic == "ratio" else values, size, row)
+
+    def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(lower, upper) of the values of `units` at C: `bounds`, but a worst token's value is the larger of ρ and 1/ρ."""
+        lower, upper = self.bounds(c)
+        return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
+
+    def distance(self, values: np.ndarray) -> np.ndarray:
+        """d such that a unit's value lies inside the limits at C if and only if d ≤ upper(C)."""
+        if self.statistic == "ratio" and self.action != "truncate":
+            return np.maximum(values, 1 / values)
+        return np.abs(values) if self.statistic == "prob_diff" else values
+
+
+def families(segments: bool) -> list[Family]:
+    """All families; those at the levels of segments only where the dump has segments.
+
+    Left out are repetitions: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
+    Left out are sums that C does not scale. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞, and
+    mult_error grows with the length, so `Reject` refuses it.
+    """
+    levels = ["token", "sequence", "geometric", *(["segment", "segment_geometric"] if segments else [])]
+    weights = [Family(action, level) for level in levels for action in ("truncate", "clip", "mask")]
+    pairs = [(level, statistic) for level in [*levels, "worst_token"] for statistic in STATISTICS]
+    return weights + [Family("reject", level, statistic) for level, statistic in pairs if _is_distinct(level, statistic)]
+
+
+def _is_distinct(level: str, statistic: str) -> bool:
+    if statistic in ("k2", "mult_error") and level in ("token", "worst_token"):
+        return False
+    return statistic not in ("prob_diff", "mult_error") or level not in ("sequence", "segment")
+
+
+def by_row(reduce: np.ufunc, values: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """`reduce` over the values of each row that has any; `row` ascends."""
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
+    return reduce.reduceat(values, starts) if len(starts) else values
+
+
+def bounded_exp(values: np.ndarray) -> np.ndarray:
+    """exp with its argument clamped to ±LOG_RATIO_BOUND."""
+    return np.exp(np.clip(values, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))

@@ -1,0 +1,49 @@
+"""`actor`: how the policy is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.config.base import Count, Positive, PositiveFraction, Strict
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ActorConfig(Strict):
+    """DeepSpeed ZeRO around the model, with AdamW."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
+    dtype: Literal["fp32", "bf16", "fp16"]
+    """Dtype of weights, activations and gradients; fp16 on a GPU only."""
+    lr: PositiveFraction
+    """Learning rate."""
+    betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
+    """Decay rates of AdamW's two moments."""
+    eps: PositiveFraction
+    """Added to the root of AdamW's second moment."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)]
+    """Decoupled weight decay."""
+    max_grad_norm: Positive
+    """The global gradient norm is clipped to this."""
+    num_minibatches: Count
+    """Optimizer steps of an epoch. Divides prompts x group_size."""
+    epochs: Count = 1
+    """Passes over a rollout."""
+    micro_tokens: Count | None = None
+    """Prompt and response tokens of one forward and backward pass, padding included. null: a mini-batch at once."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    scoring: Literal["exact", "forward", "none"]
+    """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
+    forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
+
+
+class RoutingConfig(Strict):
+    """How a mixture of experts is routed while it is trained."""
+
+    replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
+    """Whose choice of experts the training takes. none: its own. r2: that of π_old, in each mini-batch. r3: that of the engine.
+    r3_weights: the engine's, with the weights of the experts. See docs/moe.md."""

@@ -1,0 +1,43 @@
+"""What all sections of a config share: types of numbers, and two kinds of section."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(strict=True, gt=0, le=10**9)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Probability = Annotated[float, Field(strict=True, ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(strict=True, gt=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
+
+def name_of(value: Any) -> str | None:
+    """The key `name` of a section, before or after it was read. It tells apart what the section may be."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return name if isinstance(name, str) else None
+
+
+class Strict(BaseModel):
+    """A section. It refuses unknown keys, values of another type, infinite numbers and NaN, and never changes once it was read.
+
+    A docstring below a field says what the key means; `--help` shows it. A default here is what runs did before the key was
+    there, so it never changes; see `harness.config.digest`. What a new run gets stands in experiments/conf alone.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class PluginConfig(Strict):
+    """A plug-in and its parameters. `harness.build` checks them against the plug-in's signature."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """Name in the registry of its kind, or `package.module:attribute`."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The keys beside `name`."""
+        return dict(self.model_extra or {})

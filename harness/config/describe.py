@@ -1,0 +1,104 @@
+"""Each key of a config in words: what it means, and which values it accepts. For `--help`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from algos.corrections import spec
+from harness.config.run import Config
+
+LARGE = 10**6
+"""Bounds from here on only keep nonsense out. They are not shown."""
+
+
+class Key(NamedTuple):
+    """A key with dots between, its value, the values that it accepts, and its meaning; "" where the schema does not tell."""
+
+    name: str
+    value: Any
+    accepted: str
+    meaning: str
+
+
+def keys(values: dict[str, Any]) -> list[Key]:
+    """The keys of the nested `values` of a config, in their order."""
+    schema = Config.model_json_schema()
+    return list(_keys(values, schema, schema["$defs"] | _dataclasses(schema["$defs"]), ""))
+
+
+def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[Key]:
+    for key, value in values.items():
+        field = schema.get("properties", {}).get(key) or schema.get("additionalProperties") or {}
+        field = field if isinstance(field, dict) else {}
+        section = _section(field, value, sections)
+        if isinstance(value, dict) and value:
+            yield from _keys(value, section, sections, f"{prefix}{key}.")
+        else:
+            yield Key(prefix + key, value, _accepted(field), " ".join(field.get("description", "").split()))
+
+
+def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the section `value`: of those that the field may be, the first that takes its name, or all of its keys."""
+    if "$ref" in field:
+        return sections[field["$ref"].rpartition("/")[2]]
+    may_be = [sections[one["$ref"].rpartition("/")[2]] for one in field.get("oneOf", field.get("anyOf", [])) if "$ref" in one]
+    return next((one for one in may_be if isinstance(value, dict) and _fits(one, value)), field)
+
+
+def _fits(section: dict[str, Any], value: dict[str, Any]) -> bool:
+    name = section["properties"].get("name", {})
+    names = name.get("enum") or ([name["const"]] if "const" in name else [value.get("name")])
+    extra = section.get("additionalProperties", False)
+    return value.get("name") in names and (bool(extra) or value.keys() <= section["properties"].keys())
+
+
+def _accepted(field: dict[str, Any]) -> str:
+    """What a field of a JSON schema accepts, in words."""
+    if "enum" in field:
+        return " | ".join(map(str, field["enum"]))
+    if "const" in field:
+        return str(field["const"])
+    if "anyOf" in field:
+        return " or ".join(filter(None, map(_accepted, field["anyOf"])))
+    if "prefixItems" in field:
+        return f"[{', '.join(map(_accepted, field['prefixItems']))}]"
+    kinds = {"boolean": "true | false", "string": "text", "null": "null", "integer": "integer", "number": "number"}
+    kind = kinds.get(field.get("type", ""), "")
+    return " ".join(filter(None, [kind, _bounds(field)]))
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    above, least = field.get("exclusiveMinimum"), field.get("minimum")
+    below, most = (None if bound is None or bound >= LARGE else bound for bound in (field.get("exclusiveMaximum"), field.get("maximum")))
+    if (below, most) != (None, None):
+        left = "(" if above is not None else "["
+        return f"in {left}{above if least is None else least:g}, {below if most is None else most:g}{')' if most is None else ']'}"
+    even = f"multiple of {field['multipleOf']}, " if "multipleOf" in field else ""
+    return even + (f"> {above:g}" if above is not None else f"≥ {least:g}" if least is not None else "")
+
+
+def _dataclasses(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The schemas of `schemas` that are dataclasses of algos, with the docstrings below their fields: pydantic reads its own only."""
+    found = {}
+    for name, schema in schemas.items():
+        if is_dataclass(kind := getattr(spec, name, None)):
+            meanings = _docstrings(kind)
+            properties = {key: field | {"description": meanings.get(key, "")} for key, field in schema["properties"].items()}
+            found[name] = schema | {"properties": properties}
+    return found
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """Field -> the string below it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+    return {
+        field.target.id: text.value.value
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }

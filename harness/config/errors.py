@@ -1,0 +1,41 @@
+"""What is wrong with a config, in one line a key: the key, its value, what is accepted or the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+SECTION = ("model_type", "dataclass_type", "dict_type")
+"""Pydantic's kinds of an error where a section got a value."""
+
+
+def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
+    """A line per error that `composed` has, without those of a filter read as what it was not meant to be."""
+    return [explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
+
+
+def explain(problem: Mapping[str, Any]) -> str:
+    """One of the errors of a ValidationError in a line: key, value and what is wrong with it."""
+    key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin") and str(part)[0] != "<")
+    kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
+    if kind == "missing":
+        return f"{key}: missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{key}: unknown key; remove it"
+    if kind == "value_error":
+        return f"{key}.{message}" if key else message
+    if kind in SECTION:
+        return f"{key}={problem['input']!r}: a section; set its keys, as {key}.KEY=VALUE"
+    if kind == "string_pattern_mismatch":
+        message = "letters, digits, _, - and . are accepted, and neither - nor . at the beginning"
+    return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _meant(place: tuple, composed: dict[str, Any]) -> bool:
+    """A filter is tried as a Reject and as a Plugin; only the errors of what it was meant to be are of use."""
+    if place[:2] != ("correction", "reject") or len(place) < 4:
+        return True
+    filter_ = composed["correction"]["reject"][place[2]]
+    return place[3] == ("Plugin" if isinstance(filter_, dict) and "function" in filter_ else "Reject")

@@ -1,0 +1,46 @@
+"""`evaluation`, `diagnostics` and `collapse`: what is measured beside the training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from harness.config.base import Count, Strict
+from harness.config.rollout import PrecisionConfig
+from harness.run.metrics import PROBED
+
+
+class EvaluationConfig(Strict):
+    """Held-out evaluation: prompts x samples responses, the same random numbers each time."""
+
+    every: Count
+    """Steps between two evaluations."""
+    prompts: Annotated[int, Field(ge=2, le=10**9)]  # the standard error is taken over prompts
+    """Held-out prompts."""
+    samples: Count
+    """Responses to each prompt."""
+    probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)
+    """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
+    policy: Literal["own", "rollout"] = "own"
+    """What is evaluated. own: the trainer's policy in its own dtype, by the local engine. rollout: by the rollout engine."""
+
+
+class DiagnosticsConfig(Strict):
+    """The diagnostics that no detector of a collapse reads."""
+
+    every: Count | None = None
+    """Steps between two records of weights, filters, probabilities, profiles and routing. null: never."""
+
+    def due(self, step: int) -> bool:
+        """Whether this step is recorded."""
+        return self.every is not None and step % self.every == 0
+
+
+class CollapseConfig(Strict):
+    """What counts as a collapse, and what as a warning."""
+
+    detectors: dict[str, dict[str, Any]]
+    """Detectors by name with their parameters; see harness/collapse/detectors.py."""
+    stop: bool
+    """End the run at the first collapse."""

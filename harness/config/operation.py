@@ -1,0 +1,46 @@
+"""`run`, `tracking`, `checkpoint` and `dump`: how a run is operated. They change no result."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.config.base import Count, Name, Strict
+
+OPERATION = ("run", "tracking", "checkpoint", "dump")
+"""Sections that a digest leaves out."""
+
+
+class CheckpointConfig(Strict):
+    """What a run resumes from. It is also saved on SIGTERM and SIGUSR2."""
+
+    every: Count
+    """Steps between two checkpoints."""
+    keep: Annotated[int, Field(ge=2, le=10**9)]
+    """Checkpoints that stay."""
+
+
+class DumpConfig(Strict):
+    """Batches as parquet under dumps/ of the run folder, for `faultline replay`; see docs/dumps.md."""
+
+    every: Count | None = None
+    """Steps between two dumps of the whole batch. null: none."""
+
+
+class TrackingConfig(Strict):
+    """W&B as a mirror of the run folder."""
+
+    mode: Literal["auto", "online", "offline", "disabled"]
+    """auto: online when WANDB_API_KEY is set, else offline."""
+    project: str
+    """Project in W&B."""
+
+
+class RunConfig(Strict):
+    """Where the run folder lies: root/sweep/digest."""
+
+    root: Annotated[str, Field(min_length=1)]
+    """Folder of all sweeps."""
+    sweep: Name
+    """Name of the sweep."""

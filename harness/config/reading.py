@@ -1,0 +1,44 @@
+"""From nested dictionaries to a Config: those that Hydra composes, and those that a run has recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.config.digest import PARAMETERS, plugins
+from harness.config.errors import explained
+from harness.config.names import renamed_in, todays_names, write
+from harness.config.run import Config
+from harness.errors import UserError
+
+
+def parse(composed: dict[str, Any]) -> Config:
+    """The config that Hydra composed, checked. Raises UserError naming each key that is wrong and why."""
+    if old := renamed_in(composed):
+        raise UserError("\n".join(f"{key}: renamed; write {write(key)}" for key in old))
+    return _validated(composed)
+
+
+def parse_recorded(values: dict[str, Any]) -> Config:
+    """The config that a run has recorded, by this version or an earlier one. Raises UserError as `parse` does.
+
+    A key under a former name is read as its name today. A key that the file lacks has its default: what runs did before.
+    """
+    values = todays_names(values)
+    for plugin, parameters in plugins(values):
+        for key, default in PARAMETERS.get(plugin, {}).items():
+            parameters.setdefault(key, default)
+    return _validated(values)
+
+
+def recorded(values: dict[str, Any]) -> dict[str, Any]:
+    """The config that a run has recorded, with the keys of today; all defaults filled in. Raises UserError as `parse` does."""
+    return parse_recorded(values).model_dump(mode="json")
+
+
+def _validated(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(explained(error, values))) from None

@@ -1,0 +1,63 @@
+"""`rollout`: the engine that samples, and the precision it computes in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
+
+
+class PrecisionConfig(Strict):
+    """What a policy is computed in."""
+
+    name: Name
+    """Name of the precision in tables and figures."""
+    compute: Literal["fp32", "bf16", "fp16"]
+    """Dtype of activations, norms, embeddings and head."""
+    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
+    """Format of the linear layers' weights. null: the compute dtype."""
+    activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
+    """Format of the linear layers' inputs. null: the compute dtype."""
+
+    @model_validator(mode="after")
+    def _matched(self) -> PrecisionConfig:
+        if self.activations and (self.weights or "")[:3] != self.activations[:3]:
+            raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
+        return self
+
+
+class RolloutConfig(Strict):
+    """prompts x group_size responses per step."""
+
+    engine: PluginConfig
+    """The engine, and parameters of its own."""
+    precision: PrecisionConfig
+    """What the engine computes in."""
+    kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
+    """Dtype of the KV cache: the precision's compute dtype, or FP8 with scale 1."""
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
+    """Softmax temperature."""
+    top_p: PositiveFraction = 1.0
+    """Sample from the most probable tokens of this much mass. 1: all."""
+    top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Sample from at most so many of the most probable tokens. 0: all."""
+    prompts: Count
+    """Prompts of a step."""
+    group_size: Annotated[int, Field(ge=2, le=10**6)]
+    """Responses to each prompt."""
+    staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Steps by which the weights that sample are older than those that are trained."""
+    overlap: bool = False
+    """Sample while the trainer trains. Needs staleness of at least 1."""
+
+    @model_validator(mode="after")
+    def _overlapped(self) -> RolloutConfig:
+        if self.overlap and not self.staleness:
+            raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
+        if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
+            raise ValueError("overlap=true with engine.tensor_parallel above 1: two threads would exchange between ranks at once")
+        if self.overlap and self.engine.params.get("sleep"):
+            raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
+        return self

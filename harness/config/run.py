@@ -1,0 +1,98 @@
+"""The config of one run: its sections, and what holds between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, model_validator
+
+from algos.corrections.spec import Correction, check_baseline
+from harness.config.actor import ActorConfig, RoutingConfig
+from harness.config.base import Count, PluginConfig, Seed, Strict
+from harness.config.digest import digest
+from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
+from harness.config.model import HubConfig, PolicyConfig
+from harness.config.objective import KlConfig, ReduceConfig
+from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
+from harness.config.rollout import RolloutConfig
+from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
+from harness.config.warmstart import WarmStartConfig
+
+
+class Config(Strict):
+    """One run. Everything but run, tracking, checkpoint and dump decides the result."""
+
+    model_config = ConfigDict(strict=False)  # a section is strict by itself; pydantic cannot make a dataclass so from a dict
+
+    seed: Seed
+    """Seed of everything random but the warm start."""
+    steps: Count
+    """RL steps."""
+    task: TaskConfig
+    model: PolicyConfig
+    warmstart: WarmStartConfig | None
+    rollout: RolloutConfig
+    advantage: PluginConfig
+    """The advantage estimator, an entry of algos/advantages.py."""
+    loss: PluginConfig
+    """The loss, an entry of algos/losses."""
+    proximal: Literal["old", "rollout"]
+    """What the loss is anchored on. old: π_old, three policies. rollout: μ, two policies."""
+    baseline: Literal["all", "kept"] = "all"
+    """Whose rewards enter the baseline of the advantages: all responses, or those that the correction kept."""
+    correction: Correction
+    reduce: ReduceConfig
+    kl: KlConfig = KlConfig()
+    actor: ActorConfig
+    routing: RoutingConfig = RoutingConfig()
+    evaluation: EvaluationConfig
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    collapse: CollapseConfig
+    checkpoint: CheckpointConfig
+    dump: DumpConfig = DumpConfig()
+    tracking: TrackingConfig
+    run: RunConfig
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        check_baseline(self.correction, self.baseline)
+        self._check_policy()
+        rows = self.rollout.prompts * self.rollout.group_size
+        if rows % self.actor.num_minibatches:
+            raise ValueError(
+                f"actor.num_minibatches={self.actor.num_minibatches} does not divide the {rows} responses of a step "
+                "(rollout.prompts x rollout.group_size)"
+            )
+        return self
+
+    def _check_policy(self) -> None:
+        """Model, warm start, task and precision go together."""
+        if isinstance(self.model, HubConfig):
+            if self.warmstart is not None:
+                raise ValueError("warmstart has no effect with model=hub, which is trained already; set warmstart=none")
+            if isinstance(self.task, ChainConfig):
+                raise ValueError("task.name=chain: has tokens of its own; model=hub needs a task of text")
+            return
+        if self.warmstart is None:
+            raise ValueError(f"warmstart is missing: model={self.model.name} has random weights")
+        if isinstance(self.task, TextConfig | ArithmeticConfig):
+            raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
+        for key, width in self.model.widths.items():
+            if self.rollout.precision.weights == "nvfp4" and width % 16:
+                raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of what decides the result, seed included; the name of the run folder."""
+        return digest(self, exclude=OPERATION)
+
+    @property
+    def path(self) -> Path:
+        """The run folder, root/sweep/digest."""
+        return Path(self.run.root) / self.run.sweep / self.digest
+
+    @property
+    def warmstart_digest(self) -> str:
+        """Likewise of what decides the warm start; the name of its cache."""
+        return digest(self, include=("task", "model", "warmstart"))

@@ -1,0 +1,123 @@
+"""`task`: prompts, and the reward of a response."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from harness.config.base import Count, PluginConfig, Probability, Strict, name_of
+
+
+class ChainConfig(Strict):
+    """The chain task, see harness/tasks/chain.py."""
+
+    name: Literal["chain"]
+    """The task."""
+    length: Annotated[int, Field(gt=0, le=10**6)]
+    """Values in the answer."""
+    choices: Count
+    """Valid moves at each step. Above 1 a solved policy keeps entropy."""
+    modulus: Annotated[int, Field(ge=2, le=10**4)]
+    """Number of values; there are modulus² prompts."""
+    slip: Probability
+    """Probability of a wrong value in a demonstration of the warm start."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> ChainConfig:
+        if self.choices > self.modulus:
+            raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
+        return self
+
+
+class TextConfig(Strict):
+    """A task of text, see harness/tasks/text.py."""
+
+    name: Literal["gsm8k", "jsonl"]
+    """The task: GSM8K, or any file of JSON lines."""
+    path: str | None
+    """JSON lines, one object per prompt. null: GSM8K from the Hugging Face hub."""
+    held_out_path: str | None
+    """JSON lines for evaluation. null: the last `held_out` prompts of `path`."""
+    held_out: Count | None
+    """Prompts of `path` that are kept for evaluation."""
+    prompt: str
+    """Key of the prompt in an object: a string, or a list of chat messages."""
+    verifier: str
+    """Gives the reward: a name, or `package.module:function` of (response, record)."""
+    instruction: str
+    """Put after each prompt that is a string."""
+    chat: bool
+    """Put the prompt into the tokenizer's chat template."""
+    max_prompt: Count
+    """Longest prompt, in tokens."""
+    long_prompts: Literal["drop", "cut"]
+    """What happens to a longer prompt: leave it out, or cut off its beginning."""
+    answer_length: Count
+    """Longest response, in tokens."""
+
+    @model_validator(mode="after")
+    def _sources(self) -> TextConfig:
+        if self.path is None and self.name == "jsonl":
+            raise ValueError("path is missing: name a file of JSON lines")
+        if self.path is None and (self.held_out_path or self.held_out):
+            raise ValueError("held_out has no effect on gsm8k from the hub, which is evaluated on its test split; set it to null")
+        if self.path is not None and (self.held_out_path is None) == (self.held_out is None):
+            raise ValueError("held_out_path and task.held_out: give one of them, a file or a number of prompts")
+        return self
+
+
+class ArithmeticConfig(Strict):
+    """Generated sums in the chat template, see harness/tasks/arithmetic.py. It needs no file."""
+
+    name: Literal["arithmetic"]
+    """The task."""
+    operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
+    """Operators between the numbers, drawn with equal probability."""
+    digits: Annotated[int, Field(gt=0, le=100)]
+    """Most digits of a number."""
+    terms: Annotated[int, Field(ge=2, le=100)]
+    """Numbers in a prompt."""
+    train: Count
+    """Prompts for RL, all different, the same for every seed of a run."""
+    held_out: Count
+    """Prompts for evaluation, different from those for RL."""
+    instruction: str
+    """Put after each prompt."""
+    max_prompt: Count
+    """Longest prompt, in tokens."""
+    answer_length: Count
+    """Longest response, in tokens."""
+
+    prompt: ClassVar[str] = "prompt"  # these four are what a TextConfig leaves to its user
+    verifier: ClassVar[str] = "arithmetic"
+    chat: ClassVar[bool] = True
+    long_prompts: ClassVar[str] = "drop"
+
+    @model_validator(mode="after")
+    def _enough(self) -> ArithmeticConfig:
+        operators = len(set(self.operators))
+        there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
+        if (wanted := self.train + self.held_out) > there // 2:
+            raise ValueError(
+                f"train and task.held_out: {wanted} different prompts are more than half of the {there} there are; "
+                "lower them, or raise task.digits or task.terms"
+            )
+        return self
+
+
+_TAGS = {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>"}
+
+
+def _tag(value: Any) -> str:
+    return _TAGS.get(name_of(value) or "", "<plugin>")
+
+
+TaskConfig = Annotated[
+    Annotated[ChainConfig, Tag("<chain>")]
+    | Annotated[TextConfig, Tag("<text>")]
+    | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
+    | Annotated[PluginConfig, Tag("<plugin>")],
+    Discriminator(_tag),
+]
+"""The section `task`, told apart by its name."""

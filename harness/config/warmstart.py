@@ -1,0 +1,32 @@
+"""`warmstart`: how a model with random weights learns the task before RL."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from harness.config.base import Count, PositiveFraction, Probability, Seed, Strict
+
+
+class WarmStartConfig(Strict):
+    """Supervised training on slipping answers. Then prompts stay whose solve rate is in [keep_low, keep_high]."""
+
+    seed: Seed
+    """Seed of weights, demonstrations and filter."""
+    steps: Count
+    """Optimizer steps."""
+    batch: Count
+    """Demonstrations of a step."""
+    lr: PositiveFraction
+    """Largest learning rate of the one-cycle schedule."""
+    filter_samples: Count
+    """Responses from which the solve rate of a prompt is estimated."""
+    keep_low: Probability
+    """Least solve rate of a prompt that is kept."""
+    keep_high: Probability
+    """Largest solve rate of a prompt that is kept."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WarmStartConfig:
+        if self.keep_low >= self.keep_high:
+            raise ValueError(f"keep_low={self.keep_low} must be below keep_high={self.keep_high}, else no prompt is kept")
+        return self
