@@ -2,18 +2,26 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
+from pyarrow.parquet import read_table
 
+from faultline.tools.gradient.laboratory import SampledGradients
 from harness.compose import compose
 from harness.config import parse
+from harness.dumps.files import read, tabulate
 from harness.errors import UserError
 from harness.rollouts.vllm import VllmEngine
-from harness.run.folder import RunFolder
+from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import train
+from harness.run.restore import collector_at, find
 from harness.train.trainer import Trainer
 from harness.validate import check
 from tests.harness.conftest import TINY
+from tests.harness.test_ranks import finished, torchrun
+
+pytestmark = pytest.mark.slow
 
 MIXTURE = [
     *(override for override in TINY if not override.startswith("model.intermediate_size")),
@@ -139,6 +147,43 @@ def test_checkpointed_and_stale_runs_resume_to_the_bit(tiny):
     assert rows[0] == rows[1] and len(rows[0]) == 6
 
 
+def test_a_dump_holds_the_experts_of_the_engine_and_readers_leave_them_out(tiny):
+    config = tiny("rollout/precision=nvfp4_w4a4", "dump.every=1")
+    folder, seen = RunFolder(config.path), []
+    with folder.claim():
+        trainer = Trainer(config, folder)
+        sample = trainer.collector.sample
+        trainer.collector.sample = lambda step: (seen.append(sample(step)), seen[-1])[1]
+        trainer.step(0)
+    path = folder.path / "dumps" / "step-00000000.parquet"
+    column = read_table(path)["routed_experts"]
+    prompt = seen[0].prompts.shape[1]
+    assert column.to_pylist() == seen[0].rollout.expert_ids.tolist()  # no padding: the ids as they are
+    assert len(column[0]) == prompt + 4 - 1 and len(column[0][0]) == 2 and len(column[0][0][0]) == 2
+    assert "routed_experts" not in next(read(path)).column_names
+
+
+def test_places_without_a_route_are_left_out_of_a_dump():
+    ids = np.array([[[[1, 2]], [[0, 3]], [[255, 255]]], [[[255, 255]], [[2, 1]], [[3, 0]]]], dtype=np.uint8)
+    columns = {"mask": np.ones((2, 2), dtype=bool), "logp_rollout": np.zeros((2, 2), dtype=np.float32), "routed_experts": ids}
+    assert tabulate(columns)["routed_experts"].to_pylist() == [[[[1, 2]], [[0, 3]]], [[[2, 1]], [[3, 0]]]]
+
+
+def test_gradients_of_a_checkpoint_follow_the_replay_of_its_run(tiny):
+    """Noise on the selection in fp32: with r3 the corrections have nothing to correct, without it they do."""
+    shared = ["rollout/precision=fp32", NOISE, "steps=1", "checkpoint.every=1", "loss=pg"]
+    bias = {}
+    for replay in ("none", "r3"):
+        config = tiny(*shared, f"routing.replay={replay}")
+        train(config)
+        with collector_at(find(config.path)) as collector:
+            drawn = SampledGradients(collector, prompts=2, seed=0)._draw(collector.engine, "test", 0)
+        off = (drawn.batch.logp_old - drawn.batch.logp_rollout).abs().max().item()
+        bias[replay] = off
+        assert (drawn.replay is None) == (replay == "none")
+    assert bias["r3"] == 0.0 < 1e-3 < bias["none"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
@@ -166,6 +211,26 @@ def test_a_dense_model_has_nothing_to_route(root, override):
 
 def test_an_engine_that_tells_no_experts_cannot_be_replayed(tiny, monkeypatch):
     """vLLM on a CPU computes the mixture and does not tell its experts."""
-    monkeypatch.setattr(VllmEngine, "check", classmethod(lambda cls, *rest, **params: None))  # what is installed is not asked here
+    # Whether vLLM is installed is not asked here.
+    monkeypatch.setattr(VllmEngine, "check", classmethod(lambda cls, *rest, **params: None))
     with pytest.raises(UserError, match=r"routing\.replay=r3: rollout\.engine=vllm does not tell the experts"):
         check(tiny("rollout/engine=vllm", "rollout/precision=fp32", "routing.replay=r3"))
+
+
+def test_two_ranks_under_replay_train_as_one(tiny, root):
+    """At ZeRO stage 3, with experts that wait for their step: the metrics of every step, routing's among them."""
+    shared = ["rollout/precision=fp32", NOISE, "routing.replay=r3_weights", "actor.num_minibatches=2", "rollout.staleness=1"]
+    shared += ["actor.zero_stage=3", "steps=3"]
+    config = tiny(*shared, "run.sweep=one-rank-of-experts")
+    train(config)
+    command = torchrun(f"run.root={root}", "run.sweep=two-ranks-of-experts")
+    first = command.index("experiments.train") + 1
+    finished([*command[:first], *MIXTURE, *shared, f"run.root={root}", "run.sweep=two-ranks-of-experts"])
+    (folder,) = run_folders(root / "two-ranks-of-experts")
+    fixed = [
+        [{key: value for key, value in row.items() if key.startswith(("routing/", "actor/", "rollout_corr/k3"))} for row in rows]
+        for rows in (folder.metrics(), RunFolder(config.path).metrics())
+    ]
+    assert len(fixed[0]) == len(fixed[1]) == 4 and "routing/flip_any" in fixed[0][0]
+    for row, other in zip(*fixed, strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-5)
