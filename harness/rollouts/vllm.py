@@ -141,6 +141,11 @@ class VllmEngine(RolloutEngine):
         if refusal := refusals.get(option(precision), "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
+        if experts(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
+            raise UserError(
+                f"rollout.precision={precision.name}: vLLM's experts are not quantised so here; use fp32, bf16 or fp16, or "
+                "rollout/engine=local"
+            )
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
             raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
         if slow := slow_formats().get(option(precision)):
