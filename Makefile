@@ -1,5 +1,5 @@
 # make demo   the comparison of FP32, BF16 and FP8 rollouts, six minutes on two cores; ENGINE=vllm samples with vLLM and takes longer
-# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium names what this machine cannot have
+# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm names what this machine cannot have
 # make check  style, import contract and the quick tests: for everyday work, under two minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make bench  speed, as ratios against what a user would pick instead
@@ -47,7 +47,7 @@ stage "ruff" $(VENV)/bin/ruff check .; \
 stage "import contracts" $(VENV)/bin/lint-imports;
 endef
 
-test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(ORACLES)/installed chromium
+test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed chromium
 	@$(stages) \
 	stage "tests" $(PYTEST) -n 2; \
 	stage "tests against verl, SkyRL and TRL" $(PYTEST) tests/oracles; \

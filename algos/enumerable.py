@@ -15,26 +15,27 @@ class EnumerablePolicy(NamedTuple):
     tokens: Tensor
     state: Tensor
 
+    @classmethod
+    def of(cls, vocabulary: int, length: int) -> EnumerablePolicy:
+        """All responses of `length` tokens over `vocabulary` symbols."""
+        responses = list(itertools.product(range(vocabulary), repeat=length))
+        prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
+        number = {prefix: i for i, prefix in enumerate(prefixes)}
+        state = [[number[response[:t]] for t in range(length)] for response in responses]
+        return cls(torch.tensor(responses), torch.tensor(state))
+
     def logp(self, logits: Tensor) -> Tensor:
         """log π per token, [N, T], of the tabular policy `logits` [states, V]."""
         return logits.log_softmax(-1)[self.state, self.tokens]
 
     @property
     def mask(self) -> Tensor:
+        """[N, T] bool, True everywhere."""
         return torch.ones_like(self.tokens, dtype=torch.bool)
 
 
-def toy(vocabulary: int, length: int) -> EnumerablePolicy:
-    """All responses of `length` tokens over `vocabulary` symbols."""
-    responses = list(itertools.product(range(vocabulary), repeat=length))
-    prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
-    number = {prefix: i for i, prefix in enumerate(prefixes)}
-    state = [[number[response[:t]] for t in range(length)] for response in responses]
-    return EnumerablePolicy(torch.tensor(responses), torch.tensor(state))
-
-
 def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tensor]:
-    """Random logits, and for each number logits with that much noise added."""
+    """Random logits [states, V], and for each `noise` the same with normal noise of that standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
     first = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -42,5 +43,5 @@ def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tens
 
 
 def rewards(space: EnumerablePolicy, seed: int = 1) -> Tensor:
-    """A terminal reward for each response, of either sign, [N]."""
+    """A random terminal reward for each response, of either sign, [N]."""
     return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

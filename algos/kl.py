@@ -1,9 +1,9 @@
 """Estimators of KL(π_θ‖π_ref) from tokens, as values and as losses: `(logp, logp_ref, mask, logp_prox) -> [B, T]`.
 
-x = log π_ref − log π_θ (`logp_ref` − `logp`, nats), 0 off the mask; logp carries gradient, the rest is detached.
-`logp_prox` (π_old or μ) is read by k3_unbiased only. Whether a gradient is the KL's is a matter of the estimator, not
-of its value: with tokens from π_θ, E[∇k2] = ∇KL(π_θ‖π_ref), while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ) (the reverse
-one). Source: Schulman, joschu.net/blog/kl-approx.html.
+x = log π_ref − log π_θ (`logp_ref` − `logp`, nats), 0 off the mask. logp carries gradient, the rest is detached.
+Only k3_unbiased reads `logp_prox` (π_old or μ). An unbiased value does not imply the gradient of the KL. With tokens from
+π_θ, E[∇k2] = ∇KL(π_θ‖π_ref), while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ), the reverse KL.
+Source: Schulman, joschu.net/blog/kl-approx.html.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
 
 @estimator(anchored=False)
 def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """|x| ≥ 0: no estimator of a divergence, a penalty on the distance. Gradient −sign(x)·∇log π_θ."""
+    """|x| ≥ 0: a penalty on the distance, which estimates no divergence. Gradient −sign(x)·∇log π_θ."""
     return k1(logp, logp_ref, mask).abs()
 
 
@@ -71,5 +71,5 @@ def k3_unbiased(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor 
     Limit: r = 1 has the value of k3 and the gradient of k2. Raises ValueError without `logp_prox`.
     """
     if logp_prox is None:
-        raise ValueError("kl=k3_unbiased needs logp_prox, the policy the tokens are taken to come from")
+        raise ValueError("kl=k3_unbiased needs logp_prox, the policy that the tokens come from")
     return bounded_exp(log_ratio(logp, logp_prox.detach(), mask)) * k3(logp, logp_ref, mask)

@@ -74,13 +74,13 @@ class Objective(NamedTuple):
         if token.capped is not None:
             sums["actor/pg_clipfrac_lower"] = (token.capped & kept).sum()
         if anchor is not None and getattr(self._function, "anchored", True):
-            sums["actor/ppo_kl"] = _sum(anchor - logp.detach(), kept)
+            sums["actor/ppo_kl"] = torch.where(kept, anchor - logp.detach(), 0.0).sum(-1).sum(dtype=torch.float64)
         if self.kl is not None:
             if batch.logp_ref is None:
                 raise ValueError("a KL term needs logp_ref, the reference policy's log-probabilities")
             divergence = self.kl(logp, batch.logp_ref, batch.mask, anchor)
             loss = loss + self.kl_coef * reduce(divergence, corrected, counts, self.reduction, self.norm)
-            sums["actor/kl"] = _sum(divergence.detach(), kept)
+            sums["actor/kl"] = torch.where(kept, divergence.detach(), 0.0).sum(dtype=torch.float64)
         return loss, {name: value.double() / counts.tokens.clamp(min=1) for name, value in sums.items()}
 
     @property
@@ -98,7 +98,3 @@ class Objective(NamedTuple):
         if batch.selected is None:
             raise ValueError("this loss selects tokens: pass it the rows of Objective.select on the whole mini-batch")
         return (batch.selected,)
-
-
-def _sum(values: Tensor, kept: Tensor) -> Tensor:
-    return torch.where(kept, values, 0.0).sum(-1).sum(dtype=torch.float64)

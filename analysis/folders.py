@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from analysis.store import Record, Source, rows_table, table_of
-from harness.arms import arm
+from harness.config import recorded
 from harness.errors import UserError
-from harness.recorded import recorded
 from harness.run.folder import RunFolder, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
@@ -30,7 +29,12 @@ def sources(sweep: Path) -> dict[str, Source]:
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
     """One run. Raises UserError when its config is unreadable or no run's; other damage is told in the record."""
-    damage = []
+    values, damage = folder.read("config.json"), []
+    try:
+        config = recorded(values)
+    except UserError as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{folder.path}/config.json: no config of a run ({why}); move the folder away or run it again") from None
 
     def part(name: str) -> dict:
         try:
@@ -45,14 +49,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
             damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
         elif "detector" in event:
             onsets.setdefault(event["detector"], event["onset"])
-    config, status, provenance = recorded(folder.read("config.json")), part("status.json"), part("provenance.json")
-    try:
-        arm(config), config["actor"]["num_minibatches"], config["actor"]["dtype"], config["collapse"]["detectors"]
-        config["rollout"]["engine"]["name"]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder.path}/config.json: no config of a run ({error}); move the folder away or run it again"
-        ) from None
+    status, provenance = part("status.json"), part("provenance.json")
     rows = _rows(folder, damage)
     if len(rows) and not status:
         damage.append("status.json: missing or unreadable, so whether the run ended is not known")

@@ -1,10 +1,10 @@
-"""A sweep as tidy frames, from run folders, W&B's offline files or a W&B server alike. Never imports torch."""
+"""A sweep read from run folders, W&B's offline files or a W&B server. Never imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from algos.registry import RegistryError
 from analysis import folders
-from analysis.problems import problems
-from analysis.store import Record, collect
+from analysis.results import Results
+from analysis.store import Record, Source, collect
 from harness.arms import NONE, Arm, arms
 from harness.collapse import outcome
 from harness.errors import UserError
@@ -23,71 +23,59 @@ from harness.run.folder import FINISHED
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
-class Sweep(NamedTuple):
-    """name: of the sweep; folder: where its run folders lie, None for W&B. problems: what a reader must know before averaging,
-    a sentence each.
+def load(source: Path | str, seeds: Collection[int] = ()) -> Results:
+    """The runs of a sweep, of `seeds` alone if any are given.
 
-    runs: a row per run (index: id): arm = precision, loss, correction and `setting` (any other key in which the runs differ);
-    source of mismatch: the precision, an 8-bit cache, synthetic noise and the staleness if there are any; control: whether it is
-    uncorrected and samples in the trainer's own precision; seed, state, error, step (the last
-    recorded), onsets by detector; outcome collapsed | never learned | survived | unfinished, with onset, detector, cause;
-    updates: optimizer steps of an RL step; time: optimizer steps until the collapse, or until the record ends; event: whether
-    there was one (else the time is censored).
-    steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
+    source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or
+    `wandb:[entity/]project[:group]` on a server. Raises UserError when no run can be read.
     """
-
-    name: str
-    folder: Path | None
-    runs: pd.DataFrame
-    steps: pd.DataFrame
-    configs: dict[str, dict[str, Any]]
-    provenance: dict[str, list[dict[str, Any]]]
-    problems: list[str]
-
-
-def load(source: Path | str, seeds: Collection[int] = ()) -> Sweep:
-    """The runs of `source`, of these seeds if any are given: the folder of a sweep; `wandb-offline:FOLDER`, the offline files
-    anywhere below it; or `wandb:[entity/]project[:group]` on a server. Raises UserError when there is no run that can be read."""
-    text, folder = str(source), None
-    if text.startswith((OFFLINE, SERVER)):
-        from analysis import wandb_runs
-
-        if text.startswith(OFFLINE):
-            name, found = Path(text.removeprefix(OFFLINE)).resolve().name, wandb_runs.offline(Path(text.removeprefix(OFFLINE)))
-        else:
-            name, found = text.removeprefix(SERVER), wandb_runs.server(text.removeprefix(SERVER))
-        cache = wandb_runs.cache(text)
-    else:
-        folder = Path(source)
-        name, found = folder.resolve().name, folders.sources(folder)
-        cache = folder / ".analysis" / "runs.parquet"
+    name, folder, found, cache = _source(str(source))
     records, table, unreadable = collect(found, cache)
     for run, record in list(records.items()):
-        if said := _unknown_detector(record):
-            unreadable[run] = said
+        if why := _unknown_detector(record):
+            unreadable[run] = why
             del records[run]
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
+    named = arms({run: record.config for run, record in records.items()})  # of all seeds: some of them change no name
     if seeds:
         there = sorted({record.config["seed"] for record in records.values()})
         records = {run: record for run, record in records.items() if record.config["seed"] in seeds}
         if not records:
-            asked = ", ".join(map(str, sorted(seeds)))
-            raise UserError(f"{source}: no run has seed {asked}; it has {', '.join(map(str, there))}")
-    configs = {run: record.config for run, record in records.items()}
-    runs = _runs(source, records, arms(configs))
-    steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
-    provenance = {run: record.provenance for run, record in records.items() if record.provenance}
-    damaged = unreadable | {run: record.damage for run, record in records.items() if record.damage}
-    metrics = {run: set(record.metrics) for run, record in records.items()}
-    return Sweep(name, folder, runs, steps, configs, provenance, problems(runs, metrics, provenance, damaged))
+            wanted = ", ".join(map(str, sorted(seeds)))
+            raise UserError(f"{source}: no run has seed {wanted}; it has {', '.join(map(str, there))}")
+    return Results(
+        name=name,
+        folder=folder,
+        runs=_runs(source, records, named),
+        steps=table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True),
+        configs={run: record.config for run, record in records.items()},
+        provenance={run: record.provenance for run, record in records.items() if record.provenance},
+        recorded={run: set(record.metrics) for run, record in records.items()},
+        damaged=unreadable | {run: record.damage for run, record in records.items() if record.damage},
+    )
+
+
+def _source(text: str) -> tuple[str, Path | None, dict[str, Source], Path]:
+    """(name of the sweep, its folder if it has one, its runs, where their rows are kept)."""
+    if not text.startswith((OFFLINE, SERVER)):
+        folder = Path(text)
+        return folder.resolve().name, folder, folders.sources(folder), folder / ".analysis" / "runs.parquet"
+    from analysis import wandb_runs
+
+    if text.startswith(OFFLINE):
+        root = Path(text.removeprefix(OFFLINE))
+        return root.resolve().name, None, wandb_runs.offline(root), wandb_runs.cache(text)
+    name = text.removeprefix(SERVER)
+    return name, None, wandb_runs.server(name), wandb_runs.cache(text)
 
 
 def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
-    rows, seen = [], {}
+    rows: list[dict[str, Any]] = []
+    seen: dict[tuple[Arm, int], str] = {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
-        updates = actor["num_minibatches"] * actor.get("epochs", 1)
+        updates = actor["num_minibatches"] * actor["epochs"]
         twin = seen.setdefault((named[run], seed), run)
         if twin != run:
             what = f"seed {seed} of {named[run]}"
@@ -99,7 +87,7 @@ def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm])
                 "run": run,
                 "arm": str(named[run]),
                 **named[run]._asdict(),
-                "source": _source(record.config),
+                "source": _mismatch(record.config),
                 "control": named[run].correction == NONE and _own_precision(record.config),
                 "seed": seed,
                 "state": record.state,
@@ -115,17 +103,18 @@ def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm])
 
 
 def _unknown_detector(record: Record) -> str:
-    """Why the outcome of a run cannot be told here, or nothing."""
+    """Why the outcome of a run cannot be told here, "" if it can."""
     try:
         outcome(record.onsets, record.config["collapse"]["detectors"])
     except RegistryError as error:
-        return f"its outcome cannot be told: {error}; install the package of this detector"
+        return f"its outcome is unknown: {error}; install the package of this detector"
     return ""
 
 
-def _source(config: dict[str, Any]) -> str:
+def _mismatch(config: dict[str, Any]) -> str:
+    """What makes rollouts differ from the trainer: precision, an 8-bit cache, noise, staleness."""
     rollout = config["rollout"]
-    cache, stale = rollout.get("kv_cache", "compute"), rollout.get("staleness", 0)
+    cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
     noise = [f"noise {rollout['engine']['noise']:g}"] if rollout["engine"].get("noise") else []
     aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
@@ -133,8 +122,10 @@ def _source(config: dict[str, Any]) -> str:
 
 
 def _own_precision(config: dict[str, Any]) -> bool:
-    """Whether a rollout differs from the trainer by its weights' age at most. Another engine computes 16 bit in ways of its own:
-    that is a mismatch, where fp32 is none to speak of."""
+    """Whether a rollout differs from the trainer by the age of its weights at most.
+
+    Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
+    """
     rollout, own = config["rollout"], config["actor"]["dtype"]
-    same = rollout["precision"]["name"] == own and rollout.get("kv_cache", "compute") == "compute"
+    same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
     return same and not rollout["engine"].get("noise") and (own == "fp32" or rollout["engine"]["name"] == "local")

@@ -7,157 +7,173 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
-from analysis import tables, words
+from analysis import tables, verdicts
 from analysis.figures import FIGURES
 from analysis.figures.style import COLOURS
-from analysis.load import Sweep, load
-from analysis.page import page
-from analysis.performance import HEALTHY
+from analysis.frames import markdown, show, terminal
+from analysis.load import load
+from analysis.page import Section, page
+from analysis.results import Results
+from analysis.statistics.performance import HEALTHY
+from analysis.statistics.predictors import HORIZON
 from harness.arms import OPERATION, shared
 from harness.errors import UserError
 
 LISTED = 3
-"""Seeds an arm up to which the terminal lists each of them, of arms that are not too many."""
+"""Seeds of an arm up to which the terminal lists each of them."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
 
 
 def report(source: Path | str, out: Path | None = None, into: Path | None = None, seeds: Collection[int] = ()) -> Path:
-    """Print the arm table of a sweep, of `seeds` only if any are given; write report.html, report.md, arms.csv, runs.csv and
-    evaluations.csv to `out`, by default the sweep's own folder; put the results into the Markdown file `into`, between its two
-    marks for them. Returns the page's path."""
-    sweep = load(source, seeds)
-    sweep = sweep._replace(problems=sweep.problems + tables.disagreements(sweep))
-    if out is None and sweep.folder is None:
+    """Write the report of a sweep, of `seeds` only if any are given, and print its first table; the page's path.
+
+    report.html, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the sweep's own folder. `into` is a
+    Markdown file that gets the results between its two marks for them.
+    """
+    results = load(source, seeds)
+    out = out or results.folder
+    if out is None:
         raise UserError(f"{source}: has no folder of its own; say where the report goes with --out FOLDER")
-    out = out or sweep.folder
-    outcome, warned, arms = tables.outcomes(sweep), tables.warnings(sweep), tables.arms(sweep)
-    answer = words.answer(sweep, outcome, warned)
-    sections = _tables(sweep, outcome, warned, arms)
-    few = sweep.runs.groupby("arm").size().max() <= LISTED and len(arms) <= len(COLOURS)
-    _print(arms if few else words.matrix(sweep), "Each cell lists the seeds in order." if few else words.MATRIX, answer, sweep)
+    answer = verdicts.answer(results)
+    _print(results, answer)
+    sections = _tables(results)
     out.mkdir(parents=True, exist_ok=True)
-    rates = len({config["actor"]["lr"] for config in sweep.configs.values()})
-    question = "does the rollout's precision matter, and does a correction help?"
-    first = "survival" if sweep.runs.event.any() else "reward"  # without a collapse every survival curve is a flat line
-    if sweep.runs.arm.nunique() > len(COLOURS):  # more than curves can tell apart at a glance
-        question, first = "which loss and correction survive, against the control?", "heatmaps"
-    if words.control_only(sweep):
-        question, first = "where is the control stable?", "frontier" if rates > 1 else first
-    names = [first, *(name for name in FIGURES if name != first)]
-    drawn = {name: FIGURES[name].draw(sweep) for name in names}
     target = out / "report.html"
-    target.write_text(
-        page(f"{sweep.name}: {question}", answer, sweep.problems, drawn, sections, _settings(sweep), words.provenance(sweep)),
-        encoding="utf-8",
-    )
-    (out / "report.md").write_text(_markdown(sweep, answer, sections), encoding="utf-8")
-    outcome.to_csv(out / "arms.csv", index=False)
-    sweep.runs.drop(columns="onsets").join(tables.measures(sweep)).assign(**_onsets(sweep)).to_csv(out / "runs.csv")
-    tables.evaluations(sweep).to_csv(out / "evaluations.csv", index=False)
+    target.write_text(_page(results, answer, sections), encoding="utf-8")
+    (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
+    results.outcomes.to_csv(out / "arms.csv", index=False)
+    results.runs.drop(columns="onsets").join(results.measures).assign(**_onsets(results)).to_csv(out / "runs.csv")
+    results.evaluations.to_csv(out / "evaluations.csv", index=False)
     if into is not None:
-        asked = f"{source} --seeds {','.join(map(str, seeds))}" if seeds else str(source)
-        insert(into, asked, section(sweep, asked, answer))
+        command = f"{source} --seeds {','.join(map(str, seeds))}" if seeds else str(source)
+        insert(into, command, section(results, command, answer))
     return target
 
 
-def _tables(sweep: Sweep, outcome: pd.DataFrame, warned: pd.DataFrame, arms: pd.DataFrame) -> dict[str, tuple[str, pd.DataFrame]]:
-    """Title -> (how to read it, table)."""
-    grid = tables.robustness(sweep).rename_axis("arm").reset_index()
-    probed, pooled = tables.probes(sweep, HEALTHY), tables.pooled(sweep)
-    reading = f"Runs of which at least one evaluation reached {HEALTHY}: a maximum over noisy evaluations, so it flatters. "
-    reading += "K3 median, ESS and |log ratio| the worst, over evaluations."
-    more = {"What mismatch other precisions would have had": (reading, probed)} if len(probed) else {}
-    reading = "Last reward over the losses and settings that all rows have, with a bootstrap that draws runs within each; "
-    reading += "of n runs in each it is too narrow, about √((n − 1)/n) of what it should be."
-    last = {"Reward over losses and settings": (reading, pooled)} if len(pooled) else {}
-    return more | {
-        "Losses and corrections": (words.MATRIX, words.matrix(sweep)),
-        "Outcomes": (
-            "Collapsed of the ended runs with Clopper-Pearson's interval; RMST up to a horizon common to all arms; steps gained "
-            "on the reference arm with a bootstrap over seeds, paired where both have the same; exact log-rank p and Holm's; "
-            "last reward: interquartile mean, mean, and mean difference from the reference arm over the seeds that both have, "
-            "with Holm's p of the exact permutation test of the means. Holm's correction is over the comparisons of one "
-            "question: uncorrected arms against the control, corrected ones against uncorrected ones. Bootstraps in brackets "
-            "are of 95 %; of up to five seeds they stand in parentheses, as an interval "
-            "within the range of n values covers at most 1 − 2^(1−n) of the time: 75 % of three.",
-            words.readable(outcome),
+def _onsets(results: Results) -> dict[str, pd.Series]:
+    names = sorted({name for onsets in results.runs.onsets for name in onsets})
+    return {f"onset_{name}": results.runs.onsets.map(lambda onsets, name=name: onsets.get(name)) for name in names}
+
+
+# --- what is shown -------------------------------------------------------------------------------------------------------
+
+
+def _question(results: Results) -> tuple[str, str]:
+    """(the question of the sweep, the figure on the first screen)."""
+    if results.control_only:
+        rates = len({config["actor"]["lr"] for config in results.configs.values()})
+        return "where is the control stable?", "frontier" if rates > 1 else _first(results)
+    if len(results.arms) > len(COLOURS):
+        return "which loss and correction survive, against the control?", _first(results)
+    return "does the rollout's precision matter, and does a correction help?", _first(results)
+
+
+def _first(results: Results) -> str:
+    if len(results.arms) > len(COLOURS):  # more than curves can tell apart at a glance
+        return "heatmaps"
+    return "survival" if results.runs.event.any() else "reward"  # without a collapse every survival curve is flat
+
+
+def _tables(results: Results) -> list[Section]:
+    """In the order of the report, each with how to read it."""
+    probed = (
+        f"Healthy runs reached a held-out reward of {HEALTHY} in at least one evaluation, a maximum over noisy values. "
+        "K3 is the median over evaluations, ESS the minimum, |log ratio| the maximum."
+    )
+    pooled = (
+        "Over the losses and settings that all rows have. The bootstrap draws runs within each of them. With n runs in each its "
+        f"interval is too narrow by a factor of about √((n − 1)/n). {tables.INTERVALS}"
+    )
+    warned = (
+        "Each threshold was chosen on the other seeds and is common to all losses. Sources of mismatch without a collapse are "
+        f"left out. AUC: ranking of runs by whether they collapse within {HORIZON} steps."
+    )
+    found = [
+        Section("Mismatch of other precisions", probed, table=results.probes),
+        Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
+    ]
+    return [section for section in found if section.table is not None and len(section.table)] + [
+        Section("Losses and corrections", tables.MATRIX, table=tables.matrix(results)),
+        Section("Outcomes", tables.OUTCOMES, table=tables.outcomes(results)),
+        Section("Every run", tables.LISTED, table=tables.runs(results)),
+        Section("Warnings", warned, table=tables.warnings(results)),
+        Section("Causes", "Cause: the earliest warning in the 50 steps up to the onset.", table=results.causes),
+        Section(
+            "Other definitions of a collapse",
+            "Runs that collapse by a drawdown alone: by the share δ of the way to chance, for m evaluations in a row.",
+            table=tables.robustness(results),
         ),
-        **last,
-        "Every run": ("Each cell lists the seeds in order. K3 is the median over steps up to a collapse, ESS the lowest.", arms),
-        "What warned": (
-            "Threshold chosen on the other seeds, common to all losses; sources of mismatch without a collapse are left out.",
-            warned,
-        ),
-        "What was seen before a collapse": ("Cause: the earliest warning in the 50 steps up to the onset.", tables.causes(sweep)),
-        "How the count depends on the definition": (
-            "Runs that collapse by D1 alone: a drawdown by the share δ of the way to chance, for m evaluations in a row.",
-            grid,
-        ),
-        "Cost": ("Median seconds of a step; mean share of tokens.", tables.costs(sweep)),
-    }
+        Section("Cost", "Median seconds of a step; mean share of tokens.", table=results.costs),
+    ]
 
 
-def _onsets(sweep: Sweep) -> dict[str, pd.Series]:
-    names = sorted({name for onsets in sweep.runs.onsets for name in onsets})
-    return {f"onset {name}": sweep.runs.onsets.map(lambda onsets, name=name: onsets.get(name)) for name in names}
+def _page(results: Results, answer: list[str], sections: list[Section]) -> str:
+    question, first = _question(results)
+    top, *rest = (_figure(name, results) for name in [first, *(name for name in FIGURES if name != first)])
+    caveats, link = [], None
+    if results.caveats:
+        caveats = [Section("Caveats", items=results.caveats, anchor="caveats", warning=True)]
+        link = "caveats", f"Caveats: {len(results.caveats)}."
+    settings = Section("Shared settings", text=_settings(results))
+    shown = [top, *caveats, *rest, *sections, settings]
+    return page(f"{results.name}: {question}", answer, shown, verdicts.provenance(results), link)
 
 
-def _settings(sweep: Sweep) -> str:
-    values = shared(sweep.configs.values())
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if key.partition(".")[0] not in OPERATION)
+def _figure(name: str, results: Results) -> Section:
+    output = FIGURES[name]
+    drawn = output.draw(results)
+    if isinstance(drawn, str):
+        return Section(output.title, f"Not drawn: {drawn}")
+    return Section(output.title, output.caption, figure=drawn, anchor=name)
 
 
-def _markdown(sweep: Sweep, answer: list[str], sections: dict[str, tuple[str, pd.DataFrame]]) -> str:
-    parts = [f"# {sweep.name}", "\n".join(f"- {sentence}" for sentence in answer)]
-    if sweep.problems:
-        parts += ["## What failed, and what is uneven", "\n".join(f"- {problem}" for problem in sweep.problems)]
-    for title, (reading, table) in sections.items():
-        parts += [f"## {title}", reading, _table(table)]
-    parts += ["## Settings that all runs share", f"```\n{_settings(sweep)}```", words.provenance(sweep)]
+def _settings(results: Results) -> str:
+    values = shared(results.configs.values())
+    kept = {key: value for key, value in values.items() if key.partition(".")[0] not in OPERATION}
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items())
+
+
+def _markdown(results: Results, answer: list[str], sections: list[Section]) -> str:
+    parts = [f"# {results.name}", _list(answer)]
+    if results.caveats:
+        parts += ["## Caveats", _list(results.caveats)]
+    for part in sections:
+        parts += [f"## {part.title}", part.note, *([markdown(part.table)] if part.table is not None else [])]
+    parts += ["## Shared settings", f"```\n{_settings(results)}```", verdicts.provenance(results)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: pd.DataFrame) -> str:
-    if table.empty:
-        return "Nothing to list."
-    told = table.rename(columns=_escaped).astype(object).map(_escaped)
-    return told.where(told.notna(), None).to_markdown(index=False, floatfmt=".3g", missingval="–")
+def _list(sentences: list[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def _escaped(cell: object) -> object:
-    return cell.replace("|", r"\|") if isinstance(cell, str) else cell
+def _print(results: Results, answer: list[str]) -> None:
+    """A row per arm with its seeds, or the matrix where these are many; then the answer and the caveats."""
+    few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= len(COLOURS)
+    table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
+    show(f"{results.name}. {note}", table)
+    console = terminal()
+    for sentence in [*answer, *results.caveats]:
+        console.print(sentence, markup=False, highlight=False)
 
 
-def section(sweep: Sweep, asked: str, answer: list[str]) -> str:
-    """The results as a part of a README, a screen long: answer, table of loss x correction, and of what sweep and seeds."""
-    told = [f"Uneven or failed: {len(sweep.problems)}, named in the report."] if sweep.problems else []
-    origin = f"Made by `faultline report {asked} --into README.md`. {words.provenance(sweep)}"
-    return "\n\n".join(
-        ["\n".join(f"- {sentence}" for sentence in [*answer, *told]), _table(words.matrix(sweep)), f"{words.MATRIX} {origin}"]
-    )
+# --- into another file ---------------------------------------------------------------------------------------------------
 
 
-def insert(path: Path, asked: str, text: str) -> None:
-    """Replace what stands between the marks of these results in a Markdown file. Raises UserError when they are not there."""
-    before, begin, end = path.read_text(encoding="utf-8") if path.exists() else "", BEGIN.format(asked), END.format(asked)
+def section(results: Results, command: str, answer: list[str]) -> str:
+    """The results as a part of a README, a screen long: the answer, the matrix, and how it was made."""
+    told = [f"The report lists {len(results.caveats)} caveats."] if results.caveats else []
+    origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
+    return "\n\n".join([_list([*answer, *told]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
+
+
+def insert(path: Path, command: str, text: str) -> None:
+    """Replace what stands between the marks of these results in a Markdown file. Raises UserError when they are missing."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
         raise UserError(f"{path}: needs the line {begin} once and after it the line {end} once; the results go between them")
     head, tail = before[: before.index(begin) + len(begin)], before[before.index(end) :]
     path.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
-
-
-def _print(table: pd.DataFrame, reading: str, answer: list[str], sweep: Sweep) -> None:
-    console = Console()
-    console = console if console.is_terminal else Console(width=170)
-    shown = Table(title=f"{sweep.name}. {reading}", title_justify="left")
-    for column in table.columns:
-        shown.add_column(column, overflow="fold")
-    for row in table.itertuples(index=False):
-        shown.add_row(*map(str, row))
-    console.print(shown)
-    for sentence in [*answer, *sweep.problems]:
-        console.print(sentence, markup=False, highlight=False)

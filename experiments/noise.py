@@ -1,4 +1,4 @@
-"""How much synthetic noise has the mismatch of a run's rollouts: it tells the size of a mismatch from its structure."""
+"""The synthetic noise whose mismatch is as large as a run's: with it the size of a mismatch is told apart from its structure."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from harness.train.collector import Collector
 VERSIONS = 16
 """Draws of the noise over which K3 is averaged."""
 ROUNDS = 8
+"""Steps of the search."""
 CLOSE = 1.02
 """K3 counts as matched within this factor."""
 
 
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
-    """(noise, its K3, the K3 of the run's rollouts), nats per token, for the policy at a checkpoint.
+    """(noise, its K3, the K3 of the run's rollouts) for the policy at a checkpoint; K3 in nats per token.
 
-    `noise` is that of LocalEngine in the trainer's own precision, K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
-    perturbation grows as its square, so noise ← noise·√(wanted/found) until they agree. Raises UserError where there is no
-    mismatch to match, no noise that does (top_p alone may give more), or no policy of the trainer's own to measure it against.
+    noise: the parameter of LocalEngine, in the trainer's own precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
+    perturbation grows as its square, so noise ← noise·√(K3 of the rollouts / K3 of the noise) until both agree. Raises UserError
+    if the rollouts have no mismatch, if no noise matches it (top_p alone may give more), or if the run has no own policy.
     """
     config = checkpoint.config
     if not needs_own_sampler(config):
         raise UserError("--noise: measured along the local engine's path; the run needs actor.scoring=exact")
     with collector_at(checkpoint) as collector:
         collector.own_policy.load_weights(collector.actor.weights(), 0)
-        wanted = _k3(collector, collector.engine, prompts)
-        if not wanted > 0:
+        target = _k3(collector, collector.engine, prompts)
+        if not target > 0:
             raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
         noise = 0.01
         for _ in range(ROUNDS):
             r = config.rollout
             engine = collector.local_engine(own_precision(config), top_p=r.top_p, top_k=r.top_k, noise=noise)
             reached = _k3(collector, engine, prompts)
-            if 1 / CLOSE < reached / wanted < CLOSE:
-                return noise, reached, wanted
-            noise *= (wanted / reached) ** 0.5
-    raise UserError(f"--noise: none has the K3 of the rollouts, {wanted:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
+            if 1 / CLOSE < reached / target < CLOSE:
+                return noise, reached, target
+            noise *= (target / reached) ** 0.5
+    raise UserError(f"--noise: none has the K3 of the rollouts, {target:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
 
 
 def _k3(collector: Collector, engine: RolloutEngine, prompts: int) -> float:

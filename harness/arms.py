@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-OPERATION = ("run", "tracking", "checkpoint", "dump")
-"""Sections of a config that say how a run is operated: they change no result."""
+from harness.config import OPERATION
+
 NONE = "none"
 """The correction of an uncorrected arm."""
 NAMED = ("seed", "rollout.precision.name", "loss.name")

@@ -1,4 +1,4 @@
-"""From names in a config to the plug-ins that they mean, with their parameters checked."""
+"""From the names in a config to the plug-ins, with their parameters checked and bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.rollouts import ENGINES
 from harness.tasks import TASKS, Task
 
 PROVIDED = {"lengths", "greedy"}
-"""What a run has for an advantage estimator beyond the rewards."""
+"""Inputs that a run has for an advantage estimator, besides the rewards."""
 
 
 def build_objective(config: Config) -> Objective:
@@ -33,7 +33,7 @@ def build_objective(config: Config) -> Objective:
 def build_advantage(config: Config) -> functools.partial:
     """The advantage estimator of a config.
 
-    Raises UserError if it needs an input that a run does not have, or does not say what it needs.
+    Raises UserError if it needs an input that a run does not have, or does not declare its inputs.
     """
     needs = getattr(ADVANTAGES[config.advantage.name], "needs", None)
     if needs is None:
@@ -44,7 +44,7 @@ def build_advantage(config: Config) -> functools.partial:
 
 
 def build_engine(config: Config) -> functools.partial:
-    """The rollout engine of a config with its own parameters bound, see RolloutEngine."""
+    """The rollout engine of a config with its own parameters bound; see RolloutEngine for the others."""
     provided = ("kv_cache", "temperature", "top_p", "top_k", "stop")
     return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=provided)
 
@@ -56,7 +56,7 @@ def build_task(config: Config) -> Task:
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """The collapse detectors of a config, each to be made with no argument."""
+    """The collapse detectors of a config by name; each is made by a call without arguments."""
     return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
 
 
@@ -66,7 +66,7 @@ def bound(registry: Registry, key: str, named: PluginConfig, provided: tuple[str
 
 
 def _annotations(plugin) -> dict[str, Any]:
-    """Parameters by name with their types; nothing where a plug-in names types that only a type checker sees."""
+    """Types of the parameters by name; empty where a plug-in names types that only a type checker sees."""
     try:
         return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
@@ -74,9 +74,9 @@ def _annotations(plugin) -> dict[str, Any]:
 
 
 def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
-    """`plugin` with `params` as its keyword-only parameters, but for those `provided` by the run later.
+    """`plugin` with `params` bound to its keyword-only parameters; the run passes those in `provided` later.
 
-    Raises UserError on a name that it does not take, one that it misses, or a value that is not of the annotated type.
+    Raises UserError on an unknown name, a missing one, or a value that is not of the annotated type.
     """
     keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
     accepted = {p.name: p for p in keywords if p.name not in provided}
@@ -97,7 +97,7 @@ def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> func
 
 
 def needs_own_sampler(config: Config) -> bool:
-    """Whether the trainer's own policy is sampled from or scored along a sampling path."""
+    """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
     local = config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
     return local or (config.kl.name is not None and config.kl.reference == "start")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -38,6 +38,13 @@ def composer() -> Composer:
         return Composer(GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True))
 
 
+def plain(composed: DictConfig) -> dict[str, Any]:
+    """A composed config as a dictionary, its interpolations resolved."""
+    values = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
 class Composer:
     """Composes the runs of one multirun, whose own config is `config`.
 
@@ -45,6 +52,7 @@ class Composer:
     """
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
+        assert isinstance(loader, ConfigLoaderImpl)
         self.loader, self.config = loader, config
         self.parser = OverridesParser.create(config_loader=loader)
         self.parsed: dict[str, tuple[Override, bool]] = {}
@@ -56,7 +64,7 @@ class Composer:
         Hydra, too, applies values in their order, once all groups are composed, and interpolations are resolved after that.
         """
         parsed = [self._parse(override) for override in overrides]
-        groups = tuple(override.input_line for override, is_group in parsed if is_group)
+        groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
         if groups not in self.chosen:
             composed = self.loader.load_sweep_config(self.config, list(groups))
             with open_dict(composed):
@@ -64,7 +72,7 @@ class Composer:
             self.chosen[groups] = pickle.dumps(composed)  # copied so in a sixth of the time that deepcopy takes
         config = pickle.loads(self.chosen[groups])
         ConfigLoaderImpl._apply_overrides_to_config([override for override, is_group in parsed if not is_group], config)
-        return OmegaConf.to_container(config, resolve=True)
+        return plain(config)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
         """The override, and whether Hydra must compose anew for it: it chooses a group, or sets where groups are looked for."""
@@ -78,7 +86,7 @@ class Composer:
 def refusal(error: Exception) -> str:
     """What Hydra refuses, in one line that names the key and the remedy."""
     if isinstance(error, MissingConfigException) and error.options:
-        return _plugged(error.missing_cfg_file) or (
+        return _plugged(error.missing_cfg_file or "") or (
             f"{error.missing_cfg_file}: there is no such option; take one of {', '.join(error.options)}"
         )
     if isinstance(error, OSError) and error.filename:
@@ -103,3 +111,35 @@ def _plugged(option: str) -> str | None:
         return None
     own = f"write it as DIR/{group}/{name}.yaml and put --config-dir DIR before the overrides"
     return f"{group}={name}: a plug-in without a config file; use {forms[group][1]}, or {own}"
+
+
+class Choices(NamedTuple):
+    """config: as composed. chosen: group -> its option now. options: group -> all of its options."""
+
+    config: dict[str, Any]
+    chosen: dict[str, str]
+    options: dict[str, list[str]]
+
+
+def choices(*overrides: str) -> Choices:
+    """What there is to choose, and what these overrides choose. Raises UserError if Hydra refuses them."""
+    try:
+        with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            composed = hydra.compose("config", list(overrides), return_hydra_config=True)
+        groups = composed.hydra.runtime.choices.items()
+        chosen = {group: str(option) for group, option in groups if not group.startswith("hydra/")}
+        with open_dict(composed):
+            del composed["hydra"]
+        return Choices(plain(composed), chosen, dict(_options(loader, "")))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(refusal(error)) from None
+
+
+def _options(loader: ConfigLoader, parent: str) -> Iterator[tuple[str, list[str]]]:
+    for name in loader.list_groups(parent):
+        group = f"{parent}/{name}" if parent else name
+        if group != "hydra":
+            if options := loader.get_group_options(group):
+                yield group, sorted(options)
+            yield from _options(loader, group)

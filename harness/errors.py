@@ -1,4 +1,4 @@
-"""The exceptions whose message is meant for the user: it names the key or the file and what to do."""
+"""The exceptions whose message is for the user: it names the key or the file, and the remedy."""
 
 
 class UserError(Exception):
@@ -6,4 +6,9 @@ class UserError(Exception):
 
 
 class Unavailable(UserError):
-    """The surroundings refuse (a full disk, a folder that another process holds), not the run: a later start may succeed."""
+    """Not the run is at fault but its surroundings, such as a full disk or a claimed folder: a later start may succeed."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not empty, or the name of its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

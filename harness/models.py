@@ -21,14 +21,14 @@ from transformers import (
 )
 
 from harness.config import HubConfig, MixtureConfig, SizesConfig
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.tasks import Task, TokenTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def device() -> torch.device:
-    """Where this process computes: its GPU if there is one, else the CPU."""
+    """The device of this process: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -62,8 +62,8 @@ def qwen3_config(model: SizesConfig, vocab_size: int, max_tokens: int) -> Qwen3C
     )
 
 
-def build(config: Qwen3Config | Qwen3MoeConfig, seed: int) -> PreTrainedModel:
-    """The model in fp32 with weights drawn from `seed`."""
+def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A Qwen3, dense or a mixture of experts, in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
     if isinstance(config, Qwen3MoeConfig):
         # On a CPU a loop over the experts is as fast as the grouped product, and takes any width and fp64.
@@ -95,7 +95,7 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
 
 
 MADE = Path("models")
-"""Where `make llm` puts what it makes; the hub has nothing under this name."""
+"""Where `make llm` puts models; the hub has nothing under this name."""
 
 
 @contextmanager
@@ -105,5 +105,5 @@ def _explained(model: HubConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"model.path={model.path}: cannot be loaded ({first}); give a hub name or a local folder") from None
+        why = first_line(error)
+        raise UserError(f"model.path={model.path}: cannot be loaded ({why}); give a hub name or a local folder") from None

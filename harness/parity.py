@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from harness.config import ActorConfig, ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, qwen3_config
-from harness.rollouts import RolloutEngine
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.train.actor import DeepSpeedActor
@@ -28,7 +28,7 @@ SIZES = ModelConfig(
 )  # multiples of 128: FP8 in blocks
 VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0
-"""Factor on the random matrices: the entropy is then that of a trained policy rather than of a uniform one."""
+"""Factor on the random matrices, which gives the entropy of a trained policy rather than of a uniform one."""
 
 NORMAL = {
     ("fp32", "compute"): 1e-5,
@@ -93,16 +93,18 @@ def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterat
             yield Pair(name, kv_cache, f"{a} – {b}", *_difference(logp[a], logp[b]), refused)
 
 
-def _engines(shape, precision: PrecisionConfig, kv_cache: str) -> tuple[dict[str, RolloutEngine], str | None]:
-    engines: dict[str, RolloutEngine] = {}
-    refusal = None
-    for name, kind, more in (("local", LocalEngine, {}), ("vllm", VllmEngine, {"kv_cache_gib": 0.25})):
+def _engines(shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> tuple[dict[str, Any], str | None]:
+    """The engines that compute in the precision, by name, and why vLLM is not among them, None if it is."""
+    kinds: dict[str, Any] = {"local": LocalEngine, "vllm": VllmEngine}
+    engines, refusal = {}, None
+    for name, kind in kinds.items():
         try:
             kind.check(shape, precision, kv_cache)
         except UserError as error:
-            refusal = str(error) if kind is VllmEngine else None
+            refusal = str(error) if name == "vllm" else None
         else:
-            engines[name] = kind(shape, precision, kv_cache=kv_cache, **more)
+            settings: dict[str, Any] = {"kv_cache_gib": 0.25} if name == "vllm" else {}
+            engines[name] = kind(shape, precision, kv_cache=kv_cache, **settings)
     return engines, refusal
 
 

@@ -16,7 +16,7 @@ def derive(seed: int, purpose: str, step: int = 0) -> int:
 
 
 def generator(seed: int, purpose: str, step: int = 0) -> torch.Generator:
-    """A CPU generator of its own for one purpose at one step."""
+    """A CPU generator for one purpose at one step, independent of all others."""
     return torch.Generator().manual_seed(derive(seed, purpose, step))
 
 

@@ -1,4 +1,4 @@
-"""What needs torch to be checked of a config: that its plug-ins, its model and its data can be used together, here."""
+"""The checks of a config that need torch: whether its plug-ins, its model and its data can be used together on this machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from harness.build import bind, build_advantage, build_detectors, build_engine, 
 from harness.config import ArithmeticConfig, Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
+from harness.rollouts import ENGINES
 from harness.rollouts.architecture import describe, experts
 from harness.routing import check_routing
 from harness.tasks import TurnTask
@@ -47,7 +48,7 @@ def check(config: Config) -> None:
 
 
 def _try_out(objective: Objective) -> None:
-    """Correction and loss on one token: they raise ValueError on what they cannot take."""
+    """Run correction and loss on one token: they raise ValueError on parameters that they cannot take."""
     one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
@@ -78,7 +79,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
 
 
 class _Built(NamedTuple):
-    """What is left of a task that was built to be checked."""
+    """What the checks keep of a task that they have built."""
 
     shape: PretrainedConfig
     has_turns: bool
@@ -89,7 +90,7 @@ _BUILT: dict[str, _Built] = {}
 
 
 def _built(config: Config) -> _Built:
-    """Build the task, which raises UserError on data that cannot be used, unless it was found good before."""
+    """Build the task unless the same one was built before. Raises UserError on data that cannot be used."""
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in _BUILT:
         task = build_task(config)
@@ -98,13 +99,13 @@ def _built(config: Config) -> _Built:
 
 
 def _check_model_and_task(config: Config) -> None:
-    """That actor, engine and the trainer's own sampler compute this model in their precisions here, and that answers fit."""
+    """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape, has_turns = _built(config)
-    engine = build_engine(config)
-    engine.func.check(shape, config.rollout.precision, config.rollout.kv_cache, **engine.keywords)
-    check_routing(config, experts(shape), engine.func.routes)
+    engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
+    engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
+    check_routing(config, experts(shape), engine.routes)
     if needs_own_sampler(config):
         try:
             describe(shape)

@@ -1,6 +1,6 @@
-"""`faultline branch`: runs that go on from a checkpoint of another run under other settings, compared by survival.
+"""`faultline branch`: continue from a checkpoint of a run under other settings, and compare survival.
 
-What is wrong with the command is told before torch is imported.
+An error in the command is found before torch is imported.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ from sweeps.launch import launch
 from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "collapse.detectors")
-"""Keys that a checkpoint is made for: the policy, its optimizer, and what the detectors have seen."""
+"""Keys that a checkpoint depends on: the policy, its optimizer, and what the detectors have seen."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False) -> Path:
-    """Run `seeds` seeds of each arm, and of one with nothing changed, from the run `origin` at step `at`; the page's path.
+    """Run `seeds` seeds of each arm, and of an unchanged one, from the run `origin` at step `at`. Returns the report's path.
 
-    arms: overrides as of a run, separated by spaces: "correction=icepop", "rollout/precision=fp32". noise: also an arm that
-    samples in the trainer's own precision, with synthetic noise of the K3 that the run's rollouts have. The runs form the sweep
-    <sweep>-branch-<hash>-<step>; the same command again resumes or skips them. Raises UserError on an override that the
-    checkpoint cannot take, or if the run had collapsed before the checkpoint.
+    arms: overrides of a run, separated by spaces, as "correction=icepop steps=400". noise: add an arm that samples in the
+    trainer's own precision, with synthetic noise of the same K3 as the run's rollouts. The runs form the sweep
+    <sweep>-branch-<hash>-<step>. The same command again resumes or skips them. Raises UserError on an override that the
+    checkpoint cannot take, and on a checkpoint after a collapse.
     """
-    found = find(origin, at)
-    events = json.loads((found.folder / "state.json").read_text())["events"]
+    checkpoint = find(origin, at)
+    events = json.loads((checkpoint.folder / "state.json").read_text())["events"]
     if any(DETECTORS[name].role == "collapse" for name in events):
-        raise UserError(f"{found.folder}: the run had collapsed by then; branch from an earlier checkpoint")
-    sweep = f"{found.config.run.sweep}-branch-{found.config.digest[:6]}-{found.step}"
-    configs = [config for arm in ["", *arms] for config in _seeded(found, arm, seeds, sweep)]
+        raise UserError(f"{checkpoint.folder}: the run had collapsed before this checkpoint; branch from an earlier one")
+    sweep = f"{checkpoint.config.run.sweep}-branch-{checkpoint.config.digest[:6]}-{checkpoint.step}"
+    configs = [config for arm in ["", *arms] for config in _seeded(checkpoint, arm, seeds, sweep)]
     if len({config.digest for config in configs}) < len(configs):
-        raise UserError("--set: two arms are the same, or one changes nothing; the unchanged one is always run")
+        raise UserError("--set: two arms are the same, or one changes nothing; an unchanged arm is always run")
     from analysis.report import report
     from harness.validate import check
 
     if noise:
-        configs += _seeded(found, _noise_arm(found), seeds, sweep)
+        configs += _seeded(checkpoint, _noise_arm(checkpoint), seeds, sweep)
     for config in configs:
         check(config)
     for config in configs:
         folder = RunFolder(config.path)
         with folder.claim():
             if not (folder.path / "checkpoints").exists():
-                transplant(found, folder)
-                folder.log_event("branched", found.step, origin=str(found.folder))
+                transplant(checkpoint, folder)
+                folder.log_event("branched", checkpoint.step, origin=str(checkpoint.folder))
     launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
     return report(configs[0].path.parent)
 
 
-def _seeded(found: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
+def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
     """The config of each seed of an arm."""
     _check_overrides(arm)
-    changed, configs = overridden(found.config, arm.split()), []
+    changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):
         changed["seed"], changed["run"]["sweep"] = seed, sweep
-        configs.append(_accepted(found, parse(changed), arm))
+        configs.append(_accepted(checkpoint, parse(changed), arm))
     return configs
 
 
-def _noise_arm(found: Checkpoint) -> str:
+def _noise_arm(checkpoint: Checkpoint) -> str:
     from experiments.noise import matching_noise
 
-    noise, reached, wanted = matching_noise(found)
-    print(f"the run's rollouts have K3 {wanted:.2e} at step {found.step}; noise {noise:.3g} has {reached:.2e}")
-    own = f"rollout/engine=local rollout/precision={found.config.actor.dtype} rollout.kv_cache=compute"
+    noise, reached, wanted = matching_noise(checkpoint)
+    print(f"the run's rollouts have K3 {wanted:.2e} at step {checkpoint.step}; noise {noise:.3g} has {reached:.2e}")
+    own = f"rollout/engine=local rollout/precision={checkpoint.config.actor.dtype} rollout.kv_cache=compute"
     return f"{own} rollout.engine.noise={noise:.3g}"
 
 
@@ -88,7 +88,7 @@ def _check_overrides(overrides: str) -> None:
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
-    """The config with overrides applied, as a dictionary: group=option takes all that the option sets, key=value one key."""
+    """The config with overrides applied, as a dictionary. group=option sets all keys of the option, key=value one key."""
     result = OmegaConf.create(config.model_dump(mode="json"))
     plain = flatten(compose())
     for override in overrides:
@@ -97,7 +97,7 @@ def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
             composed = compose(override)
         except UserError as error:
             raise UserError(f"--set {override}: {error}") from None
-        if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole place is replaced
+        if "/" in key or OmegaConf.is_dict(OmegaConf.select(result, key)):  # a group: its whole section is replaced
             place = key.replace("/", ".")
             OmegaConf.update(result, place, OmegaConf.select(OmegaConf.create(composed), place), merge=False)
             changed = {k: v for k, v in flatten(composed).items() if plain.get(k) != v and not k.startswith(f"{place}.")}
@@ -105,16 +105,18 @@ def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
             changed = {key: OmegaConf.select(OmegaConf.create(composed), key)}
         for name, new in changed.items():
             OmegaConf.update(result, name, new)
-    return OmegaConf.to_container(result)
+    overridden = OmegaConf.to_container(result)
+    assert isinstance(overridden, dict)
+    return {str(key): value for key, value in overridden.items()}
 
 
-def _accepted(found: Checkpoint, config: Config, overrides: str) -> Config:
-    before, after = (flatten(c.model_dump(mode="json")) for c in (found.config, config))
+def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
+    before, after = (flatten(c.model_dump(mode="json")) for c in (checkpoint.config, config))
     for key in sorted(before.keys() | after.keys()):
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
-    if config.steps <= found.step:
-        earlier = ", ".join(f"--at {step}" for step in RunFolder(found.folder.parents[1]).checkpoints if step < config.steps)
-        remedy = f"branch from an earlier one: {earlier}" if earlier else "the run keeps more with a larger checkpoint.keep"
-        raise UserError(f"steps={config.steps}: the checkpoint is of step {found.step}, with nothing left to train; {remedy}")
+    if config.steps <= checkpoint.step:
+        earlier = ", ".join(f"--at {step}" for step in RunFolder(checkpoint.folder.parents[1]).checkpoints if step < config.steps)
+        remedy = f"branch from an earlier one: {earlier}" if earlier else "a larger checkpoint.keep would have kept earlier ones"
+        raise UserError(f"steps={config.steps}: the checkpoint is of step {checkpoint.step}, so nothing is left; {remedy}")
     return config

@@ -38,16 +38,16 @@ def status(path: Path) -> None:
         table.add_column(column)
     for arm, count in counts.items():
         table.add_row(arm, *(str(count[name] or "") for name in columns))
-    width = {} if sys.stdout.isatty() else {"width": 150}
-    console = Console(highlight=False, markup=False, soft_wrap=True, **width)  # names and errors may hold [brackets]
+    width = None if sys.stdout.isatty() else 150
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)  # names and errors may hold [brackets]
     console.print(f"{path}: {len(states)} runs, {', '.join(f'{total[name]} {name}' for name in columns)}")
     console.print(table)
     for run, state in states.items():
         if state.state == "running":
             console.print(f"{run} {state.name}: step {_step(sweep, run)}/{state.steps} in {state.job}")
     reasons = Counter(state.error for state in states.values() if state.state == "pending")
-    for reason, count in reasons.items():
-        console.print(f"{count} pending: {reason}")
+    for reason, pending in reasons.items():
+        console.print(f"{pending} pending: {reason}")
     for run, state in states.items():
         if state.state in TROUBLE and state.error:
             console.print(f"{run} {state.name}: {state.state}: {state.error.splitlines()[-1]}")

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from harness.arms import OPERATION, flatten
-from harness.config import Config
+from harness.arms import flatten
+from harness.config import OPERATION, Config
 from harness.errors import UserError
 from harness.run.folder import FINISHED, writing
 from sweeps.launchers.executor import Executor

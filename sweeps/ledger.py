@@ -21,10 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.arms import arm, arms
-from harness.config import Config, RunConfig, parse_recorded
+from harness.arms import arms
+from harness.config import Config, RunConfig, parse_recorded, recorded
 from harness.errors import Unavailable, UserError
-from harness.recorded import recorded
 from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps.lock import LauncherLock
@@ -102,10 +101,8 @@ class Sweep:
         """The arm of each run that has a readable config, by the name that the report gives it."""
         configs = {}
         for path in self.path.glob("*/config.json"):
-            with suppress(UserError, KeyError, TypeError):  # what is no config has no arm
-                config = recorded(RunFolder(path.parent).read("config.json"))
-                arm(config)
-                configs[path.parent.name] = config
+            with suppress(UserError):
+                configs[path.parent.name] = recorded(RunFolder(path.parent).read("config.json"))
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:

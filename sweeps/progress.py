@@ -60,7 +60,7 @@ class Display:
             self.stepping = (now, done)  # the pace counts from a step, not from the warm start
         fresh = done - self.stepping[1] if self.stepping else 0
         coming = sum(self.configs[d].steps - step for d, (state, step) in rows.items() if state != "failed")
-        left = (now - self.stepping[0]) / fresh * coming if fresh else None
+        left = (now - self.stepping[0]) / fresh * coming if self.stepping and fresh else None
         ended = sum(state in FINISHED for state, _ in rows.values())
         headline = f"{ended}/{len(rows)} runs, {done}/{total} steps, {clock(now - self.began)} elapsed, " + (
             "done" if done == total else f"about {clock(left)} left" if left is not None else "starting"

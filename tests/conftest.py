@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -46,11 +47,16 @@ def _chromium() -> bool:
     return shutil.which("chromium") is not None
 
 
+def _llm() -> bool:
+    return Path("models/smollm2/model.safetensors").exists()
+
+
 UNITS = {"gpu": ("a GPU", _gpu), "cpu_fp8_cache": ("a CPU on which vLLM has an FP8 cache", _cpu_fp8_cache)}
 SOFTWARE = {
     "vllm": ("vLLM: make vllm", _vllm),
     "slurm": ("Slurm: apt-get install slurm-wlm munge", _slurm),
     "chromium": ("chromium: apt-get install chromium", _chromium),
+    "llm": ("SmolLM2: make llm", _llm),
 }
 NEEDS = UNITS | SOFTWARE
 """Marker -> what a test with it needs, whether this machine has it."""

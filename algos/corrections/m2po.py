@@ -12,9 +12,9 @@ def m2po(log_ratio: Tensor, mask: Tensor, *, tau: float) -> Tensor:
 
     keep = {t: l_t² ≤ c},  c = max{c: mean(l² | l² ≤ c) ≤ τ}
 
-    where l = `log_ratio` [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper; the mean is over the tokens of
-    `mask` in the batch given, so give it the whole batch: a part of it ranks differently. Source: arXiv 2510.01161
-    section 3. Limits: τ → ∞ keeps everything; l = 0 keeps everything; tokens of equal l² stay or go together.
+    where l = `log_ratio` [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper. The mean is over the tokens of `mask`,
+    so give it the whole batch: a part of it ranks differently. Source: arXiv 2510.01161 section 3.
+    Limits: τ → ∞ keeps everything; l = 0 keeps everything; tokens of equal l² stay or go together.
     Raises ValueError on τ ≤ 0.
     """
     if not tau > 0:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Level = Literal["token", "sequence", "geometric", "segment", "segment_geometric"]
-"""Where ρ is taken: each token; the product over the response; exp of the mean log ratio over the response; both of
-these over each segment (turn) of the response."""
+"""Where ρ is taken. token: each token. sequence: the product over the response. geometric: exp of the mean log ratio of
+the response. segment and segment_geometric: these two over each segment (turn) of the response."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error"]
@@ -40,15 +40,20 @@ REDUCTIONS = (
 class Weight:
     """w = truncate: min(ρ, upper) | clip: clamp(ρ, lower, upper) | mask: ρ·1{lower ≤ ρ ≤ upper}, ρ taken at `level`.
 
-    `level=None` means no weight (w = 1). Bounds are absolute ratios, inclusive; None is no bound, but truncate spells
-    the unbounded weight w = ρ as upper=∞. A token masked by `mask` gets weight 0 and stays in the denominator. Raises
-    ValueError when a bound is missing, has no effect or lies on the wrong side of 1, or when both leave only ρ = 1.
+    level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive. None is no bound, except that truncate
+    writes the unbounded weight w = ρ as upper=∞. A token outside the bounds of `mask` gets weight 0 and stays in the
+    denominator. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of 1, or when both
+    leave only ρ = 1.
     """
 
     level: Level | None = None
+    """Where ρ is taken. null: no weight."""
     action: Action = "truncate"
+    """What is done with a ratio out of bounds."""
     lower: float | None = None
+    """Least ratio, in [0, 1]. null: no bound."""
     upper: float | None = None
+    """Largest ratio, ≥ 1. null: no bound."""
 
     def __post_init__(self) -> None:
         _check_choice("action", self.action, Action)
@@ -76,21 +81,27 @@ class Weight:
 class Reject:
     """Keep where lower ≤ statistic ≤ upper; what is rejected leaves the response mask.
 
-    statistic: `ratio` is ρ itself at `level` (and so the k1 filters of the frameworks, whose bounds are ratios);
-    `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ per token (nats), summed at levels sequence and segment, averaged at
-    geometric and segment_geometric, the largest at worst_token; `prob_diff` = π − μ and `mult_error` = max(ρ, 1/ρ) per
-    token, likewise. level worst_token keeps a response only if all its tokens pass (a veto). `when=negative_advantage`
-    lets the filter act on tokens with A < 0 only: with level=geometric and lower = e^−δ it is DeepSeek-V3.2's
-    off-policy sequence mask (arXiv 2512.02556). Bounds are inclusive; those of `ratio` are absolute ratios around 1.
+    statistic: `ratio` is ρ at `level`; the k1 filters of the frameworks are this one, with ratios as bounds. The others
+    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ).
+    level: the others are summed at sequence and segment, averaged at geometric and segment_geometric. worst_token keeps
+    a response only if all its tokens pass (a veto).
+    lower, upper: inclusive; those of `ratio` are absolute ratios around 1.
+    when: negative_advantage lets the filter act on tokens with A < 0 only. With level=geometric and lower = e^−δ it is
+    the off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
     Raises ValueError when a bound is missing, has no effect or lies on the wrong side of the statistic's value for two
     equal policies.
     """
 
     level: RejectLevel
+    """Where the statistic is taken."""
     statistic: Statistic = "ratio"
+    """What is bounded."""
     lower: float | None = None
+    """Least value that is kept. null: no bound."""
     upper: float | None = None
+    """Largest value that is kept. null: no bound."""
     when: When = "all"
+    """The tokens that the filter acts on: all, or those with A < 0."""
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, RejectLevel)
@@ -122,27 +133,34 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter of the registry `corrections`, for what no `Reject` says: `function` by name, `params` its keywords."""
+    """A filter of the registry `corrections`, for what no `Reject` can express. params: keywords of `function`."""
 
     function: str
+    """Name in the registry, or `package.module:attribute`."""
     params: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the filter."""
 
 
 @dataclass(frozen=True)
 class Correction:
     """A correction of the mismatch between π_old or π_θ and μ: one weight, any number of filters.
 
-    ratio: what stands over μ, `old` (π_old) or `current` (π_θ, detached). normalize=batch divides the weights by their
-    mean at their own level over the whole global batch. denominator: what the reduction divides by after a rejection,
-    the `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask, so filters
-    commute. Raises ValueError on a key that has no effect.
+    ratio: the numerator over μ, `old` (π_old) or `current` (π_θ, detached). normalize: `batch` divides the weights by
+    their mean at their own level over the whole global batch. denominator: the tokens that the reduction counts after a
+    rejection, the `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask,
+    so filters commute. Raises ValueError on a key that has no effect.
     """
 
     ratio: RatioNumerator = "old"
+    """What stands over μ in ρ. old: π_old. current: π_θ, detached."""
     weight: Weight = field(default_factory=Weight)
+    """The weight on the loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
+    """Filters by a name of your choice, as +correction.reject.veto={level: worst_token, lower: 1e-4}."""
     normalize: Normalize = "none"
+    """batch: divide the weights by their mean over the batch."""
     denominator: Denominator = "original"
+    """Tokens that the reduction divides by after a rejection: all, or those that were kept."""
 
     def __post_init__(self) -> None:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():
@@ -156,7 +174,7 @@ class Correction:
 
     @property
     def levels(self) -> dict[str, str]:
-        """Key → level, of the weight and of each filter that has one."""
+        """Config key -> level, for the weight and each filter that has one."""
         weight = {"weight.level": self.weight.level} if self.weight.level else {}
         filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
@@ -168,9 +186,9 @@ class Correction:
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
-    """Raise ValueError when a ratio would enter twice, in the loss's own ratio π_θ/π_prox and in a weight.
+    """Raise ValueError when a ratio would count twice, in the loss's own ratio π_θ/π_prox and in a weight.
 
-    `anchored` is the loss's attribute of that name; `proximal` is what it is anchored on, old or rollout.
+    anchored: the attribute of the loss. proximal: the policy that the loss is anchored on, old or rollout.
     """
     _check_choice("proximal", proximal, Proximal)
     if not anchored or correction.weight.level is None:
@@ -188,7 +206,7 @@ def check_combination(correction: Correction, proximal: str, anchored: bool) -> 
 
 
 def check_baseline(correction: Correction, baseline: str) -> None:
-    """Raise ValueError when baseline=kept asks for filters that are not known before the advantages are, or for none."""
+    """Raise ValueError when baseline=kept has no filter, or one that needs the advantages or π_θ."""
     if baseline == "all":
         return
     if not correction.reject:
@@ -229,7 +247,7 @@ def _check_apart(lower: float | None, upper: float | None) -> None:
 
 
 def _check_reached(lower: float | None, upper: float | None, least: float, most: float) -> None:
-    """Values are in [least, most]: a bound must cut some of them off."""
+    """Raise ValueError on a bound that cuts none of the values in [least, most] off."""
     if lower is not None and lower <= least:
         raise ValueError(f"lower={lower} has no effect: no value lies beyond it; set it to null")
     if upper is not None and upper >= most:

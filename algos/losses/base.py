@@ -1,9 +1,9 @@
 """What every loss shares: its signature, the masking of its inputs, and the checks of its parameters.
 
-Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`. `logp` [B, T] is the only tensor that carries
-gradient; `logp_prox` is the anchor (π_old or μ, nats), None where the loss does not read it; advantages [B, T]; mask
-bool, True on response tokens. `params` are keyword-only without defaults: they are the keys of the loss's config.
-A correction multiplies the result; `reductions.reduce` makes it a scalar.
+Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, each tensor [B, T].
+logp: log π_θ in nats, the only tensor that carries gradient. logp_prox: the anchor, π_old or μ, in nats; None for a loss
+that does not read it. mask: bool, True on response tokens. params: the keys of the loss's config, keyword-only without
+defaults. A correction multiplies the result, and `reductions.reduce` makes it a scalar.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 
 class TokenLoss(NamedTuple):
-    """loss [B, T], unreduced, 0 off the mask; bool [B, T] or None: clipped where a bound of the loss was active, capped
-    where that was the dual clip."""
+    """loss: [B, T], unreduced, 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a
+    loss without bounds. capped: [B, T] bool, where that bound is the dual clip; None without one."""
 
     loss: Tensor
     clipped: Tensor | None = None
@@ -28,18 +28,18 @@ class TokenLoss(NamedTuple):
 def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
     """Make a loss of a function that is written as its equation.
 
-    The function then receives tensors of one dtype (the widest of the log-probabilities, at least fp32) that are 0 off
-    the mask, whatever padding held (NaN included), and only `logp` with gradient; what it returns is masked again.
-    `anchored`: whether it reads `logp_prox`; a run whose loss does not may skip that forward pass.
-    `select`: `(logp_prox, advantages, mask, **params) -> [B, T] bool` for losses that treat some tokens of the whole
-    mini-batch differently; the loss then takes it as its fifth argument, None meaning "select among these tokens".
+    The function receives tensors of one dtype, the widest of the log-probabilities and at least fp32. They are 0 off the
+    mask, whatever padding held (NaN included), and only `logp` has gradient. What it returns is masked again.
+    anchored: whether it reads `logp_prox`. A run whose loss does not may skip that forward pass.
+    select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole
+    mini-batch differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
     Raises ValueError when `logp_prox` is missing, AssertionError on shapes.
     """
 
     def mark(function: Callable) -> Callable:
         @functools.wraps(function)
         def masked(logp, logp_prox, advantages, mask, *selected, **params) -> TokenLoss:
-            logp, logp_prox, advantages = prepare(logp, logp_prox if anchored else None, advantages, mask)
+            logp, logp_prox, advantages = _prepared(logp, logp_prox if anchored else None, advantages, mask)
             if anchored and logp_prox is None:
                 raise ValueError(f"loss={function.__name__} is anchored: it needs logp_prox, π_old or μ")
             if select is not None and (not selected or selected[0] is None):
@@ -54,7 +54,7 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
     return mark
 
 
-def prepare(
+def _prepared(
     logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The three tensors in one dtype and 0 off the mask, where NaN·0 would be NaN in value and gradient."""
@@ -69,18 +69,18 @@ def prepare(
 
 
 def check_clip_range(eps_low: float, eps_high: float) -> None:
-    """Offsets from ratio 1; eps_high may be infinite, eps_low = 1 means no lower clip."""
+    """Check offsets from ratio 1. eps_high may be infinite; eps_low = 1 means no lower clip."""
     check("eps_low", eps_low, 0 <= eps_low <= 1, "an offset from ratio 1 in [0, 1]")
     check("eps_high", eps_high, eps_high >= 0, "an offset from ratio 1, ≥ 0")
 
 
 def check_ratio_range(lower: float, upper: float) -> None:
-    """Absolute ratios that contain 1, the ratio of two equal policies."""
+    """Check absolute ratios, which must contain 1, the ratio of two equal policies."""
     check("lower", lower, 0 <= lower <= 1, "an absolute ratio in [0, 1], 1 being the ratio of two equal policies")
     check("upper", upper, upper >= 1, "an absolute ratio ≥ 1, the ratio of two equal policies")
 
 
 def check(key: str, value: float, accepted: bool, meaning: str) -> None:
-    """Raise ValueError naming `loss.<key>`, the value and what is accepted; comparisons make a NaN not accepted."""
+    """Raise ValueError naming `loss.<key>`, the value and what is accepted. A NaN fails every comparison."""
     if not accepted:
         raise ValueError(f"loss.{key}={value}: must be {meaning}")

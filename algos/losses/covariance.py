@@ -1,9 +1,9 @@
 """Losses that restrain the few tokens whose log-probability and advantage covary most, where entropy is lost.
 
-The selection is a property of the mini-batch: its means, its count and its ranking run over all of its tokens. So it is
-made once, by `select` at the anchor (π_prox, known before the first gradient step), on the whole mini-batch, and each
-micro-batch is given its rows of the result; the papers select at π_θ inside the loss, which makes the update depend on
-the micro-batch size. At θ = θ_prox the two agree. Nothing is drawn from a generator, so ranks and restarts agree too.
+The means, the count and the ranking run over all tokens of the mini-batch. So `select` chooses once per mini-batch, at the
+anchor π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the result. The papers
+select at π_θ inside the loss, which makes the update depend on the micro-batch size. At θ = θ_prox the two agree. No
+random generator is used, so ranks and restarts agree too.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def kl_cov(
 
 
 def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The candidates with the smallest keys, ⌊share·tokens⌋ of them or all; equal keys are selected together."""
+    """The ⌊share·tokens⌋ candidates with the smallest keys, at least one, or all of them; equal keys go together."""
     worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
     ranked = torch.where(candidates, keys, worst).flatten().sort().values
     if not ranked.numel():
@@ -107,7 +107,7 @@ def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tens
 
 
 def _hash(first: Tensor, second: Tensor) -> Tensor:
-    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that the draw depends on no order."""
+    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers. The draw then depends on no order."""
     bits = first.float().view(torch.int32).long() * 0x9E3779B1 + second.float().view(torch.int32).long() * 0x85EBCA6B
     bits = (bits ^ (bits >> 15)) & 0xFFFFFFFF
     return ((bits * 0x2C1B3C6D) ^ (bits >> 12)) & 0x7FFFFFFF

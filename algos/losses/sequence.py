@@ -1,8 +1,7 @@
-"""Losses whose ratio is the length-normalised one of the response; straight-through, so advantages may differ by token.
+"""Losses with the length-normalised ratio of the response, straight-through, so that advantages may differ by token.
 
-The value of the ratio is the response's, its gradient is the token's: with equal advantages in a row and a mean over
-the row's tokens this is the gradient through the mean (GSPO's remark on GSPO-token), and a token weight acts on its own
-token.
+The ratio has the value of the response and the gradient of the token. With equal advantages in a row and a mean over its
+tokens, this is the gradient through the mean (GSPO's remark on GSPO-token). A token weight acts on its own token.
 """
 
 from __future__ import annotations

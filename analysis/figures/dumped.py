@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.figures.style import grid, look, subplots
-from analysis.load import Sweep
-from analysis.tables import PRECISIONS
+from analysis.labels import coarseness
+from analysis.results import Results
 from harness.dumps.files import read
 
-NONE = "No run has dumps: set dump.every to have the log-probabilities of whole batches (docs/dumps.md)."
+NONE = "No run has dumps. Set dump.every to keep the log-probabilities of whole batches (docs/dumps.md)."
 MOST_TOKENS = 200_000
 """Tokens of the density, drawn evenly from the dumps."""
 TOP = 0.1
@@ -32,9 +32,9 @@ class Dumped(NamedTuple):
     log_weight: np.ndarray
 
 
-def density(sweep: Sweep) -> Figure | str:
+def density(results: Results) -> Figure | str:
     """Log ratio of a token against log μ, and the tail of |log ratio|, per precision."""
-    found = _dumped(sweep)
+    found = _dumped(results)
     if not found:
         return NONE
     figure, axes = grid(len(found) + 1, 3, 2.9)
@@ -62,11 +62,11 @@ def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.nd
     return tail[rank - 1], rank / len(tail)
 
 
-def positions(sweep: Sweep) -> Figure | str:
+def positions(results: Results) -> Figure | str:
     """K3 of a token by its place in the response, and the tail index of the sequence weights, per precision."""
-    found = {name: tokens for name, tokens in _dumped(sweep).items() if (tokens.log_ratio != 0).any()}
+    found = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
     if not found:
-        return NONE if not _dumped(sweep) else "Rollout and trainer agree to the bit in all that was dumped."
+        return NONE if not _dumped(results) else "Rollout and trainer agree bit for bit in every dump."
     figure, ((left, right),) = subplots(1, 2, 3.4)
     for i, (precision, tokens) in enumerate(found.items()):
         left.plot(*by_position(tokens), **look(i % 8), label=precision)
@@ -102,13 +102,13 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return m, np.cumsum(ordered)[m - 1] / m - ordered[np.minimum(m, len(ordered) - 1)]
 
 
-def _dumped(sweep: Sweep) -> dict[str, Dumped]:
-    """By precision, in the order of precisions."""
+def _dumped(results: Results) -> dict[str, Dumped]:
+    """By precision, from fine to coarse."""
     parts: dict[str, list[Dumped]] = {}
-    for run in sweep.runs.itertuples() if sweep.folder is not None else ():
-        for path in sorted(Path(sweep.folder, run.Index, "dumps").glob("step-*.parquet")):
+    for run in results.runs.itertuples() if results.folder is not None else ():
+        for path in sorted(Path(results.folder, run.Index, "dumps").glob("step-*.parquet")):
             parts.setdefault(run.precision, []).extend(_tokens(table) for table in read(path))
-    order = [p for p in PRECISIONS if p in parts] + sorted(set(parts) - set(PRECISIONS))
+    order = sorted(parts, key=lambda precision: (coarseness(precision), precision))
     return {precision: Dumped(*map(np.concatenate, zip(*parts[precision], strict=True))) for precision in order}
 
 

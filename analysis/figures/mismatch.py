@@ -6,37 +6,38 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, MARKERS, grid, look, short, subplots
-from analysis.load import Sweep
-from analysis.survival import FEW
-from analysis.tables import PRECISIONS
+from analysis.figures.style import COLOURS, MARKERS, grid, label_outer, look, short, subplots
+from analysis.labels import coarseness, metric
+from analysis.results import Results
+from analysis.statistics.survival import FEW
 
 EARLY = (5, 25)
 """Steps whose median K3 is a run's early mismatch."""
 AROUND = (-60, 20)
 """Steps about the onset of a collapse that the aligned traces show."""
-TRACES = {
-    "eval/reward": "held-out reward",
-    "rollout_corr/k3_kl": "K3 (nats)",
-    "mismatch/ess_sequence": "sequence ESS",
-    "mismatch/log_ratio_max_abs": "largest |log ratio|",
-    "rollout_corr/training_ppl": "perplexity of π_old",
-    "actor/grad_norm": "gradient norm",
-    "actor/entropy": "entropy (nats)",
-    "correction/weight_zero": "tokens weighted 0",
-    "correction/kept_sequences": "sequences kept",
-    "rollout/response_tokens": "response length (tokens)",
-}
+TRACES = (
+    "eval/reward",
+    "rollout_corr/k3_kl",
+    "mismatch/ess_sequence",
+    "mismatch/log_ratio_max_abs",
+    "rollout_corr/training_ppl",
+    "actor/grad_norm",
+    "actor/entropy",
+    "correction/weight_zero",
+    "correction/kept_sequences",
+    "rollout/response_tokens",
+)
+"""Metrics that the aligned traces show."""
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
-def dose_response(sweep: Sweep) -> Figure | str:
+def dose_response(results: Results) -> Figure | str:
     """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
-    if "rollout_corr/k3_kl" not in sweep.steps:
+    if "rollout_corr/k3_kl" not in results.steps:
         return "No run has recorded K3."
     first, last = EARLY
-    early = sweep.steps[sweep.steps.step.between(first, last)].groupby("run", observed=True)["rollout_corr/k3_kl"].median()
-    runs = sweep.runs.assign(early=early.reindex(sweep.runs.index)).dropna(subset=["early"])
+    early = results.steps[results.steps.step.between(first, last)].groupby("run", observed=True)["rollout_corr/k3_kl"].median()
+    runs = results.runs.assign(early=early.reindex(results.runs.index)).dropna(subset=["early"])
     if runs.empty:
         return f"No run has recorded K3 between steps {first} and {last}."
     figure, ((axis,),) = subplots(1, 1, 4.2)
@@ -51,32 +52,30 @@ def dose_response(sweep: Sweep) -> Figure | str:
         axis.scatter(x[~mine.event], mine.time[~mine.event], **options)
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
-    axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, is drawn at the left end")
+    axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, stands at the left end")
     axis.set_ylabel("optimizer steps until collapse\n(open: none until the record ends)")
     axis.legend(title="rollout")
     return figure
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    """Where mismatch comes from, as coarse as it comes: precision, and staleness if there is any."""
-    order = [*PRECISIONS, *sorted(set(runs.precision) - set(PRECISIONS))]
-    sources = runs.drop_duplicates("source").sort_values(
-        ["precision", "source"], key=lambda c: c.map(order.index) if c.name == "precision" else c
-    )
-    return list(sources.source)
+    """The sources of mismatch, from fine to coarse precision."""
+    sources = runs.drop_duplicates("source")
+    sources = sources.assign(coarseness=sources.precision.map(coarseness))
+    return list(sources.sort_values(["coarseness", "precision", "source"]).source)
 
 
-def aligned_traces(sweep: Sweep) -> Figure | str:
+def aligned_traces(results: Results) -> Figure | str:
     """Diagnostics of the collapsed runs, aligned at the onset: median and middle half per source of mismatch."""
-    collapsed = sweep.runs[sweep.runs.event]
+    collapsed = results.runs[results.runs.event]
     if collapsed.empty:
         return "No run collapsed, so there is nothing to align."
-    steps = sweep.steps[sweep.steps.run.isin(collapsed.index)]
+    steps = results.steps[results.steps.run.isin(collapsed.index)]
     at = steps.step - steps.run.astype(str).map(collapsed.onset)
     steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
-    shown = {name: word for name, word in TRACES.items() if name in steps and steps[name].nunique() > 1}
+    shown = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
     figure, axes = grid(len(shown), 3, 2.2, sharex=True)
-    for axis, (name, word) in zip(axes, shown.items(), strict=True):
+    for axis, name in zip(axes, shown, strict=True):
         for i, source in enumerate(_sources(collapsed)):
             rows = steps[steps.source == source].dropna(subset=[name])
             if rows.empty:
@@ -92,68 +91,67 @@ def aligned_traces(sweep: Sweep) -> Figure | str:
             axis.plot(middle.index, middle, **look(i % 8), label=label, linewidth=1.3)
             axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
         axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
-        axis.set_title(word)
+        axis.set_title(metric(name, unit=True))
         if name in LOG and not (steps[name] <= 0).any():
             axis.set_yscale("log")
         elif name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
             axis.set_yscale("symlog", linthresh=steps[name][steps[name] > 0].min())
             axis.set_ylim(bottom=0)
     axes[0].legend(fontsize=7)
-    for axis in axes[-3:]:
-        axis.set_xlabel("steps after the onset")
+    label_outer(axes, "steps after the onset")
     return figure
 
 
-def deployment_gap(sweep: Sweep) -> Figure | str:
+def deployment_gap(results: Results) -> Figure | str:
     """Reward of the rollout policy less the trainer's own at the same step; last reward against the share of tokens that the
     correction left; length of the responses that it dropped."""
-    if not {"eval/reward", "reward/rollout"} <= set(sweep.steps.columns):
+    if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "The runs have not recorded both rewards."
-    both = sweep.steps.dropna(subset=["eval/reward", "reward/rollout"])
+    both = results.steps.dropna(subset=["eval/reward", "reward/rollout"])
     if both.empty:
         return "The runs have not recorded both rewards at one step."
-    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(sweep.runs.source))
+    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(results.runs.source))
     kept, zero = "correction/kept_tokens", "correction/weight_zero"
-    rejecting = list(sweep.runs.index[sweep.runs.correction != "none"]) if {kept, zero} <= set(sweep.steps.columns) else []
-    lengths = _lengths(sweep, rejecting)
+    rejecting = list(results.runs.index[results.runs.correction != "none"]) if {kept, zero} <= set(results.steps.columns) else []
+    lengths = _lengths(results, rejecting)
     figure, axes = grid(1 + bool(rejecting) + (not lengths.empty), 3, 3.4)
-    for i, source in enumerate(_sources(sweep.runs)):
+    for i, source in enumerate(_sources(results.runs)):
         rows = both[both.source == source]
         middle = rows.groupby("step").gap.median()
         if len(middle):
             x, y = thinned(middle.index, middle.rolling(5, min_periods=1).mean())
             axes[0].plot(x, y, **look(i % 8), label=source)
     axes[0].axhline(0, color="grey", linewidth=0.8)
-    axes[0].set(xlabel="RL step", ylabel="rollout's reward − trainer's held-out reward")
-    axes[0].set_title("Reward when sampling less held-out reward")
+    axes[0].set(xlabel="RL step", ylabel="rollout reward − held-out reward")
+    axes[0].set_title("Rollout reward minus held-out reward")
     axes[0].legend()
     if rejecting:
-        steps = sweep.steps[sweep.steps.run.isin(rejecting)]
+        steps = results.steps[results.steps.run.isin(rejecting)]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
         used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
-        last = sweep.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
-        for i, (label, runs) in enumerate(list(sweep.runs.loc[rejecting].groupby("correction"))[:8]):
+        last = results.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
+        for i, (label, runs) in enumerate(list(results.runs.loc[rejecting].groupby("correction"))[:8]):
             options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
             axes[1].scatter(used.reindex(runs.index), last.reindex(runs.index), **options)
         axes[1].legend(fontsize=7)
         axes[1].set(xlabel="share of tokens kept at a weight above 0, mean", ylabel="last held-out reward")
-        axes[1].set_title("What is thrown away, how the run ends")
+        axes[1].set_title("Tokens used and last reward")
     for i, (label, runs) in enumerate(list(lengths.groupby("correction"))[:8]):
         axes[2].scatter(runs.used, runs.dropped, marker=MARKERS[i], color=COLOURS[i], label=short(label))
     if not lengths.empty:
         ends = [lengths[["used", "dropped"]].min().min(), lengths[["used", "dropped"]].max().max()]
         axes[2].plot(ends, ends, color="grey", linewidth=0.8)
         axes[2].legend(fontsize=7)
-        axes[2].set(xlabel="mean length of the used responses (tokens)", ylabel="of the dropped ones")
-        axes[2].set_title("Are long ones thrown away?")
+        axes[2].set(xlabel="mean length of used responses (tokens)", ylabel="mean length of dropped responses")
+        axes[2].set_title("Length of dropped responses")
     return figure
 
 
-def _lengths(sweep: Sweep, rejecting: list[str]) -> pd.DataFrame:
+def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
     """Per run the mean length of the responses that its correction dropped, and of those it used, at the steps where it dropped
     some; empty where no run did, or where all responses are of one length."""
     names = ["correction/used_length", "correction/dropped_length"]
-    steps = sweep.steps[sweep.steps.run.isin(rejecting)].reindex(columns=["run", *names]).dropna()
+    steps = results.steps[results.steps.run.isin(rejecting)].reindex(columns=["run", *names]).dropna()
     steps = steps if steps[names].stack().nunique() > 1 else steps[:0]
     found = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
-    return found.join(sweep.runs.correction)
+    return found.join(results.runs.correction)

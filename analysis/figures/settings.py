@@ -5,55 +5,55 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import tables
 from analysis.figures.heat import heat, height
 from analysis.figures.style import COLOURS, grid, short, subplots
-from analysis.load import Sweep
-from analysis.performance import HEALTHY, rewards
+from analysis.labels import column as label
+from analysis.labels import metric
+from analysis.results import Results
+from analysis.statistics.performance import HEALTHY
+from analysis.statistics.predictors import HORIZON
 from harness.arms import flatten
 
-BOUND = "correction.weight.upper"
+BOUND, RATE = "correction.weight.upper", "actor.lr"
 
 
-def lead_times(sweep: Sweep) -> Figure | str:
+def lead_times(results: Results) -> Figure | str:
     """Per diagnostic how long before the collapse it alarmed, and how often it alarmed for nothing."""
-    table = tables.warnings(sweep)
+    table = results.warnings
     if table.empty or table.detected.isna().all():
-        return "Too few collapsed and surviving runs over seeds to judge a warning." + (
-            f" ({table.said.iloc[0]})" if len(table) else ""
-        )
+        why = f" ({table.note.iloc[0]})" if len(table) else ""
+        return f"A warning cannot be judged without collapsed and other runs of several seeds{why}."
     table = table.iloc[::-1].reset_index(drop=True)
     figure, axes = grid(3, 3, 1.2 + 0.4 * len(table), sharey=True)
-    auc = next(column for column in table if column.startswith("AUC"))
     parts = {
-        "median lead (steps)": "median lead (steps)",
-        "detected": "of collapsed runs detected; of others false alarms",
-        auc: auc,
+        "median_lead": "median lead (steps)",
+        "detected": "share detected; share of false alarms",
+        "auc": f"AUC, {HORIZON} steps ahead",
     }
     for axis, (column, word) in zip(axes, parts.items(), strict=True):
         axis.plot(table[column], table.index, "o", color=COLOURS[1], label="detected", clip_on=False)
         axis.set_xlabel(word, fontsize=8)
         axis.grid(alpha=0.25)
-    axes[1].plot(table["false alarms"], table.index, "x", color=COLOURS[2], label="false alarms")
+    axes[1].plot(table.false_alarms, table.index, "x", color=COLOURS[2], label="false alarms")
     axes[1].set_xlim(-0.05, 1.05)
     axes[1].legend(fontsize=7)
     axes[2].axvline(0.5, color="grey", linewidth=0.8)
     axes[2].set_xlim(-0.05, 1.05)
     axes[0].set_xlim(left=0)
-    axes[0].set_yticks(table.index, table.diagnostic)
+    axes[0].set_yticks(table.index, table.diagnostic.map(metric))
     return figure
 
 
-def bounds(sweep: Sweep) -> Figure | str:
+def bounds(results: Results) -> Figure | str:
     """Share collapsed and last reward: level and action of a correction x its upper bound, the uncorrected arm beside it."""
-    flat = {run: flatten(config) for run, config in sweep.configs.items()}
+    flat = {run: flatten(config) for run, config in results.configs.items()}
     upper = pd.Series({run: values.get(BOUND) for run, values in flat.items() if values.get(BOUND) is not None}, dtype=float)
-    runs = sweep.runs[sweep.runs.outcome != "unfinished"]
-    runs = runs.assign(final=rewards(runs, sweep.steps).final, same=runs.precision + " " + runs.loss + " " + runs.setting)
+    runs = results.runs_but([BOUND])
+    runs = runs.assign(final=results.rewards.final, same=runs.precision + " " + runs.loss + " " + runs.setting)
     bounded = runs[runs.index.isin(upper.index)].assign(bound=upper)
-    bounded["row"] = bounded.correction.str.replace(rf" ?{BOUND}=\S+", "", regex=True) + " | " + bounded.same
+    bounded["row"] = bounded.correction + " | " + bounded.same
     if bounded.empty or bounded.groupby("row").bound.nunique().max() < 2:
-        return "No correction was run with more than one upper bound."
+        return "No correction has more than one upper bound."
     rows, ends = list(bounded.row.unique()), [f"{bound:g}" for bound in sorted(bounded.bound.unique())]
     shares, last = {}, {}
     for row, mine in bounded.groupby("row", sort=False):
@@ -70,15 +70,14 @@ def bounds(sweep: Sweep) -> Figure | str:
     return figure
 
 
-def frontier(sweep: Sweep) -> Figure | str:
+def frontier(results: Results) -> Figure | str:
     """Uncorrected runs that collapsed, and that reached a healthy reward: learning rate x whatever else differs."""
-    rate = pd.Series({run: config["actor"]["lr"] for run, config in sweep.configs.items()})
-    plain = sweep.runs[(sweep.runs.correction == "none") & (sweep.runs.outcome != "unfinished")].assign(lr=rate)
+    rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
+    runs = results.runs_but([RATE])
+    plain = runs[runs.correction == "none"].assign(lr=rate, healthy=results.healthy)
     if plain.empty or plain.lr.nunique() < 2:
-        return "One learning rate only, so there is no frontier to draw."
-    plain["healthy"] = rewards(plain, sweep.steps).best >= HEALTHY
-    others = plain.setting.str.replace(r"actor\.lr=\S+", "", regex=True).str.split().str.join(" ")
-    plain["row"] = (plain.precision + " " + plain.loss + " " + others).str.strip()
+        return "The sweep has one learning rate, so there is no frontier."
+    plain["row"] = (plain.precision + " " + plain.loss + " " + plain.setting).str.strip()
     rows, columns = sorted(plain.row.unique()), [f"{lr:g}" for lr in sorted(plain.lr.unique())]
     figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
     for axis, name, title in zip(axes[0], ("event", "healthy"), ("collapsed", f"reached {HEALTHY}"), strict=True):
@@ -90,15 +89,16 @@ def frontier(sweep: Sweep) -> Figure | str:
     return figure
 
 
-def costs(sweep: Sweep) -> Figure | str:
+def costs(results: Results) -> Figure | str:
     """What an arm costs: seconds of a step, and tokens that its correction throws away."""
-    table = tables.costs(sweep).iloc[::-1].reset_index(drop=True)
-    shown = [column for column in ("step (s)", "tokens rejected", "tokens weighted 0") if column in table and table[column].any()]
+    table = results.costs.iloc[::-1].reset_index(drop=True)
+    columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
+    shown = [column for column in columns if column in table and table[column].any()]
     if not shown:
-        return "No run has recorded what a step takes."
+        return "No run recorded the time of a step."
     figure, axes = grid(len(shown), 3, 1.2 + 0.26 * len(table), sharey=True)
     for axis, column in zip(axes, shown, strict=True):
         axis.barh(table.index, table[column], color=COLOURS[1], height=0.6)
-        axis.set_xlabel(column)
+        axis.set_xlabel(label(column))
     axes[0].set_yticks(table.index, [short(arm, 60) for arm in table.arm], fontsize=8)
     return figure

@@ -65,6 +65,21 @@ def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, li
     return figure, list(axes.flat[:count])
 
 
+def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
+    """Label the lowest panel of each column, and the first panel of each row, of `grid`'s panels with shared axes.
+
+    Where the last row is short the panels above its gap are the lowest of their columns, and get their ticks' labels back.
+    """
+    places = [axis.get_subplotspec() for axis in axes]
+    last = {place.colspan.start: i for i, place in enumerate(places)}
+    for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
+        if last[place.colspan.start] == i:
+            axis.set_xlabel(x)
+            axis.tick_params(labelbottom=True)
+        if place.is_first_col():
+            axis.set_ylabel(y)
+
+
 def svg(figure: Figure) -> str:
     """The figure as an SVG element."""
     buffer = io.StringIO()

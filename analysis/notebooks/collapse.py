@@ -10,42 +10,44 @@
 
 # %% [markdown]
 # # Collapse and its predictors
-# When runs collapse, what is seen just before, and whether a diagnostic could have warned without crying wolf.
+# When runs collapse, what precedes a collapse, and whether a diagnostic warns without false alarms.
 
 # %%
 # %matplotlib inline
 import os
 
-from analysis import tables, words
+from IPython.display import display
+
+from analysis import tables
 from analysis.figures import FIGURES
 from analysis.load import load
 
-sweep = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
+results = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
 
 # %%
-FIGURES["survival"].draw(sweep)
+FIGURES["survival"].draw(results)
 
 # %%
-words.readable(tables.outcomes(sweep))
+tables.outcomes(results)
 
 # %%
-FIGURES["forest"].draw(sweep)
+FIGURES["forest"].draw(results)
 
 # %%
-FIGURES["aligned"].draw(sweep)
+FIGURES["aligned"].draw(results)
 
 # %%
-tables.causes(sweep)
+display(results.causes)
 
 # %% [markdown]
 # ## Predictors
-# The threshold that judges a run was chosen on the runs of the other seeds.
+# Each threshold was chosen on the other seeds.
 
 # %%
-tables.warnings(sweep)
+tables.warnings(results)
 
 # %%
-FIGURES["lead"].draw(sweep)
+FIGURES["lead"].draw(results)
 
 # %%
-FIGURES["dose"].draw(sweep)
+FIGURES["dose"].draw(results)

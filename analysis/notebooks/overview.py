@@ -10,7 +10,7 @@
 
 # %% [markdown]
 # # Overview of a sweep
-# What was run, what became of it, and what to know before reading on. `FAULTLINE_SWEEP` names the sweep: the folder of run
+# What was run, what became of it, and its caveats. `FAULTLINE_SWEEP` names the sweep: the folder of run
 # folders, `wandb-offline:FOLDER`, or `wandb:[entity/]project[:group]`.
 
 # %%
@@ -19,37 +19,36 @@ import os
 
 from IPython.display import Markdown, display
 
-from analysis import tables, words
+from analysis import tables, verdicts
 from analysis.figures import FIGURES
 from analysis.load import load
 
-sweep = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
-outcomes = tables.outcomes(sweep)
+results = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
 
 # %% [markdown]
 # ## The answer
 
 # %%
-display(Markdown("\n".join(f"- {sentence}" for sentence in words.answer(sweep, outcomes, tables.warnings(sweep)))))
+display(Markdown("\n".join(f"- {sentence}" for sentence in verdicts.answer(results))))
 
 # %% [markdown]
-# ## What failed, and what is uneven
+# ## Caveats
 
 # %%
-display(Markdown("\n".join(f"- {problem}" for problem in sweep.problems) or "Nothing."))
+display(Markdown("\n".join(f"- {caveat}" for caveat in results.caveats) or "Nothing."))
 
 # %%
-tables.arms(sweep)
+tables.runs(results)
 
 # %%
-FIGURES["reward"].draw(sweep)
+FIGURES["reward"].draw(results)
 
 # %%
-FIGURES["costs"].draw(sweep)
+FIGURES["costs"].draw(results)
 
 # %% [markdown]
 # ## The rows themselves
-# `sweep.runs` has a row per run, `sweep.steps` a row per run and step with a column per metric: from here on it is pandas.
+# `results.runs` has a row per run, `results.steps` a row per run and step with a column per metric.
 
 # %%
-sweep.steps.drop(columns=["run", "step"]).describe().T[["count", "mean", "min", "max"]]
+results.steps.drop(columns=["run", "step"]).describe().T[["count", "mean", "min", "max"]]

@@ -10,8 +10,8 @@
 
 # %% [markdown]
 # # BF16 against FP8
-# The same losses and corrections under two rollout precisions: how large the mismatch is, what it does to the reward, and how
-# runs of the same seed differ.
+# The same losses and corrections under two rollout precisions: the size of the mismatch, its effect on the reward, and the
+# difference between runs of one seed.
 
 # %%
 # %matplotlib inline
@@ -22,23 +22,23 @@ import pandas as pd
 
 from analysis.figures import FIGURES
 from analysis.load import load
-from analysis.performance import paired_difference, rewards
+from analysis.statistics.performance import paired_difference
 
-sweep = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
-runs = sweep.runs.join(rewards(sweep.runs, sweep.steps))
+results = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
+runs = results.runs.join(results.rewards)
 
 # %% [markdown]
 # ## The mismatch by precision, median over runs and steps
 
 # %%
 metrics = ["rollout_corr/k3_kl", "mismatch/ess_sequence", "mismatch/log_ratio_max_abs"]
-present = [metric for metric in metrics if metric in sweep.steps]
-sweep.steps.groupby(sweep.steps.run.astype(str).map(runs.precision))[present].median()
+present = [metric for metric in metrics if metric in results.steps]
+results.steps.groupby(results.of("precision"))[present].median()
 
 # %% [markdown]
-# ## Last reward of a precision less that of the control, over the seeds that both have
+# ## Last reward: difference of a precision from the control, over shared seeds
 #
-# No interval of up to five seeds covers 95 %: of three it is 75 % at most.
+# The interval of five seeds or fewer covers less than 95%; of three seeds it covers at most 75 %.
 
 # %%
 rows = []
@@ -53,10 +53,10 @@ for key, mine in runs[runs.correction == "none"].groupby(["loss", "setting"]):
 pd.DataFrame(rows)
 
 # %%
-FIGURES["survival"].draw(sweep)
+FIGURES["survival"].draw(results)
 
 # %%
-FIGURES["density"].draw(sweep)
+FIGURES["density"].draw(results)
 
 # %%
-FIGURES["frontier"].draw(sweep)
+FIGURES["frontier"].draw(results)

@@ -10,7 +10,7 @@
 
 # %% [markdown]
 # # Thresholds and levels
-# Which level of a correction, at which bound, keeps a run healthy; and how much the answer depends on what is called a collapse.
+# Which level and bound of a correction keep a run healthy, and how much that depends on the definition of a collapse.
 
 # %%
 # %matplotlib inline
@@ -20,20 +20,20 @@ from analysis import tables
 from analysis.figures import FIGURES
 from analysis.load import load
 
-sweep = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
+results = load(os.environ.get("FAULTLINE_SWEEP", "runs/demo"))
 
 # %%
-FIGURES["heatmaps"].draw(sweep)
+FIGURES["heatmaps"].draw(results)
 
 # %%
-FIGURES["bounds"].draw(sweep)
+FIGURES["bounds"].draw(results)
 
 # %%
-FIGURES["gap"].draw(sweep)
+FIGURES["gap"].draw(results)
 
 # %% [markdown]
 # ## The same counts under other definitions of a drawdown
 # δ: share of the way from the best reward down to chance; m: evaluations in a row.
 
 # %%
-tables.robustness(sweep)
+tables.robustness(results)

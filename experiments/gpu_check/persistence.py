@@ -45,16 +45,17 @@ def _ratios(size: Size, precision: str, rate: str) -> Tensor:
                              "evaluation.every=1000000", "dump.every=null")
         with RunFolder(config.path).claim() as folder:
             trainer = Trainer(config, folder)
-            trainer.sync()
-            prompts = trainer.prompts(0)
+            collector = trainer.collector
+            trainer.load_weights()
+            prompts = collector.draw_prompts(0)
             uniforms = torch.rand(len(prompts), size.answer, generator=torch.Generator().manual_seed(0))
-            tokens = trainer.engine.generate(prompts, uniforms).tokens
+            tokens = collector.generate(collector.engine, prompts, uniforms).tokens
             present = tokens != -1
             ratios = []
             for step in range(size.steps + 1):
                 if step:
                     trainer.step(step - 1)
-                    trainer.sync()
-                own, rollout = (engine.score(prompts, tokens) for engine in (trainer.policy, trainer.engine))
+                    trainer.load_weights()
+                own, rollout = (engine.score(prompts, tokens) for engine in (collector.own_policy, collector.engine))
                 ratios.append((own - rollout)[present].double().cpu())
     return torch.stack(ratios)

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     for action, text in ACTIONS.items():
         example = next(line for line in EXAMPLES.splitlines() if f" {action} " in line)
-        described = {"help": text, "description": f"{text[0].upper()}{text[1:]}.", "epilog": f"example: {example}"}
-        subparser = actions.add_parser(action, **described)
+        description = f"{text[0].upper()}{text[1:]}."
+        subparser = actions.add_parser(action, help=text, description=description, epilog=f"example: {example}")
         subparser.add_argument("path", metavar="sweep", type=Path, help="folder of the sweep, as runs/demo")
         if action in ("logs", "retry"):
             subparser.add_argument("runs", nargs="*", help="runs, by the beginning of their hash; by default all that failed")

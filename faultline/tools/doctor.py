@@ -36,7 +36,8 @@ def _parity() -> None:
     composed = {name: compose(f"rollout/precision={name}") for name in names}
     precisions = {name: PrecisionConfig.model_validate(c["rollout"]["precision"]) for name, c in composed.items()}
     table = Table("precision", "KV cache", "pair", "mean |Δ|", "largest |Δ|", "K3", "normal mean", "")
-    abnormal, refusals = [], {}
+    abnormal: list[str] = []
+    refusals: dict[str, None] = {}
     for row in parity(precisions, parse(composed["fp32"]).actor):
         bound = NORMAL[row.precision, row.kv_cache]
         numbers = (f"{value:.1e}" for value in (row.mean, row.largest, row.k3, bound))

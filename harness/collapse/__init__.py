@@ -1,7 +1,8 @@
-"""Collapse as an event: what detectors are, how they run, and what they say together. Torch-free.
+"""Collapse as an event: the detectors, and the outcome that follows from their events. Torch-free.
 
 A detector sees every recorded step once, in order, and reports an event at most once. Its state is plain JSON, so that it
-goes into a checkpoint. A run feeds them as it goes; `replay` feeds them the rows of a finished run and finds the same events.
+goes into a checkpoint. A run feeds its detectors as it goes. `replay` feeds them the rows of a finished run: the events are the
+same.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ DETECTORS = Registry(
 )
 
 CAUSE_WINDOW = 50
-"""Steps before a collapse in which a warning counts as its cause."""
+"""A warning up to so many steps before a collapse counts as its cause."""
 
 
 class Detector(Protocol):
-    """`role`: "collapse", an event that ends a run's health; "warning", a predictor of one; "learned".
+    """Watches the metrics of a run for one kind of event.
 
-    `state` holds everything it remembers and may be replaced by an earlier one.
+    role: "collapse", the event that ends a run's health; "warning", a predictor of one; "learned".
+    state: everything that the detector remembers; it may be replaced by an earlier one.
     """
 
     role: str
@@ -41,7 +43,7 @@ class Detector(Protocol):
 
 
 class Outcome(NamedTuple):
-    """kind: collapsed | never learned | survived; onset and detector of a collapse; its cause, a warning just before it."""
+    """kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: a warning just before it."""
 
     kind: str
     onset: int | None = None
@@ -54,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 def replay(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The events by detector that a run with these rows, each with its "step", reports. settings: detectors by name."""
+    """The events, by detector, of a run with these rows, each with its "step". settings: parameters by detector."""
     detectors = {name: DETECTORS[name](**parameters) for name, parameters in settings.items()}
     events: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -66,16 +68,16 @@ def replay(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]
 
 
 def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
-    """What the onsets by detector mean together: the earliest collapse with its cause, or another outcome of a finished run.
+    """The outcome of a finished run: its earliest collapse with the cause, else whether it learned.
 
-    The cause is the earliest warning or numerical failure in the CAUSE_WINDOW steps up to the onset. A run that did not
-    collapse never learned if a detector of learning was among those that `watched` it and reported nothing.
+    onsets: by detector. watched: the detectors of the run. The cause is the earliest warning or numerical failure in the
+    CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning watched it and reported nothing.
     """
     role = {name: DETECTORS[name].role for name in {*onsets, *watched}}
     fatal = {name: step for name, step in onsets.items() if role[name] == "collapse"}
     if not fatal:
-        told = any(role[name] == "learned" for name in onsets) or "learned" not in role.values()
-        return Outcome("survived" if told else "never learned")
+        learned = any(role[name] == "learned" for name in onsets) or "learned" not in role.values()
+        return Outcome("survived" if learned else "never learned")
     detector = min(fatal, key=fatal.__getitem__)
     onset = fatal[detector]
     causes = {name: step for name, step in onsets.items() if role[name] != "learned" and name != "drawdown"}

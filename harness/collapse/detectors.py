@@ -1,7 +1,7 @@
-"""The built-in detectors D1 to D4, and the one that tells whether a run learned at all.
+"""The built-in detectors D1 to D4, and the detector of learning.
 
-R_k is the held-out reward of the trainer's own policy at evaluation k, σ_k its standard error clustered by prompt, as recorded:
-the responses to one prompt are not independent, so σ_k is no function of R_k and the number of responses.
+R_k is the held-out reward of the trainer's own policy at evaluation k. σ_k is its standard error, clustered by prompt, as it was
+recorded: the responses to one prompt are not independent, so σ_k is no function of R_k and the number of responses.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ Reading = list[float]
 class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
-    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row; the onset is
-    the first of them.
-    M_j = max over i ≤ j of the median of R_{i−2..i} (of as many as there are at the start); σ_j is that of R_j or of M_j,
-    whichever is larger: at R_j = 0 alone it would be 0, and any dip of a small evaluation an event.
-    Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0, else the run never learned, which is another outcome.
-    `warm` counts evaluations, `floor` is the reward of chance.
+    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row. The onset is the first
+    of them. M_j = max over i ≤ j of the median of R_{i−2..i}, of fewer at the start. σ_j is the larger of the standard errors
+    of R_j and M_j: the one of R_j = 0 is 0, which would make any dip of a small evaluation an event.
+    Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned, which is another outcome.
+    warm: evaluations. floor: the reward of chance.
     """
 
     role = "collapse"
@@ -69,7 +68,7 @@ class Drawdown:
 
 
 class Learning:
-    """The run learned: the median of three evaluations is above R_0 by 3σ (of either), or R_0 ≥ `solved` already.
+    """The run learned: the median of three evaluations exceeds R_0 by 3σ, the larger of both, or R_0 ≥ `solved` already.
 
     A finished run without this event has the competing outcome "never learned", unless it collapsed below its start.
     """
@@ -98,10 +97,10 @@ class Learning:
 class Numerical:
     """D2: numerical failure.
 
-    A non-finite loss, gradient norm or entropy (so non-finite log-probabilities of the trainer's); or no finite
-    log-probability in a whole rollout; or a pre-clip gradient norm
-    above `factor` times its trailing median (of `window` steps before, frozen while it is exceeded) in `hits` of
-    the last `hits_window` steps; or more than half of the optimizer steps skipped over the last `window`.
+    One of: a loss, gradient norm or entropy that is not finite, as after log-probabilities of the trainer that are not; a rollout
+    without a finite log-probability; a gradient norm before clipping above `factor` times its trailing median in `hits` of the
+    last `hits_window` steps; more than half of the optimizer steps skipped over the last `window` steps. The median is of the
+    `window` steps before, and frozen while it is exceeded.
     """
 
     role = "collapse"
@@ -146,9 +145,9 @@ class Numerical:
 class Distribution:
     """D3, a warning: the rollout has left the trainer's distribution.
 
-    Raw self-normalised sequence ESS fraction < `ess`; or K3 > `factor` times its median over steps `first`..`last` and
-    > 3 · `null_band`; either for `consecutive` steps in a row, the first the onset. `null_band`: K3 of two executions of
-    the same weights: what the engines' arithmetic gives without any mismatch, nats per token.
+    The sequence ESS, as a share, is below `ess`; or K3 is above both 3 · `null_band` and `factor` times its median over the
+    steps `first` to `last`. Either must hold for `consecutive` steps in a row, of which the first is the onset.
+    null_band: K3 of two executions of the same weights, in nats per token; the engines' arithmetic gives it without mismatch.
     """
 
     role = "warning"
@@ -168,8 +167,7 @@ class Distribution:
             return None
         if self.first <= step <= self.last:
             s["reference"] = [*s["reference"], k3]
-        known = step > self.last and s["reference"]
-        far = known and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
+        far = step > self.last and s["reference"] and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
         s["low"] = [*s["low"], step] if metrics["mismatch/ess_sequence"] < self.ess else []
         s["far"] = [*s["far"], step] if far else []
         for steps, cause in (
@@ -185,8 +183,8 @@ class Distribution:
 class Entropy:
     """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row, of which the first is the onset.
 
-    H_0 is that of the first step. Alone it may be success, on a task with one answer; it is a cause only of a drawdown that
-    follows (`harness.collapse.outcome`).
+    H_0 is the entropy of the first step. On a task with one answer low entropy may be success, so it is a cause only of a
+    drawdown that follows (`harness.collapse.outcome`).
     """
 
     role = "warning"
@@ -210,12 +208,12 @@ class Entropy:
 
 
 class Length:
-    """D4, a warning: for `consecutive` steps, the first the onset, more than `share` of the responses are cut off at the longest
-    length, or have one and the same length where at some step before no length was so frequent.
+    """D4, a warning: the lengths of the responses degenerate.
 
-    Only tasks whose responses can end have such shares, `rollout/truncated` and `rollout/same_length`. A length that degenerates
-    may come before a drawdown, and a correction that rejects long responses can cause it. Where all answers are of one length
-    from the start, that is the task.
+    For `consecutive` steps in a row, of which the first is the onset, more than `share` of the responses are cut off at the
+    longest length, or more than `share` have the same length and at some earlier step no length was so frequent. It reads
+    `rollout/truncated` and `rollout/same_length`, which only tasks have whose responses can end. A correction that rejects long
+    responses can cause it.
     """
 
     role = "warning"
@@ -231,7 +229,7 @@ class Length:
         if truncated is None or s["fired"]:
             return None
         same = metrics.get("rollout/same_length", 0.0)
-        varied = s.get("varied", False)  # a checkpoint made before this was watched has no such state
+        varied = s.get("varied", False)  # absent in checkpoints from before it was recorded
         s["long"] = [*s["long"], step] if truncated > self.share else []
         s["same"] = [*s.get("same", []), step] if varied and same > self.share else []
         s["varied"] = varied or same <= self.share
@@ -246,7 +244,7 @@ class Length:
 
 
 def _median(readings: list[Reading]) -> Reading:
-    """The median reward of up to three evaluations with the error of the one it is; of two, their mean with the larger error."""
+    """The median of up to three rewards, with its own error; of two rewards their mean, with the larger error."""
     ordered = sorted(readings)
     if len(ordered) == 2:
         return [(ordered[0][0] + ordered[1][0]) / 2, max(ordered[0][1], ordered[1][1])]

@@ -65,7 +65,7 @@ def _accepted(field: dict[str, Any]) -> str:
     if "const" in field:
         return str(field["const"])
     if "anyOf" in field:
-        return " or ".join(filter(None, map(_accepted, field["anyOf"])))
+        return " | ".join(filter(None, map(_accepted, field["anyOf"])))
     if "prefixItems" in field:
         return f"[{', '.join(map(_accepted, field['prefixItems']))}]"
     kinds = {"boolean": "true | false", "string": "text", "null": "null", "integer": "integer", "number": "number"}
@@ -75,19 +75,20 @@ def _accepted(field: dict[str, Any]) -> str:
 
 def _bounds(field: dict[str, Any]) -> str:
     above, least = field.get("exclusiveMinimum"), field.get("minimum")
-    below, most = (None if bound is None or bound >= LARGE else bound for bound in (field.get("exclusiveMaximum"), field.get("maximum")))
-    if (below, most) != (None, None):
-        left = "(" if above is not None else "["
-        return f"in {left}{above if least is None else least:g}, {below if most is None else most:g}{')' if most is None else ']'}"
-    even = f"multiple of {field['multipleOf']}, " if "multipleOf" in field else ""
-    return even + (f"> {above:g}" if above is not None else f"≥ {least:g}" if least is not None else "")
+    low = f"{least if above is None else above:g}" if (above, least) != (None, None) else ""
+    for key, bracket in (("exclusiveMaximum", ")"), ("maximum", "]")):
+        if low and field.get(key, LARGE) < LARGE:
+            return f"in {'[' if above is None else '('}{low}, {field[key]:g}{bracket}"
+    multiple = f"multiple of {field['multipleOf']}" if "multipleOf" in field else ""
+    return multiple or (f"{'≥' if above is None else '>'} {low}" if low else "")
 
 
 def _dataclasses(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schemas of `schemas` that are dataclasses of algos, with the docstrings below their fields: pydantic reads its own only."""
+    """Those of `schemas` that are dataclasses of algos, with the docstrings below their fields, which pydantic does not read."""
     found = {}
     for name, schema in schemas.items():
-        if is_dataclass(kind := getattr(spec, name, None)):
+        kind = getattr(spec, name, None)
+        if isinstance(kind, type) and is_dataclass(kind):
             meanings = _docstrings(kind)
             properties = {key: field | {"description": meanings.get(key, "")} for key, field in schema["properties"].items()}
             found[name] = schema | {"properties": properties}
@@ -96,9 +97,11 @@ def _dataclasses(schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _docstrings(kind: type) -> dict[str, str]:
     """Field -> the string below it."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
     return {
-        field.target.id: text.value.value
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        field.target.id: str(text.value.value)
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }

@@ -20,7 +20,7 @@ class EvaluationConfig(Strict):
     """Held-out prompts."""
     samples: Count
     """Responses to each prompt."""
-    probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)
+    probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
     """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
     policy: Literal["own", "rollout"] = "own"
     """What is evaluated. own: the trainer's policy in its own dtype, by the local engine. rollout: by the rollout engine."""

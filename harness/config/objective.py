@@ -13,7 +13,7 @@ from harness.config.base import Count, Strict
 class ReduceConfig(Strict):
     """How token losses become a scalar."""
 
-    mode: Literal[REDUCTIONS]
+    mode: Literal[REDUCTIONS]  # type: ignore[valid-type]  # the tuple is what algos reads
     """The reduction; algos/reductions.py gives the equations."""
     norm: Count | None
     """Tokens, for seq_mean_token_sum_norm only: the maximum length."""

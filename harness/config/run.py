@@ -32,6 +32,7 @@ class Config(Strict):
     task: TaskConfig
     model: PolicyConfig
     warmstart: WarmStartConfig | None
+    """Supervised training before RL. null: none, for a pretrained model."""
     rollout: RolloutConfig
     advantage: PluginConfig
     """The advantage estimator, an entry of algos/advantages.py."""

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.dumps.schema import COLUMNS, ROUTED_EXPERTS, VERSION, VERSION_KEY
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 
 
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -68,51 +68,47 @@ def read(path: Path) -> Iterator[pa.Table]:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a whole parquet file ({_line(error)}); copy or dump it again") from None
+        raise UserError(f"{path}: not a whole parquet file ({first_line(error)}); copy or dump it again") from None
     with file:
         _check_version(path, file.schema_arrow)
-        wanted = [name for name in COLUMNS if name in file.schema_arrow.names]
-        if twice := [name for name in wanted if file.schema_arrow.names.count(name) > 1]:
+        names = [name for name in COLUMNS if name in file.schema_arrow.names]
+        if twice := [name for name in names if file.schema_arrow.names.count(name) > 1]:
             raise UserError(f"{path}: column {' and '.join(twice)} stands there more than once; drop one and write it again")
         for group in range(file.num_row_groups):
             try:
-                table = file.read_row_group(group, columns=wanted)
+                table = file.read_row_group(group, columns=names)
             except (pa.ArrowInvalid, OSError) as error:
-                raise UserError(f"{path}: row group {group} is unreadable ({_line(error)}); dump it again") from None
+                raise UserError(f"{path}: row group {group} is unreadable ({first_line(error)}); dump it again") from None
             yield typed(path, table)
 
 
 def typed(path: Path, table: pa.Table) -> pa.Table:
-    """The columns in the schema's types, floats as they are. Raises UserError naming a column that cannot be."""
+    """The columns in the schema's types; floats keep their precision. Raises UserError naming a column that cannot be cast."""
     for i, name in enumerate(table.column_names):
-        column, found = COLUMNS[name], table.schema.field(i).type
-        inner = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else found
-        wanted = column.type(inner if pa.types.is_floating(inner) else pa.float64())
-        if found != wanted:
+        column, given = COLUMNS[name], table.schema.field(i).type
+        inner = given.value_type if pa.types.is_list(given) or pa.types.is_large_list(given) else given
+        expected = column.type(inner if pa.types.is_floating(inner) else pa.float64())
+        if given != expected:
             try:
-                cast = _truth(table[name]) if name == "mask" else table[name].cast(wanted)
+                cast = _truth(table[name]) if name == "mask" else table[name].cast(expected)
                 table = table.set_column(i, name, cast)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise UserError(f"{path}: column {name} is {found}, which is no {wanted}; see docs/dumps.md") from None
+                raise UserError(f"{path}: column {name} is {given}, which is no {expected}; see docs/dumps.md") from None
     return table
 
 
 def _truth(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists of 0 and 1 as booleans; any other number becomes null, which `schema.problems` tells of."""
-    wanted = COLUMNS["mask"].type(pa.float64())
+    """Lists of 0 and 1 as booleans. Any other number becomes null, which `schema.problems` reports."""
+    kind = COLUMNS["mask"].type(pa.float64())
     values = pc.list_flatten(column)
     truth = pc.if_else(pc.equal(values, 1), True, pc.if_else(pc.equal(values, 0), False, pa.scalar(None, pa.bool_())))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     null = column.is_null().combine_chunks()
-    return pa.chunked_array([pa.ListArray.from_arrays(offsets, truth.combine_chunks(), wanted, mask=null)])
+    return pa.chunked_array([pa.ListArray.from_arrays(offsets, truth.combine_chunks(), kind, mask=null)])
 
 
 def _check_version(path: Path, schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, str(VERSION).encode()).decode()
     if not version.isdigit() or int(version) > VERSION:
         raise UserError(f"{path}: dump schema version {version}, this program reads up to {VERSION}; update it")
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -1,8 +1,8 @@
-"""What a dump holds: its columns with their units, and what makes a row bad. One row is one response."""
+"""The columns of a dump with their units, and what makes a row bad. One row is one response."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ VERSION = 1
 """Of the schema, in the parquet metadata under `VERSION_KEY`. A file of a later version is refused."""
 VERSION_KEY = b"faultline.dump_version"
 ROUNDING = 1e-6
-"""A log-probability may exceed 0 by this much (nats): fp32 rounding of a log-softmax near 0."""
+"""Nats by which a log-probability may exceed 0: fp32 rounding of a log-softmax near 0."""
 
 
 class Column(NamedTuple):
@@ -24,7 +24,7 @@ class Column(NamedTuple):
     required: bool = False
 
     def type(self, floats: pa.DataType) -> pa.DataType:
-        """The parquet type; `floats` is that of the log-probabilities and advantages."""
+        """The parquet type; `floats`: the type of the log-probabilities and advantages."""
         scalar = {"integer": pa.int64(), "bool": pa.bool_(), "reward": pa.float64()}.get(self.unit, floats)
         return pa.list_(scalar) if self.per_token else scalar
 
@@ -64,7 +64,7 @@ class Problem(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Responses as flat arrays: those of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
+    """Responses as flat arrays. The values of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
 
     mask bool, logp_* and advantages float32 or float64 (nats), segments int64: one value per token, [n]. step, group,
     minibatch int64 and reward float64: one per response, [N].
@@ -89,7 +89,7 @@ class Responses(NamedTuple):
 def problems(table: pa.Table) -> list[Problem]:
     """What is wrong with the rows of `table`, at most one problem a row, in order.
 
-    A required column that is absent is not a row's problem: `absent` tells of it.
+    A required column that is absent is no problem of a row: see `absent`.
     """
     first: dict[int, Problem] = {}
     for column in COLUMNS:
@@ -116,7 +116,8 @@ def responses(table: pa.Table) -> Responses:
 
     mask = _mask_of(table, np.repeat(np.arange(len(table)), lengths), np.ones(len(table), dtype=bool), lengths)
     names = [name for name in Responses._fields if name not in ("offsets", "mask")]
-    return Responses(offsets, mask, **{name: column(name) for name in names})
+    columns: dict[str, Any] = {name: column(name) for name in names}  # without problems none that is required is None
+    return Responses(offsets, mask, **columns)
 
 
 def _column_problems(table: pa.Table, name: str):
@@ -158,7 +159,7 @@ def _column_problems(table: pa.Table, name: str):
 
 
 def _mask_of(table: pa.Table, row_of: np.ndarray, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The mask at the values of a column whose rows in `sound` are as long as the response; true where there is none."""
+    """The mask at the values of a column; True without a mask. sound: the rows whose column is as long as the response."""
     if "mask" not in table.column_names:
         return np.ones(len(row_of), dtype=bool)
     own = _lengths(table, "mask")

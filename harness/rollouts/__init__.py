@@ -1,4 +1,4 @@
-"""Rollout engines: what samples. `local` is embedded, `vllm` is vLLM; the trainer knows an engine only by this interface."""
+"""Rollout engines, which sample the responses: their interface and their registry. `local` is embedded, `vllm` is vLLM."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 class Rollout(NamedTuple):
     """One batch of responses, [B, T] each.
 
-    tokens int64, PAD after a stop token; logp fp32, nats: log μ(token) under the distribution that it was drawn from, from the
-    forward pass that drew it, 0 on PAD; version int64: of the weights that drew it. expert_ids, expert_weights: the routes taken
-    by that pass (`routes.Routes`), None of a dense model or where the engine does not tell them.
+    tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
+    the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
+    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them.
     """
 
     tokens: Tensor
@@ -31,25 +31,24 @@ class Rollout(NamedTuple):
 
 
 class RolloutEngine(ABC):
-    """Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, top_p, top_k,
-    stop, **params)`, then `load_weights`, then any number of `generate` and `greedy`; new weights at any time; `close` at last.
+    """Samples responses with the weights that it was given.
 
-    shape: the transformers config. params: keyword-only, an engine's own; the config's `rollout.engine` names them, and they are
-    checked against the signature.
+    Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, top_p, top_k, stop, **params)`. Then
+    for each version of the weights `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` at last.
+
+    shape: the transformers config. params: keyword-only and an engine's own; the config's `rollout.engine` names them, and they
+    are checked against the signature.
     """
 
     routes: bool = False
     """Whether the rollouts of a mixture of experts tell the experts taken, in `Rollout.expert_ids`."""
     tolerance: float | None = None
-    """Where another library loads the weights: how far, in nats, its answers may be off the actor's after a load (`sync.py`)."""
+    """Nats by which the log-probabilities may be off the actor's after a load (`sync.py`); None if a load cannot go wrong."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, with what is possible instead, if this engine cannot compute so on this machine. Builds nothing.
-
-        params: its own that the config names.
-        """
+        """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -60,15 +59,15 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """One response per row. prompts [B, P] int64, PAD on the left of shorter ones; uniforms [B, T] in [0, 1) are all the
-        randomness there is."""
+        """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
+        source of randomness."""
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
-        """Lend device memory to the actor; the next `load_weights` takes it back, and comes before the next `generate`."""
+        """Lend device memory to the actor. `load_weights` takes it back, and must come before the next `generate`."""
 
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
-        """The most probable token at each place, up to a stop token or `length`: tokens [B, length] as in a Rollout."""
+        """Tokens [B, length] as in a Rollout, the most probable one at each place."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
-        """Give back what the engine holds: device memory, processes."""
+        """Free device memory and end processes."""

@@ -1,8 +1,8 @@
 """Rollouts from vLLM, one engine in this process. `make vllm` installs it; docs/vllm.md.
 
-Prompts go in as token ids, one request per response with a seed of its own, so that a response depends on its prompt, its uniform
-numbers and the weights, and not on its neighbours. The log-probabilities are those of the distribution that was sampled from
-(`processed_logprobs`), of the very pass that sampled. The engine starts with dummy weights; each load goes through vLLM's own
+Prompts go in as token ids, one request per response with a seed of its own. So a response depends on its prompt, its uniform
+numbers and the weights, and not on its neighbours. The log-probabilities are of the distribution that was sampled from
+(`processed_logprobs`), by the forward pass that sampled. The engine starts with dummy weights; each load goes through vLLM's own
 reload path.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from harness.config import PrecisionConfig
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.architecture import experts
@@ -62,12 +62,12 @@ PREFILL_TOKENS = 16384
 
 
 class VllmEngine(RolloutEngine):
-    """See RolloutEngine. Tensors of a GPU may be given; the answers lie where the prompts did.
+    """See RolloutEngine. Tensors may be on a GPU; responses are on the device of the prompts.
 
-    kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit, the model's limit if None.
+    kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
-    sleep: between rollouts its weights wait in host memory and its KV cache is given up, for an actor on the same GPU.
-    sync_tolerance: nats, None for that of the precision.
+    sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
+    sync_tolerance: nats; None for the precision's own.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class VllmEngine(RolloutEngine):
         sleep: bool = False,
         sync_tolerance: float | None = None,
     ):
-        # A truncated distribution is off the actor's by what was cut away, in any precision.
+        # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
         self.tolerance = sync_tolerance or (tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED)
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
-        self.quantization = QUANTIZATIONS[option(precision)][2]
+        self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.tied, self.experts = shape.tie_word_embeddings, experts(shape)
@@ -128,7 +128,7 @@ class VllmEngine(RolloutEngine):
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
                 seed=0,  # of dummy weights only: each request brings its own
             )
-        # Else its end, when it is collected, would destroy the process group, which is the actor's.
+        # Without this its end, when it is garbage-collected, would destroy the process group, which the actor uses.
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
@@ -138,7 +138,8 @@ class VllmEngine(RolloutEngine):
         if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
         refusals = weight_formats()
-        if refusal := refusals.get(option(precision), "vLLM has no such combination of formats"):
+        formats = option(precision) or precision.name
+        if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
         if experts(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
@@ -148,7 +149,7 @@ class VllmEngine(RolloutEngine):
             )
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
             raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
-        if slow := slow_formats().get(option(precision)):
+        if slow := slow_formats().get(formats):
             warnings.warn(f"rollout.precision={precision.name}: {slow}", stacklevel=2)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -158,7 +159,7 @@ class VllmEngine(RolloutEngine):
             self.asleep = False
         if self.experts and not torch.cuda.is_available():
             self.llm.apply_model(_forget_packed_experts)
-        # vLLM asks for the default dtype while it loads, and sets it in its own start only.
+        # vLLM reads torch's default dtype while it loads, and sets it only at its own start.
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
         try:
@@ -172,13 +173,13 @@ class VllmEngine(RolloutEngine):
         self.version = version
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        length = uniforms.shape[1]
+        length, version = uniforms.shape[1], self._loaded_version()
         samples = self._ask(prompts, length, uniforms)
         logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
         return Rollout(
             _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
-            torch.full((len(samples), length), self.version, device=prompts.device),
+            torch.full((len(samples), length), version, device=prompts.device),
         )
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
@@ -186,9 +187,8 @@ class VllmEngine(RolloutEngine):
         return _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """vLLM's answer to each row; without uniform numbers the most probable token at each place."""
-        if self.version is None:
-            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
+        """vLLM's answer to each row; without uniforms the most probable token at each place."""
+        self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
@@ -204,8 +204,13 @@ class VllmEngine(RolloutEngine):
         first = dist.get_rank() % self.tensor_parallel * own if self.tensor_parallel > 1 else 0
         return [answer.outputs[0] for answer in answers[first : first + own]]
 
+    def _loaded_version(self) -> int:
+        if self.version is None:
+            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
+        return self.version
+
     def _of_group(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks that hold this engine: each of them must ask it the same."""
+        """The rows of all ranks that hold this engine together: each of them must request the same."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
@@ -228,7 +233,7 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The weights as vLLM's loader takes them; raises at the end if any was missing, which the loader would let pass."""
+        """The weights as vLLM's loader takes them. Raises at the end if one is missing, which the loader would not notice."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:
@@ -275,7 +280,7 @@ def _parameters(shape: PretrainedConfig) -> dict[str, torch.Size]:
 
 def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | None) -> None:
     content = shape.to_dict()
-    content["architectures"] = [AutoModelForCausalLM._model_mapping[type(shape)].__name__]
+    content["architectures"] = [AutoModelForCausalLM._model_mapping[type(shape)].__name__]  # type: ignore[attr-defined]
     if quantization == "int8":
         content["quantization_config"] = INT8_CHECKPOINT
     (folder / "config.json").write_text(json.dumps(content, default=str))
@@ -283,26 +288,25 @@ def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | Non
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Out of memory, or a model that vLLM does not know: one line that says so, with vLLM's own words."""
+    """Turn out of memory, or a model that vLLM does not know, into one line with vLLM's own message."""
     try:
         yield
     except UserError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise UserError(
-            f"rollout.engine=vllm: out of memory ({_first_line(error)}); lower rollout.engine.kv_cache_gib or .context"
+            f"rollout.engine=vllm: out of memory ({first_line(error)}); lower rollout.engine.kv_cache_gib or .context"
         ) from error
     except Exception as error:
-        raise UserError(f"rollout.engine=vllm: {what}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"rollout.engine=vllm: {what}: {first_line(error)}") from error
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
-    """vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only what it loads: the weights of a tied
-    head are loaded for the embedding, and the copy would stay that of the weights before."""
+    """vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only the weights that it loads.
+
+    A tied head is loaded as the embedding, so without this its copy would keep the weights of the version before.
+    """
+    layer: Any
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():  # of other layers it holds the only copy
             layer.quant_method.process_weights_after_loading(layer)
@@ -319,8 +323,9 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 @functools.cache
 def _keep_scales_alive() -> None:
     """vLLM 0.32 on a CPU: the handle of an int8 product points at the scales that it was made with, which a reload frees."""
-    from vllm import _custom_ops as ops
+    from vllm import _custom_ops
 
+    ops: Any = _custom_ops
     make = ops.create_onednn_scaled_mm
 
     def keeping(weight: Tensor, scales: Tensor, *rest: Any) -> Any:

@@ -5,9 +5,9 @@
                               rollouts.safetensors  sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above
 
-A checkpoint is written beside its place and renamed; rank 0 does all but the actor's files, and every rank sees the folder.
-Random generators need no place in it: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
-step. The manifest finds damage, not forgery: load checkpoints only from run folders you trust, since DeepSpeed's files are
+A checkpoint is written beside its place and renamed. Rank 0 writes everything but the actor's files, and every rank sees the
+folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
+step. The manifest finds damage, not forgery. Load checkpoints only from run folders you trust, since DeepSpeed's files are
 pickles.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from harness.errors import first_line
 from harness.run.folder import RunFolder, to_disk, writing
 from harness.run.manifest import damage_of, digests
 from harness.train.actor import Actor
@@ -59,16 +60,16 @@ def save(
 def _save(actor: Actor, folder: Path) -> None:
     try:
         actor.save(folder)
-    except RuntimeError as error:  # torch.save tells a full disk in its own words
+    except RuntimeError as error:  # how torch.save reports a full disk
         if lost_a_rank(error):
             raise
-        raise OSError(errno.EIO, f"torch.save: {str(error).splitlines()[0]}") from error
+        raise OSError(errno.EIO, f"torch.save: {first_line(error)}") from error
 
 
 def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     (temporary / "state.json").write_text(json.dumps(state))
     (temporary / "manifest.json").write_text(json.dumps(digests(temporary)))
-    for path in (*temporary.rglob("*"), temporary):  # on disk before the name says so
+    for path in (*temporary.rglob("*"), temporary):  # on disk before it has its name
         to_disk(path)
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
@@ -76,7 +77,7 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
-    """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and told of."""
+    """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and printed."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None
@@ -87,7 +88,7 @@ def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
 
 
 def _newest_sound(run: RunFolder) -> int:
-    """Its step, −1 if there is none."""
+    """The step of the newest sound checkpoint; −1 without one."""
     for step, folder in reversed(run.checkpoints.items()):
         if (damage := damage_of(folder)) is None:
             return step

@@ -1,6 +1,6 @@
-"""Which code runs. Torch-free, so that a launcher can ask.
+"""The version of the code that runs. Torch-free, so that a launcher can read it.
 
-A snapshot of the code, which a sweep on a cluster runs from, has no repository around it: it carries the answer in
+A sweep on a cluster runs from a snapshot of the code. A snapshot has no repository around it, so it carries its version in
 `snapshot.json` beside the packages.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[2]
-"""Where the root packages lie."""
+"""The folder of the root packages."""
 
 
 def code_version() -> dict[str, Any]:
-    """commit, uncommitted diff, and the digest of the snapshot that the code is run from, null outside one."""
+    """Commit, uncommitted diff, and the digest of the snapshot; None outside of a snapshot."""
     snapshot = HOME / "snapshot.json"
     if snapshot.exists():
         return json.loads(snapshot.read_text())

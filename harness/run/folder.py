@@ -33,7 +33,7 @@ FINISHED = ("done", "collapsed")
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write under `path` (a full disk, a missing permission) into an Unavailable that says what to do."""
+    """Turn an OSError of a write under `path`, such as a full disk, into an Unavailable with its remedy."""
     try:
         yield
     except OSError as error:
@@ -168,12 +168,12 @@ class ReadOnlyRunFolder(RunFolder):
 
 
 def changes(diff: str | None) -> str:
-    """A short hash of uncommitted changes, "" of none: enough to tell whether two runs had the same."""
+    """A short hash of uncommitted changes, by which two runs can be compared; "" without changes."""
     return hashlib.sha256(diff.encode()).hexdigest()[:6] if diff else ""
 
 
 def run_folders(sweep: Path | str) -> list[RunFolder]:
-    """The run folders of a sweep, by name. Raises UserError if there is none."""
+    """The run folders of a sweep, in the order of their names. Raises UserError if it has none."""
     sweep = Path(sweep)
     folders = sorted(path.parent for path in sweep.glob("*/config.json"))
     if not folders:

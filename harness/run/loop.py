@@ -60,7 +60,7 @@ class Run:
                     self.save(step)
                 if stop and step < c.steps:
                     ending = {"state": "preempted"}
-                    raise Preempted(128 + stop)
+                    raise Preempted(stop)
             if not (c.collapse.stop and self.collapsed):
                 self.record(step, self.trainer.load_weights() | self.trainer.evaluate(), track)
             state = "collapsed" if self.collapsed else "done"
@@ -156,7 +156,7 @@ def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
             _add_provenance(folder)
             return Run(config, folder).train(request)
         except Preempted as stop:
-            at, name = folder.progress(), signal.Signals(stop.code - 128).name
+            at, name = folder.progress(), signal.Signals(stop.number).name
             where = f"{'at' if request.at_once else 'saved at'} step {at['step']}/{at['steps']}"
             folder.log_event("preempted", at["step"], signal=name)
             folder.status("preempted", **at)

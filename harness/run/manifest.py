@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole, by the SHA-256 of its files. Torch-free: a damaged one is told of at once."""
+"""Whether a checkpoint is whole, by the SHA-256 of its files. Torch-free, so that a damaged one is reported at once."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in `folder`, None if it is as it was written."""
+    """What is wrong with the checkpoint in `folder`; None if nothing is."""
     try:
         expected = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError) as error:
         return f"manifest.json unreadable: {error}"
     if not isinstance(expected, dict) or "state.json" not in expected:
         return "manifest.json does not list state.json"
-    found = digests(folder)
+    actual = digests(folder)
     for name, digest in expected.items():
-        if found.get(name) != digest:
-            return f"{name} {'is missing' if name not in found else 'differs from its checksum'}"
+        if actual.get(name) != digest:
+            return f"{name} {'is missing' if name not in actual else 'differs from its checksum'}"
     return None
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 by the name of each file but the manifest itself."""
+    """File name -> SHA-256, without the manifest itself."""
     return dict(sorted(_walk(folder)))
 
 

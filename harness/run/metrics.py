@@ -119,7 +119,7 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Prefix → what its metrics are: those that a run records every diagnostics.every steps, named by what was corrected."""
+"""Prefix -> meaning of its metrics, which a run records every diagnostics.every steps. Their names follow from the correction."""
 
 
 def check_named(names: Iterable[str]) -> None:

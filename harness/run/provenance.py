@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, machine. No environment variables, which may hold secrets."""
+"""Code, versions and machine behind a result. Environment variables are left out, since they may hold secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint of a run by its path, and a run folder of its own that goes on from it."""
+"""A checkpoint of a run by its path: to branch from, or to look at its policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """config: of the run that it belongs to; folder: the checkpoint's own; step: the next one."""
+    """config: of the run. folder: of the checkpoint. step: the next one to train."""
 
     config: Config
     folder: Path
@@ -29,8 +29,10 @@ class Checkpoint(NamedTuple):
 
 
 def find(path: Path, at: int | None = None) -> Checkpoint:
-    """The checkpoint at `path`, or of the run folder at `path` that of step `at` or the newest. Raises UserError if it is not
-    there, or damaged."""
+    """The checkpoint at `path`. If `path` is a run folder, its checkpoint of step `at`, or its newest.
+
+    Raises UserError if it is missing or damaged.
+    """
     run = path
     if re.fullmatch(r"step-\d+", path.name) and path.parent.name == "checkpoints":
         run, at = path.parent.parent, int(path.name.removeprefix("step-"))

@@ -6,18 +6,20 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class Progress:
-    """A line every few seconds: where the run is, how it does, how long it will take."""
+    """Prints a line every few seconds: the step, the latest metrics, and how long the rest will take."""
 
     EVERY = 5.0
+    """Seconds between lines."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.time(), 0.0, ""
 
     def show(self, done: int, metrics: dict[str, float]) -> None:
-        """Tell of the step that was just recorded, unless the last line is younger than EVERY seconds."""
+        """Print the step that was just recorded, unless the last line is younger than EVERY seconds."""
         if "eval/reward" in metrics:
             self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
         now = time.time()
@@ -35,25 +37,35 @@ class Progress:
 
 
 class Preempted(SystemExit):
-    """A signal stopped the run, which goes on when it is started again; its code is 128 + the signal, as a shell reports it."""
+    """A signal stopped the run, which resumes when it is started again. The exit code is 128 + the signal, as in a shell."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.number = number
 
 
 class StopRequest:
-    """number: the signal that asked the run to stop, 0 while none did. at_once: the run is ended by the signal where it is,
-    having nothing to save yet; else it looks at `number` where it can save."""
+    """Whether a signal has asked the run to stop.
+
+    number: of the signal, 0 while there was none. at_once: a signal ends the run where it is, since there is nothing to save yet.
+    Otherwise the run looks at `number` where it can save.
+    """
 
     def __init__(self, *, at_once: bool):
         self.number, self.at_once = 0, at_once
 
-    def __call__(self, number: int, frame) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         first, self.number = not self.number, number
         if self.at_once and first:
-            raise Preempted(128 + number)
+            raise Preempted(number)
 
 
 @contextmanager
 def stop_signals(*, at_once: bool) -> Iterator[StopRequest]:
-    """Ctrl-C, SIGTERM and SIGUSR2 (what Slurm sends before it takes a node) ask the run to stop, and do not end the process."""
+    """Within the body, signals ask the run to stop instead of ending the process.
+
+    They are Ctrl-C, SIGTERM and SIGUSR2, which Slurm sends before it takes a node.
+    """
     request = StopRequest(at_once=at_once)
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     before = [signal.signal(number, request) for number in caught]

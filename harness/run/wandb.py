@@ -1,9 +1,9 @@
 """W&B as a mirror of the run folder. The only file that imports wandb to write.
 
-Offline unless a key is present. The id is the hash of the config, the step is always explicit, so that the fragments which
-resumed runs leave behind can be merged. Everything that `analysis` needs of a run is in its mirror: the config with the
-provenance, every row, each event and the outcome as flat summary scalars.
-The folder is the record: whatever goes wrong with the mirror never stops a run.
+The mirror is offline unless a key is present. Its id is the hash of the config, and the step is always explicit, so that the
+fragments that resumed runs leave behind can be merged. It holds everything that `analysis` needs of a run: the config with the
+provenance, every row, and each event and the outcome as flat summary scalars. The folder is the record: a failure of the mirror
+never stops a run.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Tracker:
             self._guarded(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Mirror the row of a step. Committed at once: W&B would keep it in memory until the next step begins."""
+        """Mirror the row of a step at once, which W&B would otherwise keep in memory until the next step begins."""
         if self._run is not None:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror an event of a detector as a summary scalar at once, so that a killed run has it; a collapse also alerts."""
+        """Mirror a detector's event as a summary scalar at once, so that a killed run has it. A collapse also alerts."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
@@ -60,18 +60,19 @@ class Tracker:
             self._guarded(lambda: self._run.finish(exit_code=exit_code))
 
     def _guarded(self, call: Callable[[], None]) -> None:
+        """Call W&B; after an error the run goes on without a mirror."""
         try:
             call()
         except Exception as error:
             self._run = None
             cause = f"{type(error).__name__}: {error}"
-            if isinstance(error, ConnectionError):  # SIGTERM to a whole Slurm job reaches its process too, and ends it
+            if isinstance(error, ConnectionError):  # SIGTERM to a whole Slurm job ends W&B's own process too
                 cause = "its own process was stopped"
                 self._forget_service()
             print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
 
     def _forget_service(self) -> None:
-        """Else it would be told to end when Python exits, and its absence reported with a traceback."""
+        """Otherwise Python's exit would ask the service to end, and report its absence with a traceback."""
         import wandb
 
         with suppress(ConnectionError):
@@ -80,18 +81,18 @@ class Tracker:
     def _start_offline_after_all(self, config: Config, folder: Path) -> None:
         import wandb
 
-        # Its service still holds the id of the attempt that failed; so does one that a parent process has handed down.
+        # W&B's service still holds the id of the attempt that failed, and so does one that a parent process has handed down.
         wandb.teardown()
         os.environ.pop("WANDB_SERVICE", None)
         self._start(config, folder, "offline")
 
-    def _start(self, config: Config, folder: Path, mode: str) -> None:
+    def _start(self, config: Config, folder: Path, mode: Any) -> None:
         import wandb
 
         for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):  # else the home directory fills
             os.environ.setdefault(variable, str(Path(config.run.root).resolve() / ".wandb"))
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        settings = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
+        settings: dict[str, Any] = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
         settings["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", CONNECT_SECONDS))
         # W&B loses what it has not flushed when the process is killed; its default is 15 s. A private setting, so it may go.
         if "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
@@ -113,7 +114,7 @@ class Tracker:
 
 
 def _record(config: dict[str, Any], folder: Path) -> str:
-    """Config and provenance as JSON, exact: W&B drops keys that hold nothing. Of uncommitted changes a short hash."""
-    made = (folder / "provenance.json").exists()
-    processes = RunFolder(folder).read("provenance.json")["processes"] if made else []
+    """Config and provenance as JSON, since W&B drops keys that hold nothing; a short hash stands for uncommitted changes."""
+    recorded = (folder / "provenance.json").exists()
+    processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})

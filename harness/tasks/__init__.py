@@ -1,4 +1,4 @@
-"""Tasks with a verifier: the interface, and the registry of those that there are.
+"""Tasks with a verifier: their interface and their registry.
 
 `chain` is embedded and has tokens of its own. `gsm8k`, `jsonl` and `arithmetic` are text and need a tokenizer.
 """
@@ -28,12 +28,12 @@ TASKS = Registry(
 class Task(Protocol):
     """Prompts, and what an answer to one of them is worth.
 
-    Life cycle: built as `TASKS[name](config, tokenizer)`, then asked for its prompts, then for the reward of answers, any number
-    of times. Building reads all data, and raises UserError on data that cannot be used. After that a task never changes, so a
-    reward depends on prompt and answer alone. Every rank builds its own.
+    Life cycle: built as `TASKS[name](config, tokenizer)`; then `prompts` once and `reward` any number of times. Building reads
+    all data, and raises UserError on data that cannot be used. After that a task never changes, so a reward depends on prompt
+    and answer alone. Every rank builds its own.
 
     config: the section `task` of the run; a plug-in finds its own keys in `config.params`.
-    tokenizer: that of model=hub, else None.
+    tokenizer: the pretrained model's with model=hub, else None.
 
     Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end.
     A task is a TokenTask or a TextTask too, by the model that it is for, and may be a TurnTask.
@@ -50,7 +50,7 @@ class Task(Protocol):
         """Every prompt, [N, P]."""
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """float64 [N], 0 to 1. Each rank asks about its own rows."""
+        """float64 [N], 0 to 1. Each rank calls it with its own rows."""
 
 
 @runtime_checkable

@@ -11,20 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from harness.config import ArithmeticConfig
 from harness.seeding import derive
-from harness.tasks.text import Jsonl
+from harness.tasks.text import Text
 
 NUMBER = re.compile(r"(?<![\d.])-?\d+")
 """A whole number: the minus sign is its own unless a digit stands before it, as in 9-4."""
 
 
-class Sums(Jsonl):
+class Sums(Text):
     """See harness.config.ArithmeticConfig. Multiplication binds first, as everywhere."""
+
+    config: ArithmeticConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
         """The records of `train` or `held_out`: prompt, and value, the right answer."""
         c = self.config
-        rng, drawn = np.random.default_rng(derive(0, "arithmetic")), {}
+        rng = np.random.default_rng(derive(0, "arithmetic"))
+        drawn: dict[str, None] = {}  # in the order drawn, each once
         while len(drawn) < c.train + c.held_out:
             numbers = [str(number) for number in rng.integers(0, 10**c.digits, c.terms)]
             between = rng.choice(sorted(set(c.operators)), c.terms - 1)

@@ -1,13 +1,13 @@
-"""The embedded task: walk a chain of values modulo m; the reward is 1 if the walk ends where the prompt says.
+"""The embedded task: walk a chain of values modulo m. The reward is 1 if the walk ends where the prompt wants it to.
 
 The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + step + j) mod m.
 
-- choices = 1: the prompt is [BOS, start, step], the answer the `length` values visited. The reward is 1 if the last is right.
-- choices > 1: the prompt is [BOS, start, step, target], the answer `length` pairs (move, value). The reward is 1 if each value is
-  the one its move leads to and the last equals target; which moves to take is free, so a solved policy keeps entropy.
+- choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. The last one must be right.
+- choices > 1: the prompt is [BOS, start, step, target]. The answer is `length` pairs (move, value). Each value must be the one
+  its move leads to, and the last must equal target. The moves are free, so a solved policy keeps entropy.
 
-Two dials: `length`, and the entropy left by `choices`. For the warm start a value slips with probability `slip` to another
-value, uniformly, and the walk goes on from there. Pure numpy.
+Two dials: `length`, and the entropy that `choices` leaves. In the warm start's demonstrations a value slips with probability
+`slip` to another value, uniformly, and the walk goes on from there. Pure numpy.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Chain:
         body = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
         if self.moves:
             drift = (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % m
-            body = body[drift <= self.config.length * (self.moves - 1)]  # the total of the moves that the target asks for
+            body = body[drift <= self.config.length * (self.moves - 1)]  # the moves must add up to the drift
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """1.0 where the answer [N, answer_length] is right, else 0.0; float64 [N]. Any token is accepted in an answer."""
+        """float64 [N]: 1.0 where the answer [N, answer_length] is right, else 0.0. An answer may hold any token."""
         m, length = self.config.modulus, self.config.length
         start, step = prompts[:, 1], prompts[:, 2]
         if not self.moves:
@@ -53,12 +53,14 @@ class Chain:
         return (walked.all(axis=1) & (values[:, -1] == prompts[:, 3])).astype(np.float64)
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
-        """The step of the walk that each token belongs to, int64 like the answers [N, answer_length]: a move and its value."""
+        """int64 [N, answer_length]: the step of the walk that each token belongs to. A move and its value are one step."""
         return np.broadcast_to(np.arange(self.answer_length) // (2 if self.moves else 1), answers.shape).copy()
 
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Answers [N, answer_length] for the warm start: the walk, with slips; with choices, moves drawn uniformly from the
-        walks that reach the target from where the walk then is."""
+        """Answers [N, answer_length] for the warm start: the walk, with slips.
+
+        With choices the moves are drawn uniformly from the walks that reach the target from the present value.
+        """
         m, length = self.config.modulus, self.config.length
         x, step, answer = prompts[:, 1].copy(), prompts[:, 2], []
         ways = self._ways()
@@ -67,7 +69,7 @@ class Chain:
             if self.moves:
                 options = (x[:, None] + step[:, None] + np.arange(self.moves)) % m
                 missing = (prompts[:, 3:4] - options - (length - 1 - t) * step[:, None]) % m
-                odds = ways[length - 1 - t][missing] + 1e-12  # after a late slip nothing may reach it: then any move
+                odds = ways[length - 1 - t][missing] + 1e-12  # after a late slip no walk may reach it: then any move
                 cumulative = (odds / odds.sum(1, keepdims=True)).cumsum(1)
                 move = (rng.random((len(x), 1)) > cumulative[:, :-1]).sum(1)
                 answer.append(m + move)
@@ -77,7 +79,7 @@ class Chain:
         return np.stack(answer, axis=1)
 
     def _ways(self) -> np.ndarray:
-        """[length, m]: the share of move sequences of k moves whose sum is s mod m."""
+        """[length, m]: at (k, s) the share of sequences of k moves whose sum is s mod m."""
         m = self.config.modulus
         ways = np.zeros((self.config.length, m))
         ways[0, 0] = 1

@@ -1,4 +1,4 @@
-"""GSM8K, arXiv 2110.14168: grade-school word problems; math-verify compares a response's final answer with the reference."""
+"""GSM8K, arXiv 2110.14168: grade-school word problems. math-verify compares the final answer with the reference."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
-"""Of openai/gsm8k on the hub; its test split is what is evaluated on."""
+"""Files of openai/gsm8k on the hub. Its test split is for evaluation."""
 
 
 class Gsm8k(Jsonl):
@@ -22,17 +22,18 @@ class Gsm8k(Jsonl):
         from huggingface_hub import hf_hub_download
 
         try:
-            return pd.read_parquet(hf_hub_download("openai/gsm8k", SPLITS[split], repo_type="dataset")).to_dict("records")
+            table = pd.read_parquet(hf_hub_download("openai/gsm8k", SPLITS[split], repo_type="dataset"))
+            return [{str(key): value for key, value in record.items()} for record in table.to_dict("records")]
         except Exception as error:
-            first = str(error).splitlines()[0]
-            raise UserError(f"task=gsm8k: openai/gsm8k cannot be had from the hub ({first}); set task.path to a JSONL") from None
+            why = first_line(error)
+            raise UserError(f"task=gsm8k: openai/gsm8k cannot be loaded from the hub ({why}); set task.path") from None
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """1 if the response's final answer equals the reference, which stands behind #### in `answer`; else 0."""
+    """1 if the response's final answer equals the reference, the part of `answer` after ####; else 0."""
     from math_verify import parse
     from math_verify import verify as equal
 
     reference = str(record["answer"]).split("####")[-1].strip().replace(",", "")
-    # Without their alarm-clock timeouts, which work in the main thread of a process only.
+    # No timeouts: they are alarm signals, which only the main thread of a process can have.
     return float(equal(parse(reference, parsing_timeout=None), parse(response, parsing_timeout=None), timeout_seconds=None))

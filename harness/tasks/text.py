@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from harness.errors import UserError
 from harness.tasks import PAD
 
 VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify", "arithmetic": "harness.tasks.arithmetic:verify"})
-"""Functions `(response: str, record: dict) -> float` in 0..1; `record` is the prompt's whole line."""
+"""Functions `(response: str, record: dict) -> float`, 0 to 1; `record` is the prompt's whole line."""
 
 
 def _verifier(name: str) -> Callable[[str, dict[str, Any]], float]:
@@ -29,38 +30,37 @@ def _verifier(name: str) -> Callable[[str, dict[str, Any]], float]:
         raise
 
 
-class Jsonl:
-    """One object a line: `task.prompt` names the key of the prompt, a string or a list of chat messages.
+class Text(ABC):
+    """A task of text: records with a prompt, a string or a list of chat messages, and a verifier of the responses.
 
-    Prompts of more than max_prompt tokens are dropped, or lose their beginning; both are counted. Of equal prompts the first
-    counts.
+    Prompts of more than max_prompt tokens are dropped, or lose their beginning; both are counted. Of equal prompts the first is
+    kept. `load` gives the records.
     """
 
     def __init__(self, config: TextConfig | ArithmeticConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
         self.verifier = _verifier(config.verifier)
         self.answer_length = config.answer_length
-        self.stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.stop: tuple[int, ...] = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.counts = {"kept": 0, "dropped": 0, "cut": 0, "repeated": 0}
         self.records: dict[bytes, dict[str, Any]] = {}
         train, held_out = self._encode(self.load("train")), self._encode(self.load("held_out"))
-        if not held_out:  # no file of its own: the last ones
+        if not held_out and config.held_out:  # no file of its own: the last prompts
             train, held_out = train[: -config.held_out], train[-config.held_out :]
         if not train or not held_out:
             raise UserError(f"task: {self.counts}: no prompts are left to train on and to evaluate; raise task.max_prompt")
         self.train, self.held_out = np.stack(train), np.stack(held_out)
 
+    @abstractmethod
     def load(self, split: str) -> list[dict[str, Any]]:
-        """The records of `train` or `held_out`; none of the latter if it has no file."""
-        path = self.config.path if split == "train" else self.config.held_out_path
-        return [] if path is None else _lines(Path(path))
+        """The records of the split `train` or `held_out`; none of the latter if it is a part of the former."""
 
     def prompts(self) -> np.ndarray:
         """All, [N, max_prompt]."""
         return np.concatenate([self.train, self.held_out])
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """What the verifier says of each answer; raises UserError on anything but a number from 0 to 1."""
+        """The verifier's reward of each answer. Raises UserError on anything but a number from 0 to 1."""
         texts = self.tokenizer.batch_decode([row[row != PAD].tolist() for row in answers], skip_special_tokens=True)
         rewards = [float(self.verifier(text, self.records[row.tobytes()])) for text, row in zip(texts, prompts, strict=True)]
         if wrong := [reward for reward in rewards if not 0 <= reward <= 1]:
@@ -98,6 +98,16 @@ class Jsonl:
         messages = [{"role": "user", "content": prompt + self.config.instruction}] if isinstance(prompt, str) else prompt
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+class Jsonl(Text):
+    """JSON lines, one object a line; `task.prompt` names the key of the prompt."""
+
+    config: TextConfig
+
+    def load(self, split: str) -> list[dict[str, Any]]:
+        path = self.config.path if split == "train" else self.config.held_out_path
+        return [] if path is None else _lines(Path(path))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

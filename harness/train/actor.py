@@ -31,15 +31,16 @@ from deepspeed.checkpoint import ds_to_universal
 
 
 class Actor(Protocol):
-    """Life cycle: any number of (`logp` with gradient and `backward`, several times over, then `step`), weights readable between.
+    """The trainer's policy and its optimizer.
 
-    Every rank makes the same calls in the same order, each with its own rows.
+    Life cycle: for each optimizer step `logp` and `backward` once per micro-batch, then `step`. Between steps the weights can be
+    read, saved and loaded. Every rank makes the same calls in the same order, each with its own rows.
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
-        """(log π_θ of the tokens [B, T] in fp32 nats, with gradient; entropy [B, T] of π_θ there, detached).
+        """(log π_θ of the tokens in fp32 nats, with gradient; entropy of π_θ at each token, detached), both [B, T].
 
-        Prompts and tokens may be padded with PAD, on the left and on the right; where tokens are, both results are 0.
+        Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both results are 0.
         replay: the experts that a mixture is to take, [B, P + T − 1, layers, k]; its backward pass may come later.
         """
 
@@ -47,12 +48,12 @@ class Actor(Protocol):
         """(`logp` without gradient, routes that its forward took). Of a mixture of experts alone."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss` to that of the coming step. `last`: of the micro-batches of this step."""
+        """Add the gradient of `loss` to that of the coming step. last: whether this is the step's last micro-batch."""
 
     def step(self) -> float | None:
-        """One optimizer step along the gradient, summed over micro-batches and ranks; its global norm before clipping.
+        """One optimizer step along the gradient, which is summed over micro-batches and ranks.
 
-        None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
+        Returns the global norm before clipping; None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -62,11 +63,11 @@ class Actor(Protocol):
         """Write model and optimizer under `folder`, which every rank sees."""
 
     def load(self, folder: Path, ranks: int) -> None:
-        """Read what `save` wrote on `ranks` ranks: bit for bit on as many, up to rounding on another number."""
+        """Read what `save` wrote on `ranks` ranks: to the bit on as many ranks, up to rounding on another number."""
 
 
 class DeepSpeedActor:
-    """ZeRO stage 0-3 on the ranks that there are. AdamW, clipped by global norm."""
+    """ZeRO stage 0 to 3 on all ranks of the run; AdamW, clipped by global norm. temperature: divides the logits."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
         self.ranks = join()
@@ -74,7 +75,7 @@ class DeepSpeedActor:
         # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.temperature, self.config = temperature, config
-        model = model.to(device()).train()
+        model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         self.routing = RoutingHooks(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -113,7 +114,8 @@ class DeepSpeedActor:
         if not padded and length == full:
             return chosen, entropy
         here = tokens != PAD
-        return tuple(torch.nn.functional.pad(torch.where(here, x, 0.0), (0, full - length)) for x in (chosen, entropy))
+        chosen, entropy = (torch.where(here, values, 0.0) for values in (chosen, entropy))
+        return torch.nn.functional.pad(chosen, (0, full - length)), torch.nn.functional.pad(entropy, (0, full - length))
 
     @torch.no_grad()
     def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:

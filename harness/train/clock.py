@@ -14,13 +14,14 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
+        """Forget all phases."""
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.sampled_tokens = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time that the body takes to that of the phase."""
+        """Add the seconds that the body takes to the phase."""
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began

@@ -123,6 +123,7 @@ def _against(logp: Tensor, batch: Batch) -> Batch:
 
 def _from_old(forward: Tensor, rows: Collected) -> Tensor:
     """log π_θ as log π_old plus the change of the training forward since: 0 to the bit until the policy moves."""
+    assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)
 

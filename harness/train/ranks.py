@@ -1,9 +1,9 @@
 """The ranks of one run: how they meet, share the rows of a batch, and stop together when one of them dies.
 
-A process that no launcher started is a group of one in memory, with no port open but gloo's own on loopback. Under torchrun, srun
-or the deepspeed launcher the ranks meet at MASTER_ADDR:MASTER_PORT; rank 0 listens on that address alone. Every rank holds the
-whole batch [B, T] of a step and computes rewards, generations and gradients for its share of the rows only, so that whatever is
-counted or averaged over a batch is the same on one rank and on many.
+A process without a launcher is a group of one in memory, with no port open but gloo's own on loopback. Under torchrun, srun or
+the deepspeed launcher the ranks meet at MASTER_ADDR:MASTER_PORT, and rank 0 listens on that address alone. Every rank holds the
+whole batch [B, T] of a step, and computes responses, rewards and gradients for its share of the rows only. So whatever is counted
+or averaged over a batch is the same on one rank and on many.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from harness.errors import Unavailable, UserError
 
 
 class Ranks(NamedTuple):
-    """This process among `size`; `watch` is absent when it is alone."""
+    """This process among `size` ranks. watch: None for a single process."""
 
     rank: int
     size: int
     watch: Watch | None = None
 
     def share(self, rows: Tensor) -> Tensor:
-        """This rank's part of `rows`, whose number `size` divides."""
+        """This rank's part of `rows`; their number must be a multiple of `size`."""
         return rows.chunk(self.size)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """The rows of all ranks in order, given each rank's `share`. Collective."""
+        """The rows of all ranks in order, from each rank's `share`. Collective."""
         if self.size == 1:
             return part
         if part.dtype == torch.int16:  # which no backend exchanges
@@ -55,18 +55,18 @@ class Ranks(NamedTuple):
         return values
 
     def first(self, value: int) -> int:
-        """What rank 0 says. Collective."""
+        """The value of rank 0. Collective."""
         return self._agreed(value if self.rank == 0 else 0)
 
     def any(self, value: int) -> int:
-        """The largest value of a rank. Collective."""
+        """The largest value of all ranks. Collective."""
         return self._agreed(value, dist.ReduceOp.MAX)
 
     @contextmanager
     def together(self, last_words: Callable[[int, str], None]) -> Iterator[None]:
-        """The ranks end what is in the body together: an error of one is told to the others, which then stop.
+        """Run the body on all ranks, which leave it together: after an error on one, the others stop too.
 
-        `last_words(rank, reason)` is called before this process is ended because of another rank.
+        `last_words(rank, reason)` is called before this process ends because of another rank.
         """
         if self.watch is None:
             yield
@@ -95,18 +95,21 @@ class Ranks(NamedTuple):
 
 
 class Watch(threading.Thread):
-    """Ends this process when another rank has died, and says which.
+    """Ends this process when another rank has died, and names that rank.
 
-    Each rank counts up in the store that they met at. Rank 0 sees a count that stands still and tells the others; they see
-    rank 0's own. Counted in looks and not in seconds, so that a job that was suspended as a whole goes on.
+    Each rank counts up in the store at which they met. Rank 0 watches the counts of the others, and announces one that stands
+    still. The others watch rank 0's. Patience is counted in looks, not in seconds, so that a job that was suspended as a whole
+    goes on.
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """Seconds between looks; looks without a sign of life until a rank counts as dead; the same once a collective has failed."""
+    """Seconds between looks. Looks without a sign of life until a rank counts as dead; the same after a failed collective."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
-    """Key of the store under which a rank tells why all must end -> exit code: 75 where a rank died or its surroundings refused
-    it, which may go well the next time; 1 where it failed by itself."""
+    """Key of the store under which a rank announces the end of all -> their exit code.
+
+    75: a rank died, or its surroundings refused it, so that a later start may succeed. 1: a rank failed by itself.
+    """
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
@@ -136,12 +139,12 @@ class Watch(threading.Thread):
             time.sleep(self.EVERY)
 
     def find_dead(self) -> None:
-        """After a failed collective: wait for the verdict, which ends this process."""
+        """After a failed collective: wait until the watch ends this process."""
         self.patience = self.HURRY
         time.sleep(self.EVERY * self.PATIENCE)
 
     def announce(self, key: str, reason: str) -> None:
-        """Tell the others why this rank ends, under one of CODES; it does so in its own time."""
+        """Tell the others why this rank ends, under one of CODES. This rank itself ends later, by its error."""
         self.leaving = True
         with suppress(dist.DistError):
             self.store.set(key, reason)
@@ -159,7 +162,7 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Rank 0, which may hold the store, goes last, but waits no longer than for a dead rank."""
+        """Rank 0, which may hold the store, leaves last, but waits no longer than for a dead rank."""
         self.leaving = True
         with suppress(dist.DistError):
             left = self.store.add("left", 1)
@@ -174,7 +177,7 @@ _joined: Ranks | None = None
 
 
 def join() -> Ranks:
-    """Meet the other ranks; the second call returns what the first did. Sets the environment that DeepSpeed reads."""
+    """Meet the other ranks, and set the environment that DeepSpeed reads. A second call returns the same."""
     global _joined
     if _joined is None:
         _environment()
@@ -185,14 +188,14 @@ def join() -> Ranks:
             store = dist.HashStore() if size == 1 else _store(rank, size)
             backend = "nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-            _joined = Ranks(rank, size, None if size == 1 else Watch(dist.PrefixStore("watch", store.clone()), rank, size))
+            _joined = Ranks(rank, size, None if size == 1 else Watch(dist.PrefixStore("watch", store.clone()), rank, size))  # type: ignore[attr-defined]
         else:
             _joined = Ranks(dist.get_rank(), dist.get_world_size())
     return _joined
 
 
 def check_ranks(config: Config, size: int) -> None:
-    """Refuse what the ranks cannot share evenly."""
+    """Raise UserError on a number of responses that the ranks cannot share evenly."""
     rows = config.rollout.prompts * config.rollout.group_size
     shares = {
         f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
@@ -205,7 +208,7 @@ def check_ranks(config: Config, size: int) -> None:
 
 
 def _environment() -> None:
-    """RANK, WORLD_SIZE, LOCAL_RANK and the meeting point, as torchrun and the deepspeed launcher set them; from srun's."""
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and the meeting point from srun's variables, as torchrun and deepspeed set them."""
     env = os.environ
     if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"] = (
@@ -226,7 +229,7 @@ def _environment() -> None:
 
 
 def _store(rank: int, size: int) -> dist.Store:
-    """The store at MASTER_ADDR:MASTER_PORT: torchrun's own, or one that rank 0 holds on that address and on no other."""
+    """The store at MASTER_ADDR:MASTER_PORT: torchrun's own, or one that rank 0 holds on that address alone."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

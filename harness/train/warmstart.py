@@ -1,7 +1,8 @@
-"""The warm start: a policy that can do the task but slips, and the prompts it solves sometimes; cached by the hash of its config.
+"""The warm start: a policy that can do the task but slips, and the prompts that it solves sometimes.
 
 Supervised training on slipping demonstrations gives a policy that a healthy RL run can bring to reward 1. The filter keeps the
-prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's.
+prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's. Both are cached by
+the hash of the config.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from harness.config import Config, HubConfig, MixtureConfig, PrecisionConfig
+from harness.config import Config, HubConfig, PrecisionConfig, WarmStartConfig
 from harness.errors import UserError
 from harness.models import build, device, hub_model, policy_config
+from harness.rollouts.architecture import experts
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
@@ -30,7 +32,7 @@ from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing import balance_loss
 
 HELD_OUT = 0.25
-"""Share of the kept prompts that RL never sees: they are for evaluation. The warm start sees all, so that all can be solved."""
+"""Share of the kept prompts that are for evaluation, which RL never sees. The warm start sees all, so that all can be solved."""
 
 
 class Start(NamedTuple):
@@ -59,10 +61,10 @@ def start(config: Config, task: Task) -> Start:
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
-    made = warm_start(config, task)
+    warm = warm_start(config, task)
     net = build(policy_config(config.model, task), config.seed)
-    net.load_state_dict(made.state)
-    return Start(net, made.train, made.held_out)
+    net.load_state_dict(warm.state)
+    return Start(net, warm.train, warm.held_out)
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
@@ -74,7 +76,8 @@ def warm_start(config: Config, task: Task) -> WarmStart:
             lock = held.enter_context(open(folder / ".lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "prompts.json").exists():
-            _make(config, task, folder)
+            assert config.warmstart is not None  # Config refuses a model without weights and without a warm start
+            _make(config.warmstart, policy_config(config.model, task), task, folder)
         try:
             prompts = json.loads((folder / "prompts.json").read_text())
             content = (folder / "model.safetensors").read_bytes()
@@ -86,11 +89,10 @@ def warm_start(config: Config, task: Task) -> WarmStart:
     return WarmStart(state, torch.tensor(prompts["train"]), torch.tensor(prompts["held_out"]), prompts["solve_rate"])
 
 
-def _make(config: Config, task: Task, folder: Path) -> None:
-    w = config.warmstart
+def _make(w: WarmStartConfig, shape: PretrainedConfig, task: Task, folder: Path) -> None:
     prompts = np.random.default_rng(derive(w.seed, "split")).permutation(task.prompts())
-    net = _train(config, task, prompts)
-    rates = _solve_rates(config, task, net, prompts)
+    net = _train(w, shape, task, prompts)
+    rates = _solve_rates(w, task, net, prompts)
     kept = prompts[(rates >= w.keep_low) & (rates <= w.keep_high)]
     held_out = math.ceil(HELD_OUT * len(kept))
     if len(kept) <= held_out:
@@ -109,22 +111,23 @@ def _make(config: Config, task: Task, folder: Path) -> None:
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
-def _train(config: Config, task: Task, prompts: np.ndarray) -> PreTrainedModel:
-    w = config.warmstart
-    net = build(policy_config(config.model, task), derive(w.seed, "init")).to(device()).train()
+def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.ndarray) -> PreTrainedModel:
+    """Supervised training on the task's demonstrations."""
     assert isinstance(task, TokenTask)  # policy_config has refused any other
+    net = build(shape, derive(w.seed, "init"))
+    net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
-    mixture = isinstance(config.model, MixtureConfig)
-    routed = {"output_router_logits": True} if mixture else {}
+    has_experts = bool(experts(shape))
+    routed = {"output_router_logits": True} if has_experts else {}
     for step in range(w.steps):
         batch = prompts[rng.integers(0, len(prompts), w.batch)]
         ids = torch.from_numpy(np.concatenate([batch, task.demonstrations(batch, rng)], axis=1)).to(device())
         out = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length, **routed)
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
-        if mixture:
-            loss = loss + config.model.router_aux_loss_coef * balance_loss(out.router_logits, config.model.num_experts_per_tok)
+        if has_experts:
+            loss = loss + shape.router_aux_loss_coef * balance_loss(out.router_logits, shape.num_experts_per_tok)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -135,15 +138,14 @@ def _train(config: Config, task: Task, prompts: np.ndarray) -> PreTrainedModel:
     return net
 
 
-def _solve_rates(config: Config, task: Task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
+def _solve_rates(w: WarmStartConfig, task: Task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
     """Mean reward of each prompt over warmstart.filter_samples responses, [N]."""
-    samples = config.warmstart.filter_samples
     engine = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
     rates = []
     for first in range(0, len(prompts), 64):  # in slices, so that the cache stays small
-        rows = np.repeat(prompts[first : first + 64], samples, axis=0)
-        uniforms = torch.rand(len(rows), task.answer_length, generator=generator(config.warmstart.seed, "filter", first))
+        rows = np.repeat(prompts[first : first + 64], w.filter_samples, axis=0)
+        uniforms = torch.rand(len(rows), task.answer_length, generator=generator(w.seed, "filter", first))
         answers = engine.generate(torch.from_numpy(rows), uniforms).tokens.cpu().numpy()
-        rates.append(task.reward(rows, answers).reshape(-1, samples).mean(1))
+        rates.append(task.reward(rows, answers).reshape(-1, w.filter_samples).mean(1))
     return np.concatenate(rates)

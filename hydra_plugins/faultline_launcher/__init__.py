@@ -114,7 +114,9 @@ class SlurmLauncher(_Launcher):
 
     def __init__(self, retry_failed: bool, extend: bool, **options: Any):
         with _refused(["hydra/launcher=slurm"]):
-            self.options = SlurmOptions(**OmegaConf.to_container(OmegaConf.create(options)))
+            plain = OmegaConf.to_container(OmegaConf.create(options))
+            assert isinstance(plain, dict)
+            self.options = SlurmOptions(**{str(key): value for key, value in plain.items()})
             self.options.check()
         self.ranks, self.detach = self.options.ranks, self.options.detach
         super().__init__(retry_failed, extend)

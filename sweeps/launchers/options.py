@@ -57,7 +57,7 @@ class SlurmOptions:
         try:
             checked = TypeAdapter(SlurmOptions).validate_python(vars(self))
         except ValidationError as error:
-            raise UserError("\n".join(f"hydra.launcher.{explain(problem)}" for problem in error.errors())) from None
+            raise UserError("\n".join(f"hydra.launcher.{explain(dict(problem))}" for problem in error.errors())) from None
         vars(self).update(vars(checked))
         for key in self.sbatch:
             if key == "time":

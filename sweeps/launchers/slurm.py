@@ -22,7 +22,7 @@ from harness.errors import UserError
 from harness.run.folder import writing
 from sweeps.launchers.options import SlurmOptions
 from sweeps.launchers.pool import Pool, follow
-from sweeps.launchers.squeue import ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, wait_for_jobs
+from sweeps.launchers.squeue import NoAnswer, ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, wait_for_jobs
 from sweeps.ledger import Sweep
 from sweeps.snapshot import snapshot
 from sweeps.states import STUCK, RunState
@@ -39,7 +39,10 @@ class Slurm:
         partitions = ask("sinfo", "-h", "-o", "%R").split()
         if options.partition and (unknown := set(options.partition.split(",")) - set(partitions)):
             raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
-        self.limit = int(re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))[1])
+        limit = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))
+        if limit is None:
+            raise NoAnswer("scontrol show config: it names no MaxArraySize; is this a Slurm of version 20 or later?")
+        self.limit = int(limit[1])
 
     def prepare(self, sweep: Sweep) -> dict[str, Any]:
         """Take the snapshot of the code; see `Executor`. Raises UserError if hydra.launcher.code must be chosen."""

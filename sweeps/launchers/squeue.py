@@ -23,13 +23,13 @@ POLL, SLOWEST = 2.0, 30.0
 
 
 class Job(NamedTuple):
-    """A task of an array. batch, index: its place in the sweep's batches. reason: why it waits."""
+    """A task of an array. batch, number: its place in the sweep's batches. reason: why it waits."""
 
     id: str
     state: str
     reason: str
     batch: str
-    index: int
+    number: int
 
     @property
     def live(self) -> bool:
@@ -81,7 +81,7 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
         if job.batch not in batches:
             path = sweep.home / "batches" / f"{job.batch}.json"
             batches[job.batch] = json.loads(path.read_text()) if path.exists() else []
-        for run in batches[job.batch][job.index] if job.index < len(batches[job.batch]) else ():
+        for run in batches[job.batch][job.number] if job.number < len(batches[job.batch]) else ():
             by_run[run] = job
     return by_run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from harness.config import Config
@@ -177,7 +177,7 @@ class Controller:
         result["trials"] = len(ended)
         if not complete:
             return result | {"winner": None}
-        best = max(complete, key=lambda trial: trial.value)
+        best = max(complete, key=lambda trial: trial.values)
         configs = self.spec.configs(best.params, range(FRESH, FRESH + self.spec.winner_seeds))
         fresh = self._finish(self.runs.submit(configs))
         searched = {"mean": best.user_attrs["mean"], "bound": best.value, "seeds": best.user_attrs["seeds"]}
@@ -200,8 +200,11 @@ class Controller:
 
         corners: list[dict[str, Any]] = [{}]
         for name, distribution in self.spec.distributions.items():
-            choices = isinstance(distribution, CategoricalDistribution)
-            ends = distribution.choices if choices else (distribution.low, distribution.high)
+            if isinstance(distribution, CategoricalDistribution):
+                ends = distribution.choices
+            else:
+                assert isinstance(distribution, FloatDistribution)
+                ends = (distribution.low, distribution.high)
             corners = [{**corner, name: end} for corner in corners for end in ends]
         for corner in corners:
             (config,) = self.spec.configs(corner, range(1))

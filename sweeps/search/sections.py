@@ -42,9 +42,9 @@ def next_step(points: list[Point], healthy_end: float, other_end: float, k: int,
     inner = ordered[first - 1] if first else None
     outer = ordered[first] if first < len(ordered) else None
     bracket = (inner and inner.number, outer and outer.number)
-    sides = [side for side in (inner, outer) if side is not None]
-    if len(sides) == 2 and abs(math.log(outer.number / inner.number)) > math.log(tolerance):
+    if inner and outer and abs(math.log(outer.number / inner.number)) > math.log(tolerance):
         return Step(_between(inner.number, outer.number, k), bracket)
+    sides = [side for side in (inner, outer) if side is not None]
     return Step([side.number for side in sides if side.of < boundary], bracket)
 
 

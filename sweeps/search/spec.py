@@ -101,10 +101,12 @@ class Spec(Strict):
 
     @model_validator(mode="after")
     def _sectioned(self) -> Spec:
-        if self.sections and (len(self.space) != 1 or not isinstance(next(iter(self.space.values())), Range)):
-            raise ValueError("sections: cuts one range; space must hold one, and no list")
-        if self.sections and next(iter(self.space.values())).scale == "linear":
-            raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
+        if self.sections:
+            axis = next(iter(self.space.values()), None)
+            if len(self.space) != 1 or not isinstance(axis, Range):
+                raise ValueError("sections: cuts one range; space must hold one, and no list")
+            if axis.scale == "linear":
+                raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
         accepted = [field.name for field in fields(SlurmOptions)]
         for key in self.launcher:
             if key not in accepted:

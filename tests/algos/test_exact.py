@@ -18,7 +18,7 @@ from algos.batch import Batch
 from algos.corrections.apply import bounded_weights, correct
 from algos.corrections.spec import Correction, Reject, Weight
 from algos.diagnostics.mismatch import mismatch
-from algos.enumerable import policies, rewards, toy
+from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
 from algos.losses import gspo, ppo, sapo
 from algos.objective import Objective
@@ -27,7 +27,7 @@ from algos.reductions import Counts
 from algos.registry import LOSSES
 from tests.algos.algo_cases import LOSS_PARAMS, UNBOUNDED, of_ratio
 
-SPACE = toy(3, 4)
+SPACE = EnumerablePolicy.of(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)
 R = rewards(SPACE)
 SAMPLED = Batch(SPACE.logp(MU), SPACE.mask, SPACE.logp(PI))
@@ -253,7 +253,7 @@ def test_bypass_is_decoupled_with_mu_as_the_proximal_policy():
 
 def test_a_leave_one_out_baseline_keeps_the_weight_unbiased_and_a_self_inclusive_one_shrinks_it():
     """All pairs (G = 2) from μ: E[w·(R_i − R_j)·∇log π_i] = ∇J, and half of it with the pair's mean as baseline."""
-    space = toy(2, 2)
+    space = EnumerablePolicy.of(2, 2)
     pi, behaviour = policies(space, 0.5)
     reward = rewards(space)
     probability = space.logp(behaviour).sum(-1).exp()
@@ -271,7 +271,7 @@ def test_a_leave_one_out_baseline_keeps_the_weight_unbiased_and_a_self_inclusive
 
 def test_the_lead_of_the_best_is_the_gradient_of_the_expected_maximum():
     """All pairs from π: E[Σ_i (max R − max_{j≠i} R_j)·∇log π_i] = ∇E[max(R_1, R_2)]."""
-    space = toy(2, 2)
+    space = EnumerablePolicy.of(2, 2)
     (pi,) = policies(space)
     reward = rewards(space)
     theta = pi.clone().requires_grad_()
@@ -343,7 +343,7 @@ def test_gspo_token_is_gspo_for_uniform_advantages():
     close(a, torch.autograd.grad(through_the_mean.sum(), theta)[0])
 
 
-ONE = toy(4, 1)
+ONE = EnumerablePolicy.of(4, 1)
 
 
 def test_gradients_of_the_kl_estimators():

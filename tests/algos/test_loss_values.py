@@ -262,6 +262,8 @@ def test_skyrl_prompt_mean():
     shuffled = torch.tensor([2, 1, 3, 0])
     moved = Counts.of(mask[shuffled], torch.tensor([1, 0, 1, 0]))
     assert reduce(values[shuffled], kept(mask[shuffled]), moved, "prompt_mean").item() == pytest.approx(4.25)
+    numbers = Counts.of(mask, torch.tensor([90, 90, -7, -7]))  # of any size and order
+    assert reduce(values, kept(mask), numbers, "prompt_mean").item() == pytest.approx(4.25)
     alone = Counts.of(mask, torch.zeros(4, dtype=torch.long))
     assert reduce(values, kept(mask), alone, "prompt_mean").item() == pytest.approx(32 / 7)
 

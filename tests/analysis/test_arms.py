@@ -7,8 +7,7 @@ from analysis.load import load
 from analysis.report import report
 from harness.arms import arm, arms
 from harness.compose import compose
-from harness.config import parse
-from harness.recorded import recorded
+from harness.config import parse, recorded
 from sweeps.launch import plan, print_plan
 from sweeps.launchers.local import Local
 from sweeps.ledger import Sweep

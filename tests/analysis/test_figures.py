@@ -1,17 +1,18 @@
 """Figures: what is drawn, of few seeds and of many arms; the tails of what runs dumped."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import tables
+from analysis import labels, tables
 from analysis.figures import FIGURES
 from analysis.figures.dumped import Dumped, by_position, exceedance, hill
-from analysis.figures.style import chunks, short, svg
+from analysis.figures.style import chunks, grid, label_outer, short, svg
 from analysis.load import load
-from analysis.performance import rewards
 from tests.analysis.synthetic import FP8, FP32, write
 
 
@@ -36,7 +37,7 @@ def test_every_run_that_ended_is_a_point(tmp_path):
     sweep = load(tmp_path)
     (axis,) = FIGURES["ends"].draw(sweep).axes
     last = {marker: sorted(x for line in axis.lines if line.get_marker() == marker for x in line.get_xdata()) for marker in "ox|"}
-    final = rewards(sweep.runs, sweep.steps).final[sweep.runs.outcome != "unfinished"]
+    final = sweep.rewards.final[sweep.runs.outcome != "unfinished"]
     assert [len(last[marker]) for marker in "ox|"] == [3, 1, 2] and last["x"][0] == final.min()
     assert sorted(last["o"] + last["x"]) == sorted(final)
     assert final[sweep.runs.arm == "fp8_tensor ppo"].mean() in last["|"]
@@ -81,7 +82,7 @@ def test_the_lengths_of_what_a_correction_drops(tmp_path):
             zero = {"correction/weight_zero": 0.5, "correction/used_length": used}
             folder._append("metrics.jsonl", {**row, **zero, **dropped})
     sweep = load(tmp_path)
-    assert sweep.problems == []
+    assert sweep.caveats == []
     figure = FIGURES["gap"].draw(sweep)
     left = figure.axes[1].collections[0].get_offsets()[0][0]
     assert left == pytest.approx(0.99)  # half of the tokens weighted 0 at 2 of 100 steps, though every sequence is kept
@@ -119,12 +120,29 @@ def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
     sweep = load(made[0])
     copies = [sweep.runs.assign(seed=sweep.runs.seed + 5 * k).rename(index=lambda run, k=k: f"{run}-{k}") for k in range(10)]
     steps = [sweep.steps.assign(run=sweep.steps.run.astype(str) + f"-{k}") for k in range(10)]
-    many = sweep._replace(
+    many = replace(
+        sweep,
         runs=pd.concat(copies),
         steps=pd.concat(steps, ignore_index=True).astype({"run": "category"}),
         configs={f"{run}-{k}": config for run, config in sweep.configs.items() for k in range(10)},
     )
     assert len(many.runs) == 500
     drawn = [output.draw(many) for output in FIGURES.values()]
-    size = sum(len(svg(figure)) for figure in drawn if not isinstance(figure, str)) + len(tables.arms(many).to_html())
+    size = sum(len(svg(figure)) for figure in drawn if not isinstance(figure, str)) + len(tables.runs(many).to_html())
     assert size < 5_000_000, size
+
+
+@pytest.mark.parametrize(("count", "lowest", "first"), [(4, {1, 2, 3}, {0, 3}), (6, {3, 4, 5}, {0, 3}), (2, {0, 1}, {0})])
+def test_the_lowest_panel_of_each_column_is_labelled(count, lowest, first):
+    """Four panels in rows of three: below the second and the third there is none, so their own ticks and label are shown."""
+    figure, axes = grid(count, 3, 1.0, sharex=True, sharey=True)
+    label_outer(axes, "step", "reward")
+    figure.canvas.draw()
+    ticked = {i for i, axis in enumerate(axes) if any(tick.label1.get_visible() for tick in axis.xaxis.get_major_ticks())}
+    assert ticked == {i for i, axis in enumerate(axes) if axis.get_xlabel()} == lowest
+    assert {i for i, axis in enumerate(axes) if axis.get_ylabel()} == first
+
+
+def test_every_precision_of_a_config_has_its_place():
+    folder = Path(__file__).parents[2] / "experiments" / "conf" / "rollout" / "precision"
+    assert set(labels.PRECISIONS) == {path.stem for path in folder.glob("*.yaml")}

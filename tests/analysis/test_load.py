@@ -81,7 +81,7 @@ def test_a_line_cut_short_is_left_out_and_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     found = load(tmp_path)
     assert list(found.steps.step) == list(range(6))
-    assert any("1 of its lines unreadable" in problem for problem in found.problems)
+    assert any("1 of its lines unreadable" in problem for problem in found.caveats)
 
 
 def test_not_a_number_stays_not_a_number(tmp_path):
@@ -100,14 +100,14 @@ def test_problems_are_named(tmp_path):
     (broken.path / "config.json").write_text("{")
     queued = write(tmp_path, "rollout/precision=bf16", seed=1, steps=20, until=0, state="running")
     assert queued.metrics() == []
-    text = "\n".join(load(tmp_path).problems)
+    text = "\n".join(load(tmp_path).caveats)
     for expected in (
-        "fp8_tensor ppo has no seed 2, which other arms have.",
-        "fp8_tensor ppo seed 1: failed at step 11, counted until there. out of memory",
-        "fp8_tensor ppo seed 0 did not record eval/stderr, mismatch/ess_token, which other seeds of the arm have.",
+        "fp8_tensor ppo lacks seed 2, which other arms have.",
+        "fp8_tensor ppo seed 1: failed at step 11; the steps before count. out of memory",
+        "fp8_tensor ppo seed 0 did not record eval/stderr, mismatch/ess_token, which other seeds of the arm did.",
         "bf16 ppo seed 1: running at step 0.",
         "bf16-0/config.json: unreadable",
-        "The runs were made by 2 versions of the code (aaaaaaaaaa: 5 runs in 3 arms; bbbbbbbbbb: 1 runs in 1 arms).",
+        "The runs used 2 versions of the code (aaaaaaaaaa: 5 runs in 3 arms; bbbbbbbbbb: 1 run in 1 arm).",
     ):
         assert expected in text, text
 
@@ -118,7 +118,7 @@ def test_arms_that_lack_the_same_seeds_are_named_together(tmp_path):
         if seed < 2:
             write(tmp_path, FP8, seed=seed, steps=6)
             write(tmp_path, "rollout/precision=bf16", seed=seed, steps=6)
-    assert load(tmp_path).problems == ["2 arms (bf16 ppo, fp8_tensor ppo) have no seed 2, 3, which other arms have."]
+    assert load(tmp_path).caveats == ["2 arms (bf16 ppo, fp8_tensor ppo) lack seeds 2, 3, which other arms have."]
 
 
 def test_some_seeds_alone(tmp_path):
@@ -128,7 +128,7 @@ def test_some_seeds_alone(tmp_path):
     write(tmp_path, FP8, seed=0, steps=6)
     sweep = load(tmp_path, seeds=(2, 3, 9))
     assert sorted(sweep.runs.seed) == [2, 3] and set(sweep.steps.run) == set(sweep.runs.index) == set(sweep.configs)
-    assert sweep.problems == []
+    assert sweep.caveats == []
     with pytest.raises(UserError, match="no run has seed 7, 9; it has 0, 1, 2, 3"):
         load(tmp_path, seeds=(9, 7))
 
@@ -138,7 +138,7 @@ def test_a_folder_without_its_config_is_named(tmp_path):
     write(tmp_path, "rollout/precision=fp32", steps=6)
     (write(tmp_path, FP8, steps=6).path / "config.json").unlink()
     found = load(tmp_path)
-    assert len(found.runs) == 1 and any("config.json: missing" in problem for problem in found.problems)
+    assert len(found.runs) == 1 and any("config.json: missing" in problem for problem in found.caveats)
 
 
 def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
@@ -146,7 +146,7 @@ def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
     write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
     found = load(tmp_path)
     assert len(found.runs) == 1
-    assert any("config.json: no config of a run ('correction')" in problem for problem in found.problems)
+    assert any("config.json: no config of a run (steps: missing)" in problem for problem in found.caveats)
 
 
 def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
@@ -158,16 +158,16 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     (words.path / "metrics.jsonl").write_text('{"step": "1", "actor/loss": 1.0}\n{"step": "2"}\n')
     process.write("provenance.json", {"processes": [{"commit": None}]})
     config = plugin.read("config.json")
-    plugin.write("config.json", config | {"collapse": {"detectors": {"mine": {}}}})
+    plugin.write("config.json", config | {"collapse": config["collapse"] | {"detectors": {"mine": {}}}})
     found = load(tmp_path)
     assert len(found.runs) == 5 and set(found.steps.run) == set(found.runs.index) - {words.path.name, "bf16-0"}
-    text = "\n".join(found.problems)
+    text = "\n".join(found.caveats)
     for said in (
         "Run bf16-0: metrics.jsonl: ends before step 0, while the run went on to 6",
         "drawdown without its onset, left out",
         "metrics.jsonl: 2 of its lines unreadable",
         "provenance.json: does not say which code made the run",
-        "its outcome cannot be told: detectors=mine: unknown",
+        "its outcome is unknown: detectors=mine: unknown",
     ):
         assert said in text, text
 
@@ -176,15 +176,15 @@ def test_rows_without_a_status_count_as_far_as_they_go(tmp_path):
     (write(tmp_path, steps=20, until=13).path / "status.json").unlink()
     found = load(tmp_path)
     assert (found.runs.step.item(), found.runs.outcome.item()) == (12, "unfinished")
-    assert any("whether the run ended is not known" in problem for problem in found.problems)
+    assert any("whether the run ended is not known" in problem for problem in found.caveats)
 
 
 def test_runs_that_have_not_begun_are_counted_in_a_line_and_equal_failures_too(tmp_path):
     for seed in range(3):
         write(tmp_path, FP8, seed=seed, until=0, state="queued")
         write(tmp_path, "rollout/precision=fp32", seed=seed, until=0, state="failed", error="no prompts")
-    assert load(tmp_path).problems == [
-        "3 runs in 1 arms have not begun.",
+    assert load(tmp_path).caveats == [
+        "3 runs in 1 arm have not begun.",
         "fp32 ppo seeds 0, 1, 2: failed at step 0. no prompts",
     ]
 
@@ -194,15 +194,15 @@ def test_versions_are_told_apart_by_uncommitted_changes_and_by_packages(tmp_path
         folder = write(tmp_path, seed=seed, steps=6)
         (process,) = folder.read("provenance.json")["processes"]
         folder.write("provenance.json", {"processes": [process | {"diff": diff, "packages": {"torch": torch}}]})
-    code, packages = load(tmp_path).problems
+    code, packages = load(tmp_path).caveats
     assert code.startswith(
-        "The runs were made by 3 versions of the code (aaaaaaaaaa: 1 runs in 1 arms; aaaaaaaaaa with uncommitted"
+        "The runs used 3 versions of the code (aaaaaaaaaa: 1 run in 1 arm; aaaaaaaaaa with uncommitted"
     )
-    assert packages == "The runs were made by 2 versions of torch (2.13: 2 runs in 1 arms; 2.14: 1 runs in 1 arms)."
+    assert packages == "The runs used 2 versions of torch (2.13: 2 runs in 1 arm; 2.14: 1 run in 1 arm)."
 
 
 def test_a_clean_sweep_has_no_problems(sweep):
-    assert load(sweep).problems == []
+    assert load(sweep).caveats == []
 
 
 def test_an_empty_sweep(tmp_path):

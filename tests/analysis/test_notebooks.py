@@ -50,6 +50,6 @@ def test_on_folders_with_outputs(name, sweep, tmp_path):
 def test_on_offline_wandb_runs(name, sweep, tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTLINE_SWEEP", f"wandb-offline:{sweep}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = runpy.run_path(str(FOLDER / f"{name}.py"))["sweep"]
+    found = runpy.run_path(str(FOLDER / f"{name}.py"))["results"]
     assert found.folder is None and len(found.runs) == 8 and found.runs.event.sum() == 2
     assert os.listdir(tmp_path / "faultline")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import predictors
+from analysis.statistics import predictors
 
 RNG = np.random.default_rng
 
@@ -27,8 +27,8 @@ def test_lead_time_and_false_alarms_of_a_known_signal():
     """The median of 5 passes at the third step of the rise: 40 + 2 = 42, so 18 steps ahead; the others never reach it."""
     runs, steps = toy()
     row = predictors.evaluate(runs, steps).iloc[0]
-    assert (row["detected"], row["median lead (steps)"], row["false alarms"], row["said"]) == (1, 18, 0, "")
-    assert row["AUC 50 steps ahead"] < 1  # before the rise it knows nothing, and ties count half
+    assert (row["detected"], row["median_lead"], row["false_alarms"], row["note"]) == (1, 18, 0, "")
+    assert row["auc"] < 1  # before the rise it knows nothing, and ties count half
 
 
 def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
@@ -49,8 +49,8 @@ def test_a_precision_is_no_warning():
     steps["rollout_corr/k3_kl"] = 1.0
     both = pd.concat([steps, steps.assign(run="exact" + steps.run, **{"rollout_corr/k3_kl": 0.0})], ignore_index=True)
     row = predictors.evaluate(pd.concat([runs, exact]), both).iloc[0]
-    assert (row["AUC 50 steps ahead"], row["collapsed runs"], row["other runs"]) == (0.5, 4, 4)
-    assert row["false alarms"] == row["detected"]
+    assert (row["auc"], row["collapsed_runs"], row["other_runs"]) == (0.5, 4, 4)
+    assert row["false_alarms"] == row["detected"]
 
 
 def test_the_auc_does_not_look_ahead():
@@ -76,7 +76,7 @@ def test_an_alarm_at_the_onset_is_no_warning():
     runs, steps = toy()
     steps.loc[(steps.run == "3True") & (steps.step < 58), "rollout_corr/k3_kl"] = 1.0
     row = predictors.evaluate(runs, steps).iloc[0]
-    assert (row["detected"], row["median lead (steps)"]) == (0.75, 18)
+    assert (row["detected"], row["median_lead"]) == (0.75, 18)
 
 
 def test_a_run_censored_within_the_horizon_is_neither_case_nor_control():
@@ -135,17 +135,17 @@ def test_the_threshold_is_not_chosen_on_the_seed_that_it_judges():
     runs, steps = toy(seeds=40)
     steps["rollout_corr/k3_kl"] = np.repeat(rng.random(len(runs)), 100)
     row = predictors.evaluate(runs, steps).iloc[0]
-    assert abs(row["detected"] - row["false alarms"]) < 0.3
+    assert abs(row["detected"] - row["false_alarms"]) < 0.3
     found = predictors.signals(steps, "rollout_corr/k3_kl")
-    assert 0.3 < row["AUC 50 steps ahead"] < 0.7 and np.isfinite(predictors.best_threshold(runs, found))
+    assert 0.3 < row["auc"] < 0.7 and np.isfinite(predictors.best_threshold(runs, found))
 
 
 def test_too_few_runs_are_said_to_be_too_few():
     runs, steps = toy(seeds=1)
     row = predictors.evaluate(runs, steps).iloc[0]
-    assert np.isnan(row["detected"]) and row["said"] == "1 collapsed, 1 not, 1 seeds: too few"
+    assert np.isnan(row["detected"]) and row["note"] == "1 collapsed, 1 not, 1 seeds: too few"
     runs["event"] = False
-    assert predictors.evaluate(runs, steps).iloc[0]["said"] == "0 collapsed, 2 not, 1 seeds: too few"
+    assert predictors.evaluate(runs, steps).iloc[0]["note"] == "0 collapsed, 2 not, 1 seeds: too few"
 
 
 def test_a_low_value_warns_where_low_is_bad():
@@ -153,4 +153,4 @@ def test_a_low_value_warns_where_low_is_bad():
     for low in ("mismatch/ess_sequence", "actor/entropy"):
         steps[low] = 1 / steps["rollout_corr/k3_kl"]
     table = predictors.evaluate(runs, steps).set_index("diagnostic")
-    assert table.loc["sequence ESS", "median lead (steps)"] == table.loc["entropy", "median lead (steps)"] == 18
+    assert table.loc["mismatch/ess_sequence", "median_lead"] == table.loc["actor/entropy", "median_lead"] == 18

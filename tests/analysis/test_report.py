@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from analysis import tables
 from analysis.figures import FIGURES
 from analysis.load import load
 from analysis.report import BEGIN, END, insert, report
@@ -36,7 +35,7 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
     assert page.count("<svg") == len(FIGURES) - 4  # no bounds, dumps or learning rates to compare in this sweep
-    assert "Not drawn: One learning rate only" in page
+    assert "Not drawn: The sweep has one learning rate" in page
 
 
 def browser(page, shot, height=900):
@@ -89,9 +88,9 @@ def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     write(tmp_path, FP8, seed=1, until=30, state="failed", error="disk full <&>")
     (write(tmp_path, FP8, seed=2).path / "config.json").write_text("{")
     page = report(tmp_path).read_text()
-    assert "fp8_tensor ppo seed 1: failed at step 29, counted until there. disk full &lt;&amp;&gt;" in page
+    assert "fp8_tensor ppo seed 1: failed at step 29; the steps before count. disk full &lt;&amp;&gt;" in page
     assert "did not record" in page and "2 versions of the code" in page and "config.json: unreadable" in page
-    table = tables.outcomes(load(tmp_path)).set_index("arm").loc["fp8_tensor ppo"]
+    table = load(tmp_path).outcomes.set_index("arm").loc["fp8_tensor ppo"]
     assert (table.runs, table.unfinished, table.collapsed) == (2, 1, 0)
 
 
@@ -112,9 +111,8 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     page = report(tmp_path).read_text()
     assert "where is the control stable?" in page and page.index('id="frontier"') < page.index('id="survival"')
     assert (
-        "of 4 settings with a run that has ended (2 seeds each), every seed reached a held-out reward of 0.95 in at least one "
-        "evaluation in 3, some in 0 and none in 1"
-        in page
+        "All runs are controls: 4 settings with ended runs, 2 seeds each. A held-out reward of 0.95 was reached by every seed "
+        "in 3, by some in 0, by none in 1. At least one seed collapsed in 1." in page
     )
     cells = [text.get_text() for text in FIGURES["frontier"].draw(sweep).axes[0].texts]
     assert sorted(cells) == ["0/2", "0/2", "0/2", "2/2"]
@@ -126,8 +124,8 @@ def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     for cache in ("compute", "fp8_e4m3"):
         for seed in (0, 1):
             write(tmp_path, "rollout/precision=bf16", f"rollout.kv_cache={cache}", seed=seed)
-    told = report(tmp_path).with_suffix(".md").read_text()
-    assert "Uncorrected bf16 rollouts: 0 of 2" in told and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in told
+    text = report(tmp_path).with_suffix(".md").read_text()
+    assert "Uncorrected bf16 rollouts: 0 of 2" in text and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in text
 
 
 def test_no_collapse_anywhere(tmp_path):
@@ -136,8 +134,7 @@ def test_no_collapse_anywhere(tmp_path):
         write(tmp_path, FP8, seed=seed)
     page = report(tmp_path).read_text()
     # 2/C(4, 2)
-    said = "control of the same loss): last rewards could not have been told from chance (2 seeds: p ≥ 0.33, times 1 comparison)."
-    assert said in page
+    assert "last reward: no comparison could be significant (1 tested). With 2 seeds an arm, p ≥ 0.33 before adjustment." in page
     assert "Not drawn: No run collapsed" in page and page.index('id="reward"') < page.index("Not drawn")
 
 
@@ -147,11 +144,12 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
         folder = write(tmp_path, FP32, seed=seed)
         probe = {"probe/bf16/k3_kl": k3, "probe/bf16/ess_sequence": 1 - k3, "probe/bf16/log_ratio_max_abs": 0.1 + k3}
         folder._append("metrics.jsonl", {**folder.metrics()[-1], **probe})
-    (row,) = tables.probes(load(tmp_path), 0.95).to_dict("records")
-    assert row["reached 0.95"] == "2/2" and row["bf16 K3"] == pytest.approx(2e-4) and row["bf16 lowest ESS"] == 1 - 3e-4
+    (row,) = load(tmp_path).probes.to_dict("records")
+    assert (row["probed"], row["reached_healthy"]) == ("bf16", "2/2")
+    assert row["k3"] == pytest.approx(2e-4) and row["ess_sequence_min"] == 1 - 3e-4
     report(tmp_path)
     assert pd.read_csv(tmp_path / "evaluations.csv")["probe/bf16/k3_kl"].dropna().tolist() == [1e-4, 3e-4]
-    assert "## What mismatch other precisions would have had" in (tmp_path / "report.md").read_text()
+    assert "## Mismatch of other precisions" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -181,15 +179,15 @@ def test_the_results_go_between_the_marks(made, tmp_path):
 
 def test_csv_holds_the_numbers(made):
     arms, runs, seen = (pd.read_csv(made[0] / f"{name}.csv") for name in ("arms", "runs", "evaluations"))
-    assert len(seen) == 50 * 21 and (seen.groupby("run")["eval/reward"].last() == runs.set_index("run")["final eval"]).all()
+    assert len(seen) == 50 * 21 and (seen.groupby("run")["eval/reward"].last() == runs.set_index("run")["final_reward"]).all()
     apart = arms.set_index("arm")
-    of = runs.groupby("arm")["final eval"].mean()
-    assert apart["from control"]["fp8_tensor ppo"] == pytest.approx(of["fp8_tensor ppo"] - of["fp32 ppo"])
+    of = runs.groupby("arm")["final_reward"].mean()
+    assert apart["from_control"]["fp8_tensor ppo"] == pytest.approx(of["fp8_tensor ppo"] - of["fp32 ppo"])
     assert len(arms) == 10 and len(runs) == 50 and arms["collapsed"].sum() == runs["event"].sum() == 6
-    assert runs.loc[runs.event, "onset drawdown"].notna().all()
+    assert runs.loc[runs.event, "onset_drawdown"].notna().all()
     survived = runs[runs.outcome == "survived"]
-    assert (survived["best eval"] >= survived["final eval"]).all() and (survived["final eval"] > 0.5).all()
-    assert (runs.loc[runs.event, "final eval"] < 0.5 * runs.loc[runs.event, "best eval"]).all()
+    assert (survived["best_reward"] >= survived["final_reward"]).all() and (survived["final_reward"] > 0.5).all()
+    assert (runs.loc[runs.event, "final_reward"] < 0.5 * runs.loc[runs.event, "best_reward"]).all()
 
 
 @pytest.mark.slow

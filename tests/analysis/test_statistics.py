@@ -11,7 +11,7 @@ from lifelines.statistics import logrank_test
 from lifelines.utils import restricted_mean_survival_time
 from scipy import stats
 
-from analysis import performance, survival
+from analysis.statistics import performance, survival
 
 RNG = np.random.default_rng
 

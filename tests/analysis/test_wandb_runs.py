@@ -61,7 +61,7 @@ def same(one, other):
 def test_offline_files_give_the_frames_of_the_folders(sweep):
     offline = load(f"wandb-offline:{sweep}")
     same(load(sweep), offline)
-    assert offline.problems == []
+    assert offline.caveats == []
     same(offline, load(f"wandb-offline:{sweep}"))  # from the cache
 
 
@@ -75,7 +75,7 @@ def test_a_truncated_file_is_read_up_to_the_damage(sweep, tmp_path):
     run = found.runs.index[found.runs.precision == "fp8_tensor"][0]
     steps = found.steps.step[found.steps.run == run]
     assert list(steps) == list(range(len(steps))) and 60 < len(steps) < 101
-    assert any("damaged, read up to byte" in problem for problem in found.problems)
+    assert any("damaged, read up to byte" in problem for problem in found.caveats)
     assert found.runs.state[run] == "running"  # of its end there is no word
 
 
@@ -102,7 +102,7 @@ def test_an_empty_file_is_named(sweep, tmp_path):
         b":W&B\xbe\xe1\x00"
     )  # all that a kill at the start leaves
     found = load(f"wandb-offline:{copy}")
-    assert len(found.runs) == 1 and any("no config of this harness in it" in problem for problem in found.problems)
+    assert len(found.runs) == 1 and any("no config of this harness in it" in problem for problem in found.caveats)
 
 
 def test_a_folder_without_offline_runs(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
-from algos.enumerable import policies, rewards, toy
+from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.objective import Objective
 from algos.reductions import Counts
 from faultline.tools.gradient.enumerable import _scores, exact_table
@@ -58,7 +58,7 @@ def test_without_mismatch_every_method_is_the_truth():
 @pytest.mark.slow
 def test_sd_and_rmse_by_simulation(exact):
     """The exact sd of one response is that of responses drawn from μ: 200,000 draws give it to 1 %."""
-    space = toy(3, 4)
+    space = EnumerablePolicy.of(3, 4)
     pi, mu = policies(space, 0.3)
     probability = space.logp(pi).sum(-1).exp()
     reward = rewards(space)
@@ -140,9 +140,10 @@ def test_the_answer_in_words():
             "family": None,
         }
     )
-    text = answer(table)
-    assert text.startswith("Closest in mean squared error: pg b") and "Least biased: pg a" in text
-    assert "the least biased has 1.44 times its variance" in text  # 1.2²
+    closest, least, plain, variance = answer(table)
+    assert closest.startswith("Closest in mean squared error: pg b") and least.startswith("Least biased: pg a")
+    assert plain == "Uncorrected: bias 0.5, sd 1, rmse 1.12."
+    assert variance == "The least biased method has 1.44 times the variance of the uncorrected one."  # 1.2²
 
 
 @pytest.mark.parametrize(("losses", "corrections"), [(["pg"], ["m2po"]), (["pg"], ["slime/mis"]), (["clip_cov"], ["none"])])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from analysis.load import load
-from analysis.tables import disagreements
 from experiments.noise import matching_noise
 from faultline.tools.gradient.laboratory import SampledGradients
 from faultline.tools.gradient.methods import EXACT, methods
@@ -63,7 +62,7 @@ def test_a_branch_goes_on_from_the_checkpoint_and_only_its_settings_differ(tiny)
     train(config)
     page = branch(config.path, 2, ["correction=icepop loss=pg"], 2)
     sweep = load(page.parent)
-    assert list(sweep.runs.outcome) == ["survived"] * 4 and disagreements(sweep) == []
+    assert list(sweep.runs.outcome) == ["survived"] * 4 and sweep.disagreements == []
     assert all(onsets == {"learning": 0} for onsets in sweep.runs.onsets)
     assert page.exists()
     runs = {(c["loss"]["name"], c["seed"]): folder for folder in run_folders(page.parent) for c in [folder.read("config.json")]}

@@ -189,6 +189,21 @@ def test_more_evaluation_prompts_than_are_held_out(tiny):
         train(tiny("evaluation.prompts=500"))
 
 
+def test_an_evaluation_judges_any_policy(tiny):
+    """Of the fp32 control engine and own policy are one policy, to the bit; a 4-bit engine answers otherwise."""
+    for precision, same in (("fp32", True), ("nvfp4", False)):
+        config = tiny(f"rollout/precision={precision}", "evaluation.samples=16")
+        with folder_of(config).claim() as folder:
+            trainer = Trainer(config, folder)
+            trainer.load_weights()
+            collector, evaluator = trainer.collector, trainer.evaluator
+            own, rollout = (evaluator.reward_of(policy) for policy in (collector.own_policy, collector.engine))
+            answers = [collector.generate(policy, evaluator.prompts, evaluator._uniforms()).tokens
+                       for policy in (collector.own_policy, collector.engine)]
+        assert own["eval/samples"] == rollout["eval/samples"] == 64
+        assert torch.equal(*answers) == same and (own == rollout or not same)
+
+
 def test_several_choices_and_a_bf16_actor_go_through_the_loop(tiny):
     numerics = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.num_minibatches=2"]
     config = tiny("task.choices=2", "task.length=2", *numerics, "steps=2")

@@ -1,4 +1,4 @@
-"""Bias and variance of each method to the last digit: a policy whose responses are all listed, so that an expectation is a sum.
+"""Exact bias and variance of each method: the policy's responses are all listed, so that an expectation is a sum.
 
 One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t); the truth is g = −∇E_π[R]. bias = |E_μ f − g|, variance =
 E_μ|f|² − |E_μ f|², both over |g| or |g|²; the root mean squared error is that of the mean over `responses` of them.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.spec import Reject
-from algos.enumerable import EnumerablePolicy, policies, rewards, toy
+from algos.enumerable import EnumerablePolicy, policies, rewards
 from faultline.tools.gradient.methods import Method, coefficients
 from harness.errors import UserError
 
@@ -24,11 +24,11 @@ def exact_table(
 ) -> pd.DataFrame:
     """A row per method: cosine and norm ratio of E_μ f to g, bias, sd of one response, rmse of `responses`, family, bound.
 
-    noise: standard deviation of what is added to the logits of π to make μ. The methods must have reduction token_sum.
+    noise: standard deviation of the noise that makes the logits of μ from those of π. The methods must reduce by token_sum.
     """
     for method in methods:
         _refuse_coupled(method)
-    space = toy(vocabulary, length)
+    space = EnumerablePolicy.of(vocabulary, length)
     pi, mu = policies(space, noise, seed=seed)
     reward = rewards(space, seed=seed + 1)
     probability = space.logp(pi).sum(-1).exp()
@@ -61,7 +61,7 @@ def exact_table(
 
 
 def _refuse_coupled(method: Method) -> None:
-    """The sum takes each response by itself, as if the batch were no other; UserError for what looks at the whole batch."""
+    """Raise UserError for a method that reads the whole batch: the sum takes each response by itself."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
     if correction.normalize == "batch" or plugins or getattr(getattr(loss, "func", loss), "select", None):

@@ -13,17 +13,17 @@ RESAMPLES = 1000
 
 
 class Grams:
-    """All that is asked of the gradients: their inner products, fp64. gradients [K, parameters], reference [J, parameters]."""
+    """Inner products of the gradients [K, parameters] and the reference [J, parameters], fp64: every statistic needs no more."""
 
     def __init__(self, gradients: Tensor, reference: Tensor):
         g, r = gradients.double(), reference.double()
         self.gg, self.gr, self.rr = (part.numpy() for part in (g @ g.T, g @ r.T, r @ r.T))
 
     def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
-        """cosine, norm ratio, bias, sd and rmse of resamples in which batch k stands times[:, k] times; each [resamples].
+        """cosine, norm ratio, bias, sd and rmse of resamples that hold batch k times[:, k] times; each [resamples].
 
-        bias and sd are over |E r|; sd is that of one batch; rmse² = bias² + sd². A squared length that the noise makes
-        negative is 0; a ratio to such a reference is NaN.
+        bias and sd are divided by |E r|. sd is for one batch, and rmse² = bias² + sd². A squared length that noise makes
+        negative counts as 0; a ratio to such a reference is NaN.
         """
         gg, rr = _pairs(self.gg, times), _pairs(self.rr, reference_times)
         gr = ((times @ self.gr) * reference_times).sum(1) / (times.sum(1) * reference_times.sum(1))
@@ -39,7 +39,7 @@ class Grams:
         }
 
     def summary(self, seed: int = 0) -> dict[str, float]:
-        """`statistics` of the data, and the 2.5 % and 97.5 % quantiles over resamples of the batches as <name> low and high."""
+        """`statistics` of the data, and as <name> low and high the 2.5 % and 97.5 % quantiles over resamples of the batches."""
         rng = np.random.default_rng(seed)
         counts = self.gr.shape
         draws = [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
@@ -52,12 +52,12 @@ class Grams:
 
 
 def drowned(reference: Tensor) -> bool:
-    """Whether batches of the reference, [J, parameters], disagree so much that its squared length is not told from 0."""
+    """Whether the squared length of the reference, estimated from its batches [J, parameters], is not above 0."""
     r = reference.double()
     return bool(_pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
 
 
 def _pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often both stand; a batch is no partner of its own copies."""
+    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     return total / (times.sum(1) ** 2 - (times**2).sum(1))

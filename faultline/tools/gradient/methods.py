@@ -36,7 +36,7 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """An estimator. family and bound: where it lies along a family's bounds; None of a named one."""
+    """An estimator. family, bound: the family of thresholds and the bound that it stands for; None for a named correction."""
 
     name: str
     objective: Objective
@@ -45,10 +45,13 @@ class Method(NamedTuple):
 
 
 def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
-    """Every loss with every correction that it goes with, the exact sequence weight, and pg along the bounds of `ALONG`."""
+    """The exact sequence weight, every loss with every correction, and pg at each bound of the families in `ALONG`.
+
+    Raises UserError on a loss and a correction that count a ratio twice, and on an unknown name.
+    """
     exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
     pg = load_loss("pg")
-    found = [Method(EXACT, Objective(pg, exact, "old", reduction, norm))]
+    made = [Method(EXACT, Objective(pg, exact, "old", reduction, norm))]
     for loss in losses:
         for name, preset in presets(corrections).items():
             correction, proximal = preset.correction, preset.proximal
@@ -58,23 +61,23 @@ def methods(losses: list[str], corrections: list[str], reduction: str, norm: int
             except ValueError as error:
                 raise UserError(f"loss {loss} with correction {name}: {error}") from None
             shown = loss if function.func is LOSSES[loss] else "ppo"
-            found.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
+            made.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
     for family in ALONG:
         for c in BOUNDS:
             objective = Objective(pg, family.at(c), "old", reduction, norm)
-            found.append(Method(f"{family.name} C={c:g}", objective, family.name, c))
-    return found
+            made.append(Method(f"{family.name} C={c:g}", objective, family.name, c))
+    return made
 
 
 def load_loss(name: str) -> functools.partial:
-    """A loss with the parameters of its config file. Raises UserError if it has none, or if they refer to other keys."""
+    """A loss with the parameters of its config file. Raises UserError on an unknown name."""
     path = Path(__file__).parents[3] / "experiments" / "conf" / "loss" / f"{name}.yaml"
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")
     params = OmegaConf.to_container(OmegaConf.load(path))
-    del params["name"]
-    return functools.partial(LOSSES[name], **params)
+    assert isinstance(params, dict)
+    return functools.partial(LOSSES[name], **{str(key): value for key, value in params.items() if key != "name"})
 
 
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
@@ -82,6 +85,7 @@ def coefficients(objective: Objective, batch: Batch) -> Tensor:
 
     Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
     """
+    assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()
     batch = objective.select(batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages))
     corrected = correct(batch, objective.correction)

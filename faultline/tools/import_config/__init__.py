@@ -14,7 +14,7 @@ from faultline.tools.import_config.translation import Source, Translation
 from harness.arms import flatten
 from harness.errors import UserError
 
-FORMATS = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
+FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
 """Name → module with `recognises(keys)`, `shorten(key)` and `translate(source, translation)`; the first that recognises it."""
 
 
@@ -46,4 +46,4 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: neither YAML nor JSON{where}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must hold keys and values, not a list")
-    return loaded
+    return {str(key): value for key, value in loaded.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from faultline.tools.import_config.translation import Source, Translation, unusable
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
@@ -19,7 +22,7 @@ RENAMED = {
 }
 
 
-def recognises(keys: dict) -> bool:
+def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are those of a SkyRL config."""
     return any(key.startswith(PREFIXES) or key in BARE for key in keys)
 
@@ -67,10 +70,10 @@ def _loss(source: Source, out: Translation) -> None:
     elif kind == "sapo":
         out.loss("sapo", **{tau: source.number(f"sapo.{tau}", default=d) for tau, d in (("tau_pos", 1.0), ("tau_neg", 1.05))})
     elif kind == "cispo":
-        low, high = source.number("cispo.cispo_eps_clip_low"), source.number("cispo.cispo_eps_clip_high")
-        if low is None or high is None:
+        if not (source.has("cispo.cispo_eps_clip_low") and source.has("cispo.cispo_eps_clip_high")):
             out.notes.append("cispo bounds not set: SkyRL 0.3.0's are 0 and 5, ratios in [1, 6]; later ones 1 and 4")
-        low, high = 0.0 if low is None else low, 5.0 if high is None else high
+        low = source.number("cispo.cispo_eps_clip_low", default=0.0)
+        high = source.number("cispo.cispo_eps_clip_high", default=5.0)
         out.loss("cispo", lower=1 - low, upper=1 + high)
         if source.take("cispo.cispo_anchor", "cispo_anchor", default="old") == "rollout":
             out.values["proximal"] = "rollout"
@@ -118,17 +121,18 @@ def _masks(source: Source, out: Translation) -> None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)
     elif low is not None or high is not None:
         out.notes.append("token_mask_is_threshold: SkyRL ignores one bound without the other; no token mask")
-    outlier = [source.number(f"outlier_token_is_threshold_{side}") for side in ("low", "high")]
-    if outlier != [None, None]:
-        out.filter("outlier_token_is_threshold", "outlier", "worst_token", "ratio", *outlier)
+    low, high = (source.number(f"outlier_token_is_threshold_{side}") for side in ("low", "high"))
+    if low is not None or high is not None:
+        out.filter("outlier_token_is_threshold", "outlier", "worst_token", "ratio", low, high)
     metric = source.take("sequence_mask_metric")
     bounds = {
-        "geometric": [source.number(f"geo_mask_{side}", default=d) for side, d in (("low", 0.99), ("high", 1.01))],
-        "product": [source.number(f"product_mask_{side}", default=d) for side, d in (("low", 0.5), ("high", 2.0))],
+        "geometric": (source.number("geo_mask_low", default=0.99), source.number("geo_mask_high", default=1.01)),
+        "product": (source.number("product_mask_low", default=0.5), source.number("product_mask_high", default=2.0)),
     }
     if metric in bounds:
         level = "geometric" if metric == "geometric" else "sequence"
-        out.filter(f"sequence_mask_metric={metric}", metric, level, "ratio", *bounds[metric])
+        low, high = bounds[metric]
+        out.filter(f"sequence_mask_metric={metric}", metric, level, "ratio", low, high)
     elif metric is not None:
         unusable(f"{source.key('sequence_mask_metric')}={metric}", "accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):

@@ -1,22 +1,22 @@
-"""What the importers share: the keys of the other program, of which each is taken or named, and the config that results."""
+"""What the importers share: the keys of the other program, each of them taken or named, and the resulting config."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, overload
 
 import yaml
 
-from algos.corrections.spec import Correction, Reject, Weight
+from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
 from harness.errors import UserError
 
 UNREACHED = 4.85e8
-"""e²⁰, the largest ratio that is ever computed: a truncation there is none."""
+"""e²⁰, the largest ratio ever computed: a truncation there has no effect."""
 
 
 class Source:
-    """The keys of a config, under short names; what no one took is left over and gets named."""
+    """The keys of a config, under short names. What nobody has taken is named at the end."""
 
     def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
         self._values: dict[str, tuple[str, Any]] = {}
@@ -28,7 +28,7 @@ class Source:
         self._taken: set[str] = set()
 
     def has(self, *names: str) -> bool:
-        """Whether one of the names is set to something, be it false."""
+        """Whether one of the names is set, false included."""
         return any(self._values.get(name, ("", None))[1] is not None for name in names)
 
     def take(self, *names: str, default: Any = None) -> Any:
@@ -44,6 +44,10 @@ class Source:
             raise UserError(f"{self.key(*names)}={value}: resolve the config first; with Hydra, --cfg job --resolve prints it so")
         return value
 
+    @overload
+    def number(self, *names: str, default: float) -> float: ...
+    @overload
+    def number(self, *names: str, default: None = None) -> float | None: ...
     def number(self, *names: str, default: float | None = None) -> float | None:
         """Likewise, a number. Raises UserError naming the key otherwise."""
         value = self.take(*names, default=default)
@@ -57,7 +61,7 @@ class Source:
         return value
 
     def key(self, *names: str) -> str:
-        """How the file spells the first of `names` that it has."""
+        """The file's spelling of the first of `names` that it has."""
         return next((self._values[name][0] for name in names if name in self._values), names[0])
 
     def left(self) -> list[str]:
@@ -69,14 +73,14 @@ class Source:
 class Translation:
     """An experiment file in the making: options of config groups, values, and what a reader must know."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.options: dict[str, str] = {}
         self.values: dict[str, Any] = {}
-        self.ratio = "old"
+        self.ratio: RatioNumerator = "old"
         self.weight = Weight()
-        self.reject: dict[str, Reject] = {}
-        self.normalize = "none"
-        self.denominator = "original"
+        self.reject: dict[str, Reject | Plugin] = {}
+        self.normalize: Normalize = "none"
+        self.denominator: Denominator = "original"
         self.notes: list[str] = []
         self.lost: list[str] = []
 
@@ -97,13 +101,13 @@ class Translation:
         place[last] = value
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
-        """Set the nucleus and the top k; −1 tokens are all there as 0 are here."""
+        """Set the nucleus and the top k; −1 there and 0 here are all tokens."""
         k = source.number(top_k)
         self.set("rollout.top_p", source.number(top_p))
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
-    def choose(self, group: str, source: Source, key: str, options: dict[str, str]) -> None:
-        """Choose the option of `group` that the value of `key` means, or name it as lost; nothing if it is not set."""
+    def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
+        """Choose the option of `group` for the value of `key`, or name it as lost. An unset key chooses nothing."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -136,8 +140,9 @@ class Translation:
             action = "truncate"
         if upper == math.inf:
             upper = UNREACHED if action == "truncate" else None
+        settings: dict[str, Any] = {"level": level, "action": action, "lower": lower, "upper": upper}  # Weight checks them
         try:
-            self.weight = Weight(level, action, lower, upper)
+            self.weight = Weight(**settings)
         except ValueError as error:
             unusable(source, str(error))
 
@@ -146,17 +151,18 @@ class Translation:
         """Add a filter. Bounds of 0 and ∞ on a ratio are none here. Raises UserError where no filter here is the same."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
+        settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
         try:
-            self.reject[name] = Reject(level, statistic, lower, upper, when)
+            self.reject[name] = Reject(**settings)
         except ValueError as error:
             unusable(source, str(error))
 
     def render(self, title: str, left: list[str]) -> str:
         """The experiment file."""
-        kept = "kept" if self.reject and self.denominator == "kept" else "original"
-        normalize = self.normalize if self.weight.level else "none"
-        ratio = self.ratio if self.weight.level or self.reject else "old"
-        correction = Correction(ratio, self.weight, self.reject, normalize, kept)
+        denominator: Denominator = self.denominator if self.reject else "original"
+        normalize: Normalize = self.normalize if self.weight.level else "none"
+        ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
+        correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
         lines = ["# @package _global_", f"# {title}, translated. Save it as DIR/experiment/NAME.yaml and run",
                  "#   python -m experiments.train --config-dir DIR +experiment=NAME"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from faultline.tools.import_config.translation import Source, Translation, unusable
 
@@ -24,7 +26,7 @@ RENAMED = {
 }
 
 
-def recognises(keys: dict) -> bool:
+def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these keys are those of a GRPOConfig."""
     return any(key in MARKS or key.startswith("vllm_importance_sampling_") for key in keys)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from algos.corrections import spec
 from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
@@ -35,7 +37,7 @@ RENAMED = {
 }
 
 
-def recognises(keys: dict) -> bool:
+def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are those of a verl config."""
     caps = tuple(cap.removeprefix("actor.") for cap in CAPS)
     return any(key.startswith((*PREFIXES, "actor.", *BARE)) or key in caps for key in keys)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from analysis.frames import show
 from faultline.tools.replay import page
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
@@ -44,13 +45,13 @@ def replay_command(
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     for line in page.summary(replayed):
         print(line)
-    page.show("presets", page.corrections_table(replayed, control))
-    page.show("grid: share of tokens kept, ESS", page.grid_table(replayed))
+    show("presets", page.corrections_table(replayed, control))
+    show("grid: share of tokens kept, ESS", page.grid_table(replayed))
     advice = None
     if advisor is not None:
         advice = advisor.propose(None if control is None else control.thresholds)
         title = f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}"
-        page.show(title, page.advice_table(advice))
+        show(title, page.advice_table(advice))
     for name, reason in replayed.skipped.items():
         print(f"{name}: {reason}, so it is left out")
     print("drawing the page", flush=True)

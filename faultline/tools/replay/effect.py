@@ -21,18 +21,16 @@ def padded(responses: Responses) -> Batch:
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
 
-    def pad(values: np.ndarray | None) -> Tensor | None:
-        if values is None:
-            return None
-        values = torch.tensor(values)
+    def pad(column: np.ndarray) -> Tensor:
+        values = torch.tensor(column)
         return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
-    columns = (responses.logp_rollout, responses.mask, responses.logp_old, responses.advantages, responses.segments)
-    return Batch(*map(pad, columns))
+    advantages, segments = (None if c is None else pad(c) for c in (responses.advantages, responses.segments))
+    return Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
 
 
 def missing(spec: Correction, responses: Responses) -> str | None:
-    """Why `spec` cannot be replayed on a dump with these columns; None if it can."""
+    """The reason why `spec` cannot be replayed on a dump with these columns, or None."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
     if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):
         return "needs advantages"
@@ -57,11 +55,11 @@ def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
 
 @torch.no_grad()
 def finish_effect(rows: Rows) -> dict[str, float]:
-    """`finish_applied`, and under effect/ over all tokens: ess, kept_tokens, kept_sequences, weight_mean, weight_max, agreement.
+    """`finish_applied`, and under effect/ the metrics of g over all tokens.
 
-    ess = (Σg)²/(n·Σg²). kept: with g > 0, which a weight of 0 ends as a filter does; kept_sequences have such a token.
-    agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], R the exact sequence weight of the token's response: 1 where g is R but for
-    a factor. Of no correction at all it is the ESS of R itself.
+    ess = (Σg)²/(n·Σg²). kept_tokens: share with g > 0; a weight of 0 drops a token as a filter does. kept_sequences: share
+    of responses with such a token. weight_mean, weight_max: of g. agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], R the exact
+    sequence weight of the token's response: 1 where g is proportional to R. Without a correction it is the ESS of R.
     """
     n, exact = rows["n"], rows["exact"]
     tokens = n.sum().clamp(min=1)
@@ -79,9 +77,9 @@ def finish_effect(rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
-    """Σ g and tokens, by the token's position and by its response's length, in the bins of `positions`: [4, BINS].
+    """Σ g and tokens by position, then both by length of the response, in the bins of `positions`; [4, BINS].
 
-    Over batches they add up: row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
+    The sums of several batches add up. Row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
     """
     g, tokens = _effective(batch, corrected), batch.mask.double()
     position = torch.where(batch.mask, bin_of(batch.mask.cumsum(-1)), 0)

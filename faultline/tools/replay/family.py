@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,26 +107,26 @@ class Family(NamedTuple):
     def at(self, c: float) -> Correction:
         """The correction with bound C, as a config has it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
-        bounds = {"lower": None if lower == -np.inf else lower, "upper": upper}
+        settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
-            return Correction(reject={self.name: Reject(self.level, self.statistic, **bounds)})
-        return Correction(weight=Weight(self.level, self.action, **bounds))
+            return Correction(reject={self.name: Reject(**settings | {"statistic": self.statistic})})
+        return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: Tokens) -> Units:
         """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
-        values = tokens.statistic(self.statistic)
-        if self.level == "token":
-            size, row = np.ones(len(values)), tokens.row
-        elif self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
+        values: np.ndarray = tokens.statistic(self.statistic)
+        size: np.ndarray = np.ones(len(values))
+        row: np.ndarray = tokens.row
+        if self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
             values = by_row(np.maximum, np.abs(values), tokens.row)
             row = np.flatnonzero(tokens.count)
             size = tokens.count[row].astype(np.float64)
-        else:
+        elif self.level != "token":
             group, row = tokens.groups(self.level.startswith("segment"))
-            size = np.bincount(group, minlength=len(row))
+            size = np.bincount(group, minlength=len(row)).astype(np.float64)
             present = size > 0
             values = np.bincount(group, weights=values, minlength=len(row))[present]
-            size, row = size[present].astype(np.float64), row[present]
+            size, row = size[present], row[present]
             if self.level in ("geometric", "segment_geometric"):
                 values = values / size
         return Units(bounded_exp(values) if self.statistic == "ratio" else values, size, row)

@@ -1,20 +1,15 @@
-"""What a replay shows: tables in the terminal, one HTML page with its figures, and CSV files."""
+"""What a replay shows: its tables, one HTML page with its figures, and CSV files."""
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
+from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, svg
+from analysis.figures.style import COLOURS, subplots
+from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
@@ -80,17 +75,6 @@ def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
     return shown.rename(columns={"low": "C 2.5 %", "high": "C 97.5 %"})
 
 
-def show(title: str, table: pd.DataFrame) -> None:
-    """Print a table."""
-    shown = Table(title=title, title_justify="left")
-    for column in table.columns:
-        shown.add_column(column, overflow="fold")
-    for row in table.itertuples(index=False):
-        shown.add_row(*map(str, row))
-    console = Console()
-    (console if console.is_terminal else Console(width=150)).print(shown)
-
-
 def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> Path:
     """Write replay.html and the CSV files into `folder`; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,42 +85,33 @@ def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, ad
         null.thresholds.table().to_csv(folder / "null_thresholds.csv", index=False)
     if advice is not None:
         advice.to_csv(folder / "advice.csv", index=False)
-    page = folder / "replay.html"
-    page.write_text(_page(name, replayed, null, advice), encoding="utf-8")
-    return page
+    target = folder / "replay.html"
+    target.write_text(_page(name, replayed, null, advice), encoding="utf-8")
+    return target
 
 
 def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> str:
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in summary(replayed))
-    skipped = "".join(f"<li>{html.escape(f'{name}: {why}')}</li>" for name, why in replayed.skipped.items())
-    dashed = " Dashed: the same on the null, the dump of the control." if null is not None else ""
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Replay: {html.escape(name)}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }}
-table {{ border-collapse: collapse; font-size: 13px; }}
-th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: left; white-space: nowrap; }}
-td {{ font-variant-numeric: tabular-nums; }} .advice td:last-child {{ white-space: normal; }}
-svg {{ width: 100%; height: auto; }} .note {{ color: #555; }}
-</style>
-<h1>{html.escape(name)}: what each correction would have done</h1>
-{lines}
-{f"<h2>Proposed bounds</h2>{advice_table(advice).to_html(index=False, border=0, classes='advice')}" if advice is not None else ""}
-<h2>Every threshold</h2>
-{_curves(replayed, null)}
-<p class="note">C is the bound: ratios are held to [1/C, C], truncated at C. Kept: tokens with an effective weight above 0. ESS:
-of the effective weights over all tokens. Agreement: with the exact sequence weight, (Σ g·R)²/(Σ g²·Σ R²).{dashed}</p>
-<h2>Presets</h2>
-{corrections_table(replayed, null).to_html(index=False, border=0)}
-{f'<p class="note">Not replayed:</p><ul class="note">{skipped}</ul>' if skipped else ""}
-<h2>Where the weight goes</h2>
-{_profiles(replayed)}
-<p class="note">Mean effective gradient weight by the token's position and by the response's length, in powers of two.</p>
-<h2>Grid</h2>
-{grid_table(replayed).to_html(index=False, border=0)}
-<p class="note">Each cell: share of tokens kept, ESS.</p>
-</html>
-"""
+    control = " Dashed: the null, a dump of the control." if null is not None else ""
+    proposed = [Section("Proposed bounds", table=advice_table(advice), wrapped=False)] if advice is not None else []
+    skipped = [f"{correction} was not replayed: {why}" for correction, why in replayed.skipped.items()]
+    sections = [
+        *proposed,
+        Section(
+            "Every threshold",
+            "C is the bound: a filter keeps ratios in [1/C, C], a truncation caps them at C. Kept: share of tokens with an "
+            "effective weight above 0. ESS: of the effective weights over all tokens. Agreement with the exact sequence weight: "
+            f"(Σ g·R)²/(Σ g²·Σ R²).{control}",
+            figure=_curves(replayed, null),
+        ),
+        Section("Presets", table=corrections_table(replayed, null), items=skipped, wrapped=False),
+        Section(
+            "Weight by position and length",
+            "Mean effective gradient weight by position of the token and by length of the response, in powers of two.",
+            figure=_profiles(replayed),
+        ),
+        Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
+    ]
+    return page(f"{name}: what each correction would have done", summary(replayed), sections)
 
 
 def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
@@ -146,11 +121,11 @@ def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
     return max(1.5 * np.log(table.c[moving].max()) if moving.any() else 0.0, np.log(2.0))
 
 
-def _curves(replayed: Replayed, null: Replayed | None) -> str:
+def _curves(replayed: Replayed, null: Replayed | None) -> Figure:
     metrics = {"kept_tokens": "share of tokens kept", "ess": "ESS", "agreement": "agreement"}
     tables = [(data.thresholds.table(), style) for data, style in ((replayed, "-"), (null, "--")) if data is not None]
-    figure, axes = plt.subplots(len(metrics), 1, figsize=(9, 9), sharex=True, layout="constrained")
-    for axis, (metric, label) in zip(axes, metrics.items(), strict=True):
+    figure, axes = subplots(len(metrics), 1, 9.0, sharex=True)
+    for axis, (metric, label) in zip(axes[:, 0], metrics.items(), strict=True):
         for table, style in tables:
             for i, family in enumerate(CURVES):
                 part = table[table.family == family]
@@ -161,19 +136,19 @@ def _curves(replayed: Replayed, null: Replayed | None) -> str:
         axis.grid(alpha=0.25)
     end = max(_settled(table[table.family.isin(CURVES)], list(metrics)) for table, _ in tables)
     ticks = [t for t in np.log([1.0001, 1.001, 1.01, 1.1, 1.5, 2, 5, 20, 1e3, 1e6]) if t <= end]
-    axes[-1].set_xticks(ticks, [f"{np.exp(t):,.5g}" for t in ticks], rotation=45)
-    axes[-1].set_xlim(1e-5, end)
-    axes[-1].set_xlabel("bound C")
-    handles, labels = axes[0].get_legend_handles_labels()
+    axes[-1, 0].set_xticks(ticks, [f"{np.exp(t):,.5g}" for t in ticks], rotation=45)
+    axes[-1, 0].set_xlim(1e-5, end)
+    axes[-1, 0].set_xlabel("bound C")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside upper center", ncols=3, frameon=False)
-    return svg(figure)
+    return figure
 
 
-def _profiles(replayed: Replayed) -> str:
+def _profiles(replayed: Replayed) -> Figure:
     own = [name for name in dict.fromkeys(replayed.profiles.correction) if "/" not in name] or list(
         replayed.corrections.correction
     )
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    figure, (axes,) = subplots(1, 2, 3.6, sharey=True)
     for axis, by in zip(axes, ("position", "length"), strict=True):
         for i, name in enumerate(own):
             part = replayed.profiles[(replayed.profiles.correction == name) & (replayed.profiles.by == by)]
@@ -184,4 +159,4 @@ def _profiles(replayed: Replayed) -> str:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("mean effective weight")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    return svg(figure)
+    return figure

@@ -10,7 +10,7 @@ from yaml import YAMLError
 
 from algos.corrections.spec import Correction, Proximal
 from harness.config import explained
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 
 FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
 
@@ -40,7 +40,7 @@ def _load(path: Path) -> Preset:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); give a YAML file") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); give a YAML file") from None
     if not isinstance(content, dict) or not content:
         raise UserError(f"{path}: holds no keys; write a correction as the files in experiments/conf/correction do")
     # A file that sets other groups too stands at the top of the config, its correction under that key.

@@ -22,7 +22,7 @@ import torch
 
 from harness.dumps.files import tabulate
 from harness.dumps.schema import COLUMNS, LOGPS, Problem
-from harness.errors import UserError
+from harness.errors import UserError, first_line
 
 LINES = 4096
 """Lines of a JSONL file that become one table."""
@@ -108,7 +108,7 @@ def read_skyrl(path: Path) -> Columns:
             theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
         pad = (state.get("metadata") or {}).get("pad_size", 0)
     except NOT_READ as error:
-        first = _first_line(error)
+        first = first_line(error)
         raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({first}); set trainer.dump_data_batch=true") from None
     columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
     rows = len(columns["mask"]) - (pad if isinstance(pad, int) else 0)  # SkyRL repeats responses to fill its workers
@@ -120,7 +120,7 @@ def read_tensors(path: Path) -> Columns:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except NOT_READ as error:
-        first = _first_line(error)
+        first = first_line(error)
         raise UserError(f"{path}: not a plain dictionary of tensors ({first}); write it as docs/replay.md says") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: holds a {type(loaded).__name__}; save a dictionary of tensors, as docs/replay.md says")
@@ -130,7 +130,7 @@ def read_tensors(path: Path) -> Columns:
             try:
                 theirs[str(name)] = _array(value)
             except (RuntimeError, TypeError) as error:
-                raise UserError(f"{path}: {name} is no plain tensor ({_first_line(error)}); save its to_dense()") from None
+                raise UserError(f"{path}: {name} is no plain tensor ({first_line(error)}); save its to_dense()") from None
     if "old_log_probs" in theirs or "rollout_log_probs" in theirs:
         columns = _renamed(path, theirs, VERL, "verl's", "set actor_rollout_ref.rollout.calculate_log_probs=True")
         if "scores" in columns:
@@ -158,7 +158,7 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
     try:
         return tabulate(columns), problems
     except (pa.ArrowException, OverflowError) as error:
-        raise UserError(f"{path}: {_first_line(error)}; docs/dumps.md lists what a column holds") from None
+        raise UserError(f"{path}: {first_line(error)}; docs/dumps.md lists what a column holds") from None
 
 
 def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -293,7 +293,3 @@ def _skyrl_array(value: dict[str, Any]) -> np.ndarray:
 def _array(tensor: torch.Tensor) -> np.ndarray:
     known = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)  # to numpy
     return (tensor if known else tensor.float()).detach().numpy()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,15 +17,15 @@ HORIZON = 50
 """Steps ahead in which the time-dependent AUC looks for a collapse."""
 
 DIAGNOSTICS = {
-    "rollout_corr/k3_kl": ("K3", 1),
-    "mismatch/ess_sequence": ("sequence ESS", -1),
-    "mismatch/log_ratio_max_abs": ("largest |log ratio|", 1),
-    "actor/grad_norm": ("gradient norm", 1),
-    "actor/entropy": ("entropy", -1),
-    "rollout_corr/training_ppl": ("perplexity of π_old", 1),
-    "correction/weight_zero": ("tokens weighted 0", 1),
+    "rollout_corr/k3_kl": 1,
+    "mismatch/ess_sequence": -1,
+    "mismatch/log_ratio_max_abs": 1,
+    "actor/grad_norm": 1,
+    "actor/entropy": -1,
+    "rollout_corr/training_ppl": 1,
+    "correction/weight_zero": 1,
 }
-"""Metric -> name, and +1 if a high value is the warning, −1 if a low one."""
+"""Metric -> +1 if a high value is the warning, −1 if a low one."""
 
 
 class Signal(NamedTuple):
@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
     """The diagnostic of each run that recorded it."""
-    sign = DIAGNOSTICS[metric][1]
+    sign = DIAGNOSTICS[metric]
     found = {}
     for run, rows in steps.loc[steps[metric].notna(), ["run", "step", metric]].groupby("run", observed=True):
         smooth = (sign * rows[metric]).rolling(WINDOW, min_periods=1).median().to_numpy()
@@ -107,16 +107,17 @@ def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
 
 
 def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per diagnostic: detected of the collapsed runs, median lead (steps), false alarms of the others, AUC.
+    """A row per diagnostic: the share of collapsed runs detected, median_lead (RL steps), the share of other runs with a false
+    alarm, and auc, `HORIZON` steps ahead.
 
-    The threshold that a run is judged by was chosen on the runs of the other seeds. Runs of a source of mismatch that collapsed
-    nowhere are left out: those without any mismatch would give no false alarm of it. Where there are no collapsed runs, no
-    others, or a single seed, the cells are missing and `said` says why.
+    The threshold that judges a run was chosen on the runs of the other seeds. Sources of mismatch without a collapse are left
+    out: a run without mismatch raises no false alarm. Without a collapsed run, another run and a second seed the cells are
+    missing, and `note` says why.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]
     rows = []
-    for metric, (name, _) in DIAGNOSTICS.items():
+    for metric in DIAGNOSTICS:
         if metric not in steps or steps[metric].isna().all():
             continue
         found = signals(steps, metric)
@@ -124,20 +125,20 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         lead, false = _left_out(known, found)
         collapsed, others = int(known.event.sum()), int((~known.event).sum())
         judged = len(lead) and len(false)
-        said = "" if judged else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
+        note = "" if judged else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
         if judged and (len(lead), len(false)) != (collapsed, others):
-            said = f"judged are {len(lead)} of {collapsed} collapsed and {len(false)} of {others} others"
+            note = f"{len(lead)} of {collapsed} collapsed and {len(false)} of {others} other runs could be judged"
             collapsed, others = len(lead), len(false)
         rows.append(
             {
-                "diagnostic": name,
-                "collapsed runs": collapsed,
-                "other runs": others,
+                "diagnostic": metric,
+                "collapsed_runs": collapsed,
+                "other_runs": others,
                 "detected": np.isfinite(lead).mean() if len(lead) else np.nan,
-                "median lead (steps)": float(np.nanmedian(lead)) if np.isfinite(lead).any() else np.nan,
-                "false alarms": false.mean() if len(false) else np.nan,
-                f"AUC {HORIZON} steps ahead": time_dependent_auc(known, found),
-                "said": said,
+                "median_lead": float(np.nanmedian(lead)) if np.isfinite(lead).any() else np.nan,
+                "false_alarms": false.mean() if len(false) else np.nan,
+                "auc": time_dependent_auc(known, found),
+                "note": note,
             }
         )
     return pd.DataFrame(rows)

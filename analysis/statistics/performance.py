@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import trim_mean
 
-from analysis.survival import Interval, percentiles
+from analysis.statistics.survival import Interval, percentiles
 
 HEALTHY = 0.95
 """Held-out reward that a healthy run reaches on a perfectible task."""
@@ -27,7 +27,7 @@ def bootstrap(
 ) -> Interval:
     """`statistic` of all values, with the percentile interval of draws with replacement within each stratum.
 
-    With one stratum and five values or fewer it covers less than 95 %: show the values too.
+    With one stratum and five values or fewer it covers less than 95%: show the values too.
     """
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)

@@ -10,27 +10,46 @@ OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/p
 """Metrics that do not exist in every batch: a run may lack them for good reasons."""
 
 
-def problems(
-    runs: pd.DataFrame, metrics: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
+def caveats(
+    runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
     """Damaged and unfinished runs, missing seeds, metrics that only some runs of an arm have, and code that differs."""
     return [
         *(f"Run {run}: {what}." for run, what in damaged.items()),
         *_unfinished(runs),
         *_seeds(runs),
-        *_schemas(runs, metrics),
+        *_metrics(runs, recorded),
         *_code(runs, provenance),
     ]
 
 
+def count(number: float, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
+
+
+def has(number: float) -> str:
+    """`has` of one, `have` of more."""
+    return "has" if number == 1 else "have"
+
+
+def numbered(noun: str, numbers: Any) -> str:
+    """`seed 1`, `seeds 1, 2`."""
+    numbers = sorted(numbers)
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    """Of runs that have not begun only how many: in a sweep under way they are most."""
+    """Runs that have not begun are counted only: in a sweep under way they are most."""
     waiting = (runs.state == "queued") & (runs.step == 0)
     left = runs[~runs.state.isin(["done", "collapsed"]) & ~waiting]
-    told = [f"{waiting.sum()} runs in {runs.arm[waiting].nunique()} arms have not begun."] if waiting.any() else []
+    told = []
+    if waiting.any():
+        where = count(runs.arm[waiting].nunique(), "arm")
+        told.append(f"{count(waiting.sum(), 'run')} in {where} {has(waiting.sum())} not begun.")
     for (arm, state, step, error), part in left.groupby(["arm", "state", "step", "error"], sort=False):
-        seeds = f"seed{'s' if len(part) > 1 else ''} {', '.join(map(str, sorted(part.seed)))}"
-        told.append(f"{arm} {seeds}: {state} at step {step}{', counted until there' if step else ''}. {error}".strip())
+        until = "; the steps before count" if step else ""
+        told.append(f"{arm} {numbered('seed', part.seed)}: {state} at step {step}{until}. {error}".strip())
     return told
 
 
@@ -38,21 +57,21 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
     every, told = set(runs.seed), []
     lacking = pd.Series({arm: tuple(sorted(every - set(group.seed))) for arm, group in runs.groupby("arm", sort=False)})
     for seeds, arms in lacking[lacking.map(len) > 0].groupby(lacking):
-        which = f"{arms.index[0]} has" if len(arms) == 1 else f"{len(arms)} arms ({', '.join(arms.index)}) have"
-        told.append(f"{which} no seed {', '.join(map(str, seeds))}, which other arms have.")
+        which = f"{arms.index[0]} lacks" if len(arms) == 1 else f"{len(arms)} arms ({', '.join(arms.index)}) lack"
+        told.append(f"{which} {numbered('seed', seeds)}, which other arms have.")
     return told
 
 
-def _schemas(runs: pd.DataFrame, metrics: dict[str, set[str]]) -> list[str]:
+def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
     """A loss may lack a metric; runs of one arm may not differ in theirs, unless a run recorded nothing yet."""
     told = []
     for arm, group in runs.groupby("arm", sort=False):
-        recorded = {run: metrics[run] - OCCASIONAL for run in group.index if metrics[run]}
-        every = set().union(*recorded.values())
-        for run, names in recorded.items():
-            if lacking := sorted(every - names):
+        names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
+        every = set().union(*names.values())
+        for run, own in names.items():
+            if lacking := sorted(every - own):
                 shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-                told.append(f"{arm} seed {runs.seed[run]} did not record {shown}, which other seeds of the arm have.")
+                told.append(f"{arm} seed {runs.seed[run]} did not record {shown}, which other seeds of the arm did.")
     return told
 
 
@@ -63,13 +82,12 @@ def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> li
         for process in processes:
             for what, found in {"the code": version(process), **process["packages"]}.items():
                 used.setdefault(what, {}).setdefault(str(found), set()).add(run)
-    return [
-        f"The runs were made by {len(by)} versions of {what} ({_spread(runs, by)})." for what, by in used.items() if len(by) > 1
-    ]
+    return [f"The runs used {len(by)} versions of {what} ({_spread(runs, by)})." for what, by in used.items() if len(by) > 1]
 
 
 def _spread(runs: pd.DataFrame, users: dict[str, set[str]]) -> str:
-    return "; ".join(f"{name}: {len(by)} runs in {runs.arm[sorted(by)].nunique()} arms" for name, by in users.items())
+    parts = ((name, count(len(by), "run"), count(runs.arm[sorted(by)].nunique(), "arm")) for name, by in users.items())
+    return "; ".join(f"{name}: {number} in {arms}" for name, number, arms in parts)
 
 
 def version(process: dict[str, Any]) -> str:

@@ -20,11 +20,11 @@ ENUMERATED = 200_000
 
 FEW = 5
 """Runs of which each is shown, for the median of three hides one collapse and no interval within the range of n values covers
-95 %: all of them lie on one side of the median with probability 2^(1−n), 0.0625 of five."""
+95%: all of them lie on one side of the median with probability 2^(1−n), 0.0625 of five."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval; without limits (NaN) where the data cannot give any."""
+    """An estimate with its 95% interval; without limits (NaN) where the data cannot give any."""
 
     value: float
     lower: float

@@ -1,0 +1,69 @@
+"""What people read for a column, a metric or a precision: the one table of display labels."""
+
+from __future__ import annotations
+
+PRECISIONS = (
+    "fp32",
+    "fp16",
+    "bf16",
+    "fp8_block_w8a16",
+    "fp8_channel",
+    "fp8_block",
+    "fp8_tensor",
+    "int8",
+    "nvfp4",
+)
+"""Those of experiments/conf/rollout/precision, from fine to coarse; the order of arms and colours."""
+
+COLUMNS = {
+    "final_reward": "last held-out reward",
+    "best_reward": "best held-out reward",
+    "k3": "K3 (nats)",
+    "ess_sequence_min": "lowest sequence ESS",
+    "log_ratio_max": "largest |log ratio|",
+    "tokens_weighted_zero": "tokens weighted 0",
+    "final_iqm": "last reward, IQM",
+    "final_mean": "last reward, mean",
+    "median_lead": "median lead (steps)",
+    "median_onset": "median onset (step)",
+    "step_seconds": "step (s)",
+    "generate_seconds": "sampling (s)",
+    "train_seconds": "training (s)",
+    "auc": "AUC",
+    "strata": "losses and settings",
+    "reached_healthy": "healthy runs",
+}
+"""Column -> label, where it is more than the column's words."""
+
+METRICS = {
+    "eval/reward": ("held-out reward", ""),
+    "rollout_corr/k3_kl": ("K3", "nats"),
+    "mismatch/ess_sequence": ("sequence ESS", ""),
+    "mismatch/log_ratio_max_abs": ("largest |log ratio|", "nats"),
+    "rollout_corr/training_ppl": ("perplexity of π_old", ""),
+    "actor/grad_norm": ("gradient norm", ""),
+    "actor/entropy": ("entropy", "nats"),
+    "correction/weight_zero": ("tokens weighted 0", ""),
+    "correction/kept_sequences": ("sequences kept", ""),
+    "rollout/response_tokens": ("response length", "tokens"),
+}
+"""Metric -> (name, unit)."""
+
+
+def column(name: object) -> str:
+    """The label of a column."""
+    if isinstance(name, tuple):  # of statistics.definitions.robustness
+        delta, consecutive = name
+        return f"δ = {delta:g}, m = {consecutive}"
+    return COLUMNS.get(str(name), str(name).replace("_", " "))
+
+
+def metric(name: str, unit: bool = False) -> str:
+    """The label of a metric, with its unit in parentheses if there is one and it is asked for."""
+    label, measured_in = METRICS[name]
+    return f"{label} ({measured_in})" if unit and measured_in else label
+
+
+def coarseness(precision: str) -> int:
+    """Place of a precision among PRECISIONS; those of a plug-in come last."""
+    return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)

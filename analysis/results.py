@@ -1,0 +1,149 @@
+"""A sweep as one object: its frames, and each statistic of them, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import caveats
+from analysis.statistics import arms, definitions, measures, outcomes, performance, predictors
+from harness.arms import arms as named
+
+
+@dataclass(eq=False)
+class Results:
+    """What the runs of a sweep recorded; `analysis.load.load` reads it.
+
+    name: of the sweep. folder: where its run folders lie, None for W&B.
+
+    runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); source: of the
+    mismatch, which is the precision with an 8-bit cache, noise and staleness; control: uncorrected, in the trainer's own
+    precision; seed, state, error, step (the last one recorded); onsets by detector; outcome: collapsed, never learned, survived
+    or unfinished, with onset, detector and cause; updates: optimizer steps of an RL step; time: optimizer steps until the
+    collapse or the end of the record; event: whether it collapsed, else the time is censored.
+
+    steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
+    configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> what of its record is unreadable.
+    """
+
+    name: str
+    folder: Path | None
+    runs: pd.DataFrame
+    steps: pd.DataFrame
+    configs: dict[str, dict[str, Any]]
+    provenance: dict[str, list[dict[str, Any]]]
+    recorded: dict[str, set[str]]
+    damaged: dict[str, str]
+
+    # --- arms ----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def arms(self) -> list[str]:
+        """In the order in which they are shown."""
+        return arms.order(self.runs)
+
+    @cached_property
+    def references(self) -> dict[str, str]:
+        """Arm -> the arm that it is compared with."""
+        return arms.references(self.runs)
+
+    @cached_property
+    def control_only(self) -> bool:
+        """Whether the sweep maps the control alone, over settings."""
+        return bool(self.runs.control.all()) and len(self.arms) > 1
+
+    @cached_property
+    def ended(self) -> pd.DataFrame:
+        """The runs whose outcome is known."""
+        return self.runs[self.runs.outcome != "unfinished"]
+
+    def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
+        """The ended runs, named as if no run differed in these keys of the config."""
+        other = named(self.configs, keys)
+        parts = pd.DataFrame({run: other[run]._asdict() for run in self.ended.index}).T
+        return self.ended.assign(**{part: parts[part] for part in parts})
+
+    # --- statistics ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rewards(self) -> pd.DataFrame:
+        """Per run the last and the best held-out reward: final, best."""
+        return performance.rewards(self.runs, self.steps)
+
+    @cached_property
+    def healthy(self) -> pd.Series:
+        """Per run whether an evaluation reached performance.HEALTHY."""
+        return self.rewards.best >= performance.HEALTHY
+
+    @cached_property
+    def measures(self) -> pd.DataFrame:
+        """Per run its rewards and its mismatch up to a collapse."""
+        return measures.measures(self.runs, self.steps, self.rewards)
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """A row per run and evaluation."""
+        return measures.evaluations(self.runs, self.steps)
+
+    @cached_property
+    def combinations(self) -> pd.DataFrame:
+        """Arms by precision and correction, and by loss and setting."""
+        return arms.combinations(self.runs, self.rewards.final)
+
+    @cached_property
+    def outcomes(self) -> pd.DataFrame:
+        """A row per arm, with its comparison with its reference arm."""
+        return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
+
+    @cached_property
+    def pooled(self) -> pd.DataFrame:
+        """The last reward over losses and settings."""
+        return outcomes.pooled(self.runs, self.rewards.final)
+
+    @cached_property
+    def warnings(self) -> pd.DataFrame:
+        """What each diagnostic would have warned of, in the runs whose outcome is known."""
+        return predictors.evaluate(self.ended, self.steps)
+
+    @cached_property
+    def causes(self) -> pd.DataFrame:
+        """Collapsed runs by the detector that dated the collapse and the cause before it."""
+        return measures.causes(self.runs)
+
+    @cached_property
+    def costs(self) -> pd.DataFrame:
+        """Seconds of a step and tokens thrown away, per arm."""
+        return measures.costs(self.runs, self.steps)
+
+    @cached_property
+    def probes(self) -> pd.DataFrame:
+        """The mismatch that probed precisions would have had."""
+        return measures.probes(self.runs, self.steps, self.rewards.best, performance.HEALTHY)
+
+    @cached_property
+    def _curves(self) -> definitions.Curves:
+        return definitions.curves(self.steps)
+
+    @cached_property
+    def robustness(self) -> pd.DataFrame:
+        """Collapsed runs under other definitions of a drawdown."""
+        return definitions.robustness(self.runs, self.configs, self._curves)
+
+    @cached_property
+    def caveats(self) -> list[str]:
+        """What to know before averaging, a sentence each."""
+        return [*caveats.caveats(self.runs, self.recorded, self.provenance, self.damaged), *self.disagreements]
+
+    @cached_property
+    def disagreements(self) -> list[str]:
+        """Runs whose rows tell another outcome than their events."""
+        return definitions.disagreements(self.runs, self.configs, self._curves)
+
+    def of(self, name: str) -> pd.Series:
+        """For each row of `steps` the value that its run has in this column of `runs`."""
+        return self.steps.run.astype(str).map(self.runs[name])

@@ -1,0 +1,62 @@
+"""Arms of a sweep: their order, what each is compared with, and where each stands in a table of losses and corrections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.labels import coarseness
+
+
+def order(runs: pd.DataFrame) -> list[str]:
+    """Arms: the control first, then from fine to coarse precision, by loss, uncorrected arms before corrected ones."""
+    arms = runs.drop_duplicates("arm")
+
+    def key(run: Any) -> tuple:
+        return not run.control, coarseness(run.precision), run.loss, run.correction != "none", run.correction, run.setting
+
+    return [run.arm for run in sorted(arms.itertuples(), key=key)]
+
+
+def references(runs: pd.DataFrame) -> dict[str, str]:
+    """Arm -> its reference arm, all else equal: the uncorrected arm for a corrected one, the control for an uncorrected one.
+
+    An arm whose reference the sweep lacks is absent.
+    """
+    arms = runs.drop_duplicates("arm")
+    plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
+    controls = {(a.loss, a.setting): a.arm for a in arms[arms.control].itertuples()}
+    found = {}
+    for a in arms.itertuples():
+        wanted = controls.get((a.loss, a.setting)) if a.correction == "none" else plain.get((a.precision, a.loss, a.setting))
+        if wanted not in (None, a.arm):
+            found[a.arm] = wanted
+    return found
+
+
+def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
+    """A row per arm with an ended run, placed by precision and correction, and by loss and setting.
+
+    The longer of the two lists goes `down`, the other `across`. collapsed of known runs; never_learned; the last reward: mean,
+    least, most, and from_control, its mean difference from the control of the same loss and setting over shared seeds.
+    """
+    runs = runs[runs.outcome != "unfinished"]
+    runs = runs.assign(final=final, column=(runs.loss + " " + runs.setting).str.strip())
+    controls = {column: part.set_index("seed").final for column, part in runs[runs.control].groupby("column")}
+    rows = []
+    for arm in order(runs):
+        mine = runs[runs.arm == arm]
+        first, last = mine.iloc[0], mine.final.dropna()
+        control = None if first.control else controls.get(first.column)
+        difference = np.nan if control is None else (mine.set_index("seed").final - control).mean()
+        place = first.precision if first.correction == "none" else f"{first.precision} {first.correction}"
+        row = {"arm": arm, "down": place, "across": first.column, "collapsed": int(mine.event.sum()), "known": len(mine)}
+        row["never_learned"] = int((mine.outcome == "never learned").sum())
+        reward = {"mean": last.mean(), "least": last.min(), "most": last.max()} if len(last) else {}
+        rows.append(row | reward | {"from_control": difference})
+    columns = ["arm", "down", "across", "collapsed", "known", "never_learned", "mean", "least", "most", "from_control"]
+    table = pd.DataFrame(rows, columns=columns)
+    wide = table.across.nunique() > table.down.nunique()
+    return table.rename(columns={"down": "across", "across": "down"}) if wide else table

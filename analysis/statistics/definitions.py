@@ -1,0 +1,62 @@
+"""Recorded evaluations given to the detectors again: under other definitions of a drawdown, and as a check of the record."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics.arms import order
+from harness.collapse import replay
+
+DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
+"""The definitions of a drawdown: δ x m."""
+
+Curves = dict[str, list[dict[str, float]]]
+"""Run -> its rows that hold an evaluation, as detectors read them."""
+
+
+def curves(steps: pd.DataFrame) -> Curves:
+    """The evaluations of each run. Without branches: their detectors have also seen what another run recorded."""
+    if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
+        return {}
+    whole = steps.groupby("run", observed=True).step.transform("min") == 0
+    rows = steps.loc[whole, ["run", "step", "eval/reward", "eval/stderr"]].dropna()
+    return {str(run): part.to_dict("records") for run, part in rows.groupby("run", observed=True)}
+
+
+def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
+    """Runs that collapse by a drawdown alone, per arm (rows) for each (δ, m) (columns), all else as configured.
+
+    A count is missing where no run of the arm has recorded the evaluations that it needs.
+    """
+    columns = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
+    counts = pd.DataFrame(np.nan, index=order(runs), columns=columns)
+    for run in runs.itertuples():
+        configured = configs[run.Index]["collapse"]["detectors"].get("drawdown")
+        if configured is None or run.Index not in evaluated:
+            continue
+        for delta, m in product(DELTAS, LENGTHS):
+            fired = replay(evaluated[run.Index], {"drawdown": configured | {"delta": delta, "consecutive": m}})
+            counts.loc[run.arm, (delta, m)] = np.nansum([counts.loc[run.arm, (delta, m)], bool(fired)])
+    return counts
+
+
+def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:
+    """A sentence per detector that, given a run's rows again, finds another onset than the run recorded."""
+    told = []
+    for run, rows in evaluated.items():
+        mine, configured = runs.loc[run], configs[run]["collapse"]["detectors"]
+        watched = {name: configured[name] for name in ("drawdown", "learning") if name in configured}
+        again = {name: event["onset"] for name, event in replay(rows, watched).items()}
+        for name in watched:
+            if again.get(name) != mine.onsets.get(name):
+                by_rows, by_events = (_onset(onsets.get(name)) for onsets in (again, mine.onsets))
+                told.append(f"{mine.arm} seed {mine.seed}: {name} has {by_rows} by the rows and {by_events} by the events.")
+    return told
+
+
+def _onset(at: int | None) -> str:
+    return "no onset" if at is None else f"its onset at step {at}"

@@ -1,0 +1,103 @@
+"""What runs recorded, run by run and arm by arm: mismatch, evaluations, causes, probes and cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.labels import coarseness
+from analysis.statistics.arms import order
+
+EVALUATED = (
+    "eval/stderr",
+    "rollout_corr/k3_kl",
+    "mismatch/ess_sequence",
+    "mismatch/log_ratio_max_abs",
+    "actor/grad_norm",
+    "actor/entropy",
+    "correction/kept_tokens",
+    "correction/weight_zero",
+)
+"""Metrics of a step that `evaluations` has beside its held-out reward."""
+
+
+def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
+    """A row per run: final_reward and best_reward, held-out; k3, the median over steps (nats per token); ess_sequence_min;
+    log_ratio_max (nats); the mean shares tokens_rejected and tokens_weighted_zero.
+
+    Of a collapsed run the steps up to the onset count: what comes after is no cause of the collapse.
+    """
+    onset = steps.run.astype(str).map(runs.onset)
+    before = steps[~(steps.step > onset)].groupby("run", observed=True)
+
+    def of(metric: str, how: str) -> pd.Series:
+        values = before[metric].agg(how) if metric in steps else pd.Series(dtype=float)
+        return values.reindex(runs.index)
+
+    return pd.DataFrame(
+        {
+            "final_reward": rewards.final,
+            "best_reward": rewards.best,
+            "k3": of("rollout_corr/k3_kl", "median"),
+            "ess_sequence_min": of("mismatch/ess_sequence", "min"),
+            "log_ratio_max": of("mismatch/log_ratio_max_abs", "max"),
+            "tokens_rejected": 1 - of("correction/kept_tokens", "mean"),
+            "tokens_weighted_zero": of("correction/weight_zero", "mean"),
+        }
+    )
+
+
+def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """A row per run and evaluation: arm, seed, step, the held-out reward, the metrics of the training step beside it
+    (EVALUATED), and those of probed precisions."""
+    if "eval/reward" not in steps:
+        return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
+    probed = [name for name in steps if name.startswith("probe/")]
+    names = ["run", "step", "eval/reward", *(name for name in EVALUATED if name in steps), *probed]
+    rows = steps.loc[steps["eval/reward"].notna(), names].astype({"run": str})
+    return rows.join(runs[["arm", "seed"]], on="run")[["run", "arm", "seed", *names[1:]]]
+
+
+def causes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Collapsed runs per arm, detector that dated the collapse, and cause before it; median_onset in RL steps."""
+    collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
+    counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
+    return counted.rename(columns={"size": "runs", "median": "median_onset"})
+
+
+def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Per arm the median seconds of a step and of its parts, and the mean share of tokens rejected or weighted 0."""
+    arm = steps.run.astype(str).map(runs.arm)
+    parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
+    table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
+    if "correction/kept_tokens" in steps:
+        table["tokens_rejected"] = (1 - steps["correction/kept_tokens"]).groupby(arm).mean()
+    if "correction/weight_zero" in steps:
+        table["tokens_weighted_zero"] = steps["correction/weight_zero"].groupby(arm).mean()
+    return table.reindex(order(runs)).rename_axis("arm").reset_index()
+
+
+def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
+    """A row per arm and probed precision: its mismatch, had it sampled.
+
+    k3: median (nats per token); ess_sequence_min; log_ratio_max (nats). reached_healthy counts the ended runs of the arm with an
+    evaluation of at least `healthy`.
+    """
+    names = sorted({column.split("/")[1] for column in steps if column.startswith("probe/")}, key=coarseness)
+    arm = steps.run.astype(str).map(runs.arm)
+    rows = []
+    for name in order(runs) if names else []:
+        mine, own = runs[runs.arm == name], steps[arm == name]
+        ended = mine.index[mine.outcome != "unfinished"]
+        reached = f"{int(np.sum(best[ended] >= healthy))}/{len(ended)}"
+        for precision in names:
+            row = {
+                "arm": name,
+                "reached_healthy": reached,
+                "probed": precision,
+                "k3": own[f"probe/{precision}/k3_kl"].median(),
+                "ess_sequence_min": own[f"probe/{precision}/ess_sequence"].min(),
+                "log_ratio_max": own[f"probe/{precision}/log_ratio_max_abs"].max(),
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,117 @@
+"""What became of each arm, and its comparison with its reference arm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import survival
+from analysis.statistics.arms import order
+from analysis.statistics.performance import bootstrap, iqm, paired_difference
+
+RESAMPLING = 0
+"""Seed of every bootstrap, so that a report is reproducible."""
+SIGNIFICANT = 0.05
+"""Level of a Holm-adjusted p."""
+
+
+def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:
+    """A row per arm: what became of its runs, the steps gained on its reference arm, and the last reward.
+
+    collapsed of known runs, with collapsed_share; horizon τ, common to all arms, and rmst up to it, optimizer steps; final_iqm
+    and final_mean of the last reward; steps_gained and reward_gained on the `reference` arm. Each estimate x has its interval
+    x_low, x_high. collapse_p and reward_p are exact, *_holm_p are Holm-adjusted over the comparisons of one `question`
+    (precision or correction), least_p is what full separation of the seeds would give. note: what weakens the comparison.
+    Shares are of runs whose outcome is known; survival times use what was seen of the others too.
+    """
+    placed = combinations.set_index("arm")[["least", "most", "from_control"]]
+    tau = survival.horizon(runs)
+    rows = []
+    for arm in order(runs):
+        mine = runs[runs.arm == arm]
+        known = int((mine.outcome != "unfinished").sum())
+        lived = survival.rmst(mine.time.to_numpy(), mine.event.to_numpy(bool), tau)[0] if known else np.nan
+        row = {
+            "arm": arm,
+            "runs": len(mine),
+            "known": known,
+            "collapsed": int(mine.event.sum()),
+            **_interval("collapsed_share", survival.fraction(mine.event.sum(), known)),
+            "never_learned": int((mine.outcome == "never learned").sum()),
+            "unfinished": len(mine) - known,
+            "horizon": tau,
+            "rmst": float(lived),
+        }
+        last = final[mine.index[mine.outcome != "unfinished"]].dropna()
+        if len(last):
+            row |= averages(last, mine.arm[last.index])
+        rows.append(row | _against(runs, mine, references.get(arm), tau, final))
+    table = pd.DataFrame(rows).join(placed, on="arm")
+    for test in ("collapse", "reward"):
+        of = table.groupby("question")[f"{test}_p"]
+        table[f"{test}_holm_p"] = of.transform(lambda p: survival.holm(p.to_numpy()))
+    return table
+
+
+def _interval(name: str, found: survival.Interval) -> dict[str, float]:
+    return {name: found.value, f"{name}_low": found.lower, f"{name}_high": found.upper}
+
+
+def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
+    """final_iqm and final_mean of last rewards, with bootstrap intervals that draw within strata."""
+    middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
+    mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
+    return _interval("final_iqm", middle) | _interval("final_mean", mean)
+
+
+def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
+    """The comparison with the reference arm, of the runs that have made a step."""
+    never = int((mine.outcome == "never learned").sum())
+    notes = [f"{never} never learned, counted as not collapsed"] if never else []
+    untested = {"collapse_p": np.nan, "reward_p": np.nan}
+    if reference is None:
+        return {"reference": "", "question": "", **untested, "note": "; ".join(["no reference arm", *notes])}
+    question = "precision" if (mine.correction == "none").all() else "correction"
+    rng = np.random.default_rng(RESAMPLING)
+    mine, other = mine[mine.time > 0], runs[(runs.arm == reference) & (runs.time > 0)]
+    n, m = (int((part.outcome != "unfinished").sum()) for part in (mine, other))
+    least = survival.smallest_p(n, m)
+    if least > SIGNIFICANT:
+        notes.insert(0, f"{n} against {m} runs: p ≥ {least:.2g}, too few for significance")
+    found = {"reference": reference, "question": question, **untested, "least_p": least, "note": "; ".join(notes)}
+    if not (n and m):
+        return found
+    gained = survival.rmst_difference(mine, other, tau, rng)
+    both = pd.concat([mine, other])
+    group = (both.arm == mine.arm.iloc[0]).to_numpy()
+    # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
+    p = survival.logrank_exact(both.time, both.event, group, rng) if both.event.any() else np.nan
+    found |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
+    ended = (part[part.outcome != "unfinished"] for part in (mine, other))
+    one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
+    if seeds := len(one.index.intersection(another.index)):
+        found |= _interval("reward_gained", paired_difference(one, another, rng)) | {"shared_seeds": seeds}
+    if len(one) and len(another):
+        last = np.concatenate([one, another])
+        found["reward_p"] = survival.means_exact(last, np.arange(len(last)) < len(one), rng)
+    return found
+
+
+def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
+    """A row per precision and correction: the last reward over the losses and settings (strata) that all rows have.
+
+    Bootstraps draw within each stratum. Empty without two rows, or without two strata, that could be pooled.
+    """
+    runs = runs[runs.outcome != "unfinished"]
+    runs = runs.assign(final=final, stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
+    runs = runs.sort_values("arm", key=lambda arms: arms.map(order(runs).index), kind="stable")
+    groups = {key: part for key, part in runs.groupby(["precision", "correction"], sort=False)}
+    common = set.intersection(*(set(part.stratum) for part in groups.values())) if groups else set()
+    if len(groups) < 2 or len(common) < 2:
+        return pd.DataFrame()
+    rows = []
+    for (precision, correction), part in groups.items():
+        mine = part[part.stratum.isin(common)]
+        row = {"precision": precision, "correction": correction, "strata": len(common), "runs": len(mine)}
+        rows.append(row | averages(mine.final, mine.stratum))
+    return pd.DataFrame(rows)

@@ -1,0 +1,244 @@
+"""What a sweep shows, in sentences, each with its count and its uncertainty."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.caveats import count, has, version
+from analysis.labels import metric
+from analysis.results import Results
+from analysis.statistics import survival
+from analysis.statistics.outcomes import SIGNIFICANT
+from analysis.statistics.performance import HEALTHY
+from harness.arms import shared
+
+QUESTIONS = {
+    "precision": "Precision against the control",
+    "correction": "Correction against no correction",
+}
+TESTS = {"collapse": "time to collapse", "reward": "last reward"}
+"""Prefix of the columns in Results.outcomes -> what is compared."""
+SETTINGS = {
+    "task.name": "task {}",
+    "task.length": "length {}",
+    "loss.name": "loss {}",
+    "steps": "{} RL steps",
+    "rollout.prompts": "{} prompts a step",
+    "rollout.group_size": "{} responses a prompt",
+    "actor.num_minibatches": "{} mini-batches",
+    "actor.lr": "learning rate {:g}",
+    "rollout.staleness": "staleness {}",
+}
+"""Settings that a reader needs first, where all runs share them."""
+RANKED = 10
+"""Collapses from which on diagnostics are ranked: the best of several at a handful is chance."""
+LISTED = 5
+"""Items that a sentence lists at most; the tables have the rest."""
+
+
+def answer(results: Results) -> list[str]:
+    """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
+    runs = results.ended
+    return [
+        sentence
+        for sentence in [
+            _collapses(results),
+            *([_stable(results)] if results.control_only else [*_comparisons(results.outcomes), _control(results)]),
+            *_by_source(runs),
+            _compatible(runs),
+            _never_learned(runs),
+            _definitions(results),
+            _warned(results.warnings),
+        ]
+        if sentence
+    ]
+
+
+def _collapses(results: Results) -> str:
+    runs, left = results.ended, len(results.runs) - len(results.ended)
+    where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
+    collapsed = f"{runs.event.sum()} of {len(runs)} runs collapsed, in {where}."
+    more = f" Another {count(left, 'run')} {has(left)} not ended and {'counts' if left == 1 else 'count'} in no share."
+    return collapsed + (more if left else "")
+
+
+def _stable(results: Results) -> str:
+    """Where the control alone is stable, over its settings."""
+    runs = results.ended
+    if runs.empty:
+        return ""
+    healthy = results.healthy[runs.index].groupby(runs.arm).mean()
+    every, none = int((healthy == 1).sum()), int((healthy == 0).sum())
+    seeds = runs.groupby("arm").size()
+    each = count(seeds.min(), "seed") if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()} seeds"
+    return (
+        f"All runs are controls: {count(len(healthy), 'setting')} with ended runs, {each} each. "
+        f"A held-out reward of {HEALTHY} was reached by every seed in {every}, by some in {len(healthy) - every - none}, "
+        f"by none in {none}. At least one seed collapsed in {runs.arm[runs.event].nunique()}."
+    )
+
+
+def _by_source(runs: pd.DataFrame) -> list[str]:
+    told = []
+    for source, part in runs[~runs.control].groupby("source", sort=False):
+        plain, corrected = part[part.correction == "none"], part[part.correction != "none"]
+        if len(plain):
+            told.append(f"Uncorrected {source} rollouts: {_share(plain)} runs collapsed{_where(plain)}.")
+        groups = corrected.groupby("correction", sort=False)
+        if parts := [f"{name} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in groups]:
+            told.append(f"Corrected {source} rollouts, collapsed runs by correction: {'; '.join(parts)}.")
+    return told
+
+
+def _share(runs: pd.DataFrame) -> str:
+    """With its interval, of one arm alone: runs of several losses or settings are no draws of one share."""
+    share = survival.fraction(runs.event.sum(), len(runs))
+    band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
+    return f"{runs.event.sum()} of {len(runs)}{band}"
+
+
+def _where(runs: pd.DataFrame) -> str:
+    """In which losses and settings, where there are several."""
+    place = (runs.loss + " " + runs.setting).str.strip()
+    if place.nunique() < 2 or not runs.event.any():
+        return ""
+    found = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
+    return f" ({_listed(found)})"
+
+
+def _listed(parts: list[str], between: str = ", ") -> str:
+    return between.join([*parts[:LISTED], *([f"and {len(parts) - LISTED} more"] if len(parts) > LISTED else [])])
+
+
+def _compatible(runs: pd.DataFrame) -> str:
+    """What an arm without a collapse leaves open, where the shares above have no interval."""
+    arms = runs.groupby("arm").event.agg(["sum", "size"])
+    fewest = arms["size"][arms["sum"] == 0].min()
+    if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
+        return ""
+    upper = survival.fraction(0, int(fewest)).upper
+    none = f"No collapse in {count(fewest, 'run')} of an arm"
+    return f"{none} is compatible with a collapse rate of up to {upper:.0%} (95% interval)."
+
+
+def _never_learned(runs: pd.DataFrame) -> str:
+    never = runs.arm[runs.outcome == "never learned"]
+    if never.empty:
+        return ""
+    arms = [f"{arm} {number}" for arm, number in never.value_counts(sort=False).items()]
+    return f"{len(never)} of {len(runs)} runs never learned ({_listed(arms)}). They do not count as collapsed."
+
+
+def _control(results: Results) -> str:
+    control = results.ended[results.ended.control]
+    if control.empty:
+        return (
+            "The sweep has no finished control, whose rollouts use the trainer's own precision. "
+            "Without it, no result can be attributed to the mismatch."
+        )
+    name = " and ".join(control.precision.unique())
+    if control.event.any():
+        return (
+            f"The {name} control collapsed in {_share(control)} runs{_where(control)}. "
+            "The mismatch alone therefore does not explain a collapse there."
+        )
+    reached = int(results.healthy[control.index].sum())
+    return (
+        f"The {name} control never collapsed in {count(len(control), 'run')}. "
+        f"{reached} of them reached a held-out reward of {HEALTHY} in at least one evaluation."
+    )
+
+
+def _comparisons(table: pd.DataFrame) -> list[str]:
+    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be."""
+    told = []
+    for question, title in QUESTIONS.items():
+        for test, what in TESTS.items():
+            rows = table[(table.question == question) & table[f"{test}_p"].notna()]
+            if len(rows):
+                told.append(f"{title}, {what}: {_compared(rows, test)}")
+    return told
+
+
+def _compared(rows: pd.DataFrame, test: str) -> str:
+    number, adjusted = count(len(rows), "comparison"), f"{test}_holm_p"
+    significant = rows[rows[adjusted] <= SIGNIFICANT].sort_values(adjusted)
+    if len(significant):
+        shown = [_difference(row, test) for row in significant.to_dict("records")]
+        verb = "was" if len(significant) == 1 else "were"
+        return f"{len(significant)} of {number} {verb} significant ({_listed(shown, '; ')})."
+    most = rows.loc[rows["least_p"].idxmin()]
+    if most["least_p"] * len(rows) > SIGNIFICANT:
+        least = f"With {count(most.known, 'seed')} an arm, p ≥ {most['least_p']:.2g} before adjustment"
+        return f"no comparison could be significant ({len(rows)} tested). {least}."
+    return f"no comparison was significant ({len(rows)} tested, smallest Holm-adjusted p {rows[adjusted].min():.2g})."
+
+
+def _difference(row: dict, test: str) -> str:
+    p = f"Holm-adjusted p {row[f'{test}_holm_p']:.2g}"
+    pair = f"{row['arm']} against {row['reference']}"
+    if test == "reward":
+        by = f" {row['reward_gained']:+.3f}" if pd.notna(row.get("reward_gained")) else ""
+        return f"{pair}{by}, {p}"
+    spread = f" ({row['steps_gained_low']:+.0f} to {row['steps_gained_high']:+.0f})" if pd.notna(row["steps_gained_low"]) else ""
+    never = f", {count(row['never_learned'], 'run')} never learned" if row["never_learned"] else ""
+    return f"{pair} {row['steps_gained']:+.0f} optimizer steps{spread}{never}, {p}"
+
+
+def _definitions(results: Results) -> str:
+    """How many runs collapse under other definitions of a drawdown."""
+    if not results.ended.event.any():
+        return ""
+    grid = results.robustness
+    counts = grid.sum(min_count=1).dropna()
+    if counts.empty:
+        return ""
+    control = grid.loc[sorted(results.runs.arm[results.runs.control].unique())].sum()
+    of_control = f", {_between(control)} of them in the control" if results.runs.control.any() else ""
+    dated = int((results.runs.detector[results.runs.event] == "drawdown").sum())
+    return (
+        f"A drawdown of the reward dated {dated} of these collapses. "
+        f"Under {len(counts)} definitions of a drawdown, {_between(counts)} runs collapse{of_control}."
+    )
+
+
+def _between(counts: pd.Series) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low} to {high}" if low < high else str(low or "none")
+
+
+def _warned(table: pd.DataFrame) -> str:
+    if table.empty or not table.detected.notna().any():
+        return ""
+    if (collapses := int(table.collapsed_runs.max())) < RANKED:
+        return f"{count(collapses, 'collapse')} {'is' if collapses == 1 else 'are'} too few to rank the diagnostics."
+    skill = table.detected - table.false_alarms
+    if not skill.max() > 0:
+        return "No diagnostic detected a larger share of collapses than its share of false alarms."
+    best = table.loc[skill.idxmax()]
+    seen = survival.fraction(round(best.detected * best.collapsed_runs), int(best.collapsed_runs))
+    alarms = round(best.false_alarms * best.other_runs)
+    return (
+        f"Of {count(len(table), 'diagnostic')}, {metric(best.diagnostic)} separated collapsed from other runs best. "
+        f"It detected {seen.value:.0%} of {best.collapsed_runs} collapses (95% interval {seen.lower:.0%} to {seen.upper:.0%}), "
+        f"a median of {best.median_lead:.0f} RL steps ahead. "
+        f"It raised false alarms in {alarms} of {best.other_runs} other runs of the same sources of mismatch. "
+        "Each threshold was chosen on the other seeds."
+    )
+
+
+def setting(results: Results) -> str:
+    """What every run did, of what they share."""
+    values = shared(results.configs.values())
+    known = [text.format(values[key]) for key, text in SETTINGS.items() if key in values]
+    return f"Every run: {', '.join(known)}." if known else ""
+
+
+def provenance(results: Results) -> str:
+    """What every run did; code, versions and machines of the runs."""
+    processes = [process for processes in results.provenance.values() for process in processes]
+    if not processes:
+        return "No run recorded its code or its machine."
+    commits = sorted({version(process) for process in processes})
+    machines = sorted({f"{p['host']}, {p['device']}, {p['platform']}, torch {p['packages']['torch']}" for p in processes})
+    return f"{setting(results)} Commit {' and '.join(commits)}. Machine: {'; '.join(machines)}.".strip()

@@ -1,0 +1,77 @@
+"""`--help` of a run: what there is to choose, and each key with its value, its meaning and what it accepts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
+
+from harness.compose import choices
+from harness.config.describe import Key, keys
+
+CONF = Path(__file__).parent / "conf"
+COLUMN = 42
+"""Characters before the meaning of a key."""
+USAGE = """\
+python -m experiments.train [-m] [GROUP=OPTION | KEY=VALUE] ...
+
+One run. A run that was stopped resumes; one that has finished is skipped. With -m, options and values separated by commas
+make a grid of runs: hydra/launcher=local runs them side by side here, hydra/launcher=slurm on a cluster.
+
+  python -m experiments.train +experiment=demo/fp8 seed=1
+  python -m experiments.train -m hydra/launcher=local seed=0,1,2 +experiment=demo/fp8,demo/bf16
+  python -m experiments.train --help loss=gspo          what follows, with the keys of this choice
+  python -m experiments.train --hydra-help              options of Hydra, as --cfg job, --config-dir DIR
+"""
+
+
+def show(arguments: list[str]) -> None:
+    """Print it for the choices in `arguments`. Raises UserError if Hydra refuses them."""
+    given = get_args_parser().parse_args(arguments)
+    folder = [f"hydra.searchpath=[file://{Path(given.config_dir).resolve()}]"] if given.config_dir else []
+    config, chosen, options = choices(*given.overrides, *folder)
+    width = min(max(shutil.get_terminal_size((130, 24)).columns, 80), 160)
+    print(USAGE)
+    print("GROUP=OPTION; +experiment=OPTION. An option of a subfolder is written with it: correction=verl/decoupled_geo_rs\n")
+    for group, names in options.items():
+        print(_entry(f"  {group}={chosen.get(group, '')}" if group in chosen else f"  {group}", ", ".join(names), width))
+    print("\nKEY=VALUE; the value that the run has now, the meaning of the key, and what it accepts")
+    comments = {key: text for group, option in chosen.items() for key, text in _comments(group, option)}
+    section = None
+    for key in keys(config):
+        if (now := key.name.partition(".")[0] if "." in key.name else "") != section:
+            print()
+            section = now
+        print(_entry(f"  {key.name}={_written(key)}", _told(key, comments), width))
+
+
+def _entry(left: str, text: str, width: int) -> str:
+    """`left`, and `text` in a column of its own."""
+    margin = " " * COLUMN
+    text = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
+
+
+def _told(key: Key, comments: dict[str, str]) -> str:
+    meaning = key.meaning or comments.get(key.name, "")
+    return f"{meaning} [{key.accepted}]".strip() if key.accepted else meaning
+
+
+def _written(key: Key) -> str:
+    """The value as it is written on the command line."""
+    return key.value if isinstance(key.value, str) and "\n" not in key.value else json.dumps(key.value)
+
+
+def _comments(group: str, option: str) -> Iterator[tuple[str, str]]:
+    """The keys, dots between, of an option's file that have a comment, and the comment: parameters of plug-ins have no other."""
+    path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):
+            above = [*above[: 1 + len(entry[1]) // 2], entry[2]]
+            if entry[3]:
+                yield ".".join(above), entry[3]

@@ -1,0 +1,52 @@
+"""`--help` tells what each key means and accepts."""
+
+import pytest
+
+from experiments.help import show
+from harness.compose import choices
+from harness.config.describe import keys
+from harness.errors import UserError
+
+CHOICES = [
+    [],
+    ["correction=skyrl/recommended", "kl=k2", "rollout/engine=vllm"],
+    ["correction=m2po", "advantage=pass_at_k", "+experiment=regime"],
+    ["model=hub", "warmstart=none", "task=gsm8k"],
+    ["model=hub", "warmstart=none", "task=arithmetic"],
+    *[[f"loss={name}"] for name in choices().options["loss"]],
+]
+
+
+@pytest.mark.parametrize("overrides", CHOICES, ids=" ".join)
+def test_every_key_has_its_value_and_a_meaning(overrides, capsys):
+    show(["--help", *overrides])
+    lines = capsys.readouterr().out.partition("KEY=VALUE;")[2].splitlines()
+    config = choices(*overrides).config
+    for key in keys(config):
+        (at,) = [n for n, line in enumerate(lines) if line.strip().startswith(f"{key.name}=")]
+        told = lines[at][42:].strip() or lines[at + 1].strip()
+        assert told and not told.startswith("["), lines[at]
+    assert max(map(len, lines)) <= 130
+
+
+def test_values_accepted_and_meanings_stand_beside_the_key(capsys):
+    show(["--help", "loss=gspo", "actor.epochs=2"])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "actor.lr=0.0005 Learning rate. [number in (0, 1]]" in lines
+    assert "actor.epochs=2 Passes over a rollout. [integer > 0]" in lines
+    assert any(line.startswith("loss.eps_low=0.0003 The sequence ratio is clipped below") for line in lines)
+    assert any(line.startswith("loss=gspo cispo, clip_cov") for line in lines)
+    assert "rollout.top_p=1.0 Sample from the most probable tokens of this much mass. 1: all. [number in (0, 1]]" in lines
+    assert "dump.every=null Steps between two dumps of the whole batch. null: none. [integer > 0 | null]" in lines
+
+
+def test_groups_of_a_folder_of_ones_own(tmp_path, capsys):
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/mine.yaml").write_text("name: ppo\neps_low: 0.1  # A bound.\neps_high: 0.3\n")
+    show(["--help", "--config-dir", str(tmp_path), "loss=mine"])
+    assert "loss.eps_low=0.1" in capsys.readouterr().out
+
+
+def test_a_wrong_choice_is_refused_as_by_a_run():
+    with pytest.raises(UserError, match=r"loss/nosuch: there is no such option"):
+        show(["--help", "loss=nosuch"])
