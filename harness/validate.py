@@ -105,7 +105,7 @@ def _check_model_and_task(config: Config) -> None:
     shape, has_turns = _built(config)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
-    check_routing(config, experts(shape), engine.routes)
+    check_routing(config, experts(shape), engine.tells_routes())
     if needs_own_sampler(config):
         try:
             describe(shape)

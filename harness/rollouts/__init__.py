@@ -40,8 +40,6 @@ class RolloutEngine(ABC):
     are checked against the signature.
     """
 
-    routes: bool = False
-    """Whether the rollouts of a mixture of experts tell the experts taken, in `Rollout.expert_ids`."""
     tolerance: float | None = None
     """Nats by which the log-probabilities may be off the actor's after a load (`sync.py`); None if a load cannot go wrong."""
 
@@ -49,6 +47,11 @@ class RolloutEngine(ABC):
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        """Whether the rollouts of a mixture of experts have `Rollout.expert_ids` on this machine."""
+        return False
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

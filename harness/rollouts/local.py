@@ -43,8 +43,6 @@ class LocalEngine(RolloutEngine):
     is on the router that picks experts, and on the choice alone: their weights come from the router without it.
     """
 
-    routes = True
-
     def __init__(
         self,
         config: PretrainedConfig,
@@ -90,6 +88,10 @@ class LocalEngine(RolloutEngine):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
                 raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        return True
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

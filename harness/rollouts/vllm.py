@@ -29,10 +29,12 @@ from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.architecture import experts
+from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
     can_sleep,
+    can_tell_routes,
     head_sizes,
     kv_cache_refusal,
     option,
@@ -94,7 +96,8 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
-        self.tied, self.experts = shape.tie_word_embeddings, experts(shape)
+        self.shape, self.tied = shape, shape.tie_word_embeddings
+        self.routed = bool(experts(shape)) and can_tell_routes()
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
@@ -124,6 +127,7 @@ class VllmEngine(RolloutEngine):
                 tensor_parallel_size=tensor_parallel,
                 **_memory(),
                 enable_sleep_mode=sleep,
+                **({"enable_return_routed_experts": True} if self.routed else {}),
                 # With ranks around, vLLM must take their process group instead of making one.
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
                 seed=0,  # of dummy weights only: each request brings its own
@@ -157,7 +161,7 @@ class VllmEngine(RolloutEngine):
         if self.asleep:
             self.llm.wake_up()
             self.asleep = False
-        if self.experts and not torch.cuda.is_available():
+        if experts(self.shape) and not torch.cuda.is_available():
             self.llm.apply_model(_forget_packed_experts)
         # vLLM reads torch's default dtype while it loads, and sets it only at its own start.
         before = torch.get_default_dtype()
@@ -180,7 +184,26 @@ class VllmEngine(RolloutEngine):
             _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), version, device=prompts.device),
+            self._expert_ids(samples, prompts, length) if self.routed else None,
         )
+
+    def _expert_ids(self, samples: list[Any], prompts: Tensor, length: int) -> Tensor:
+        """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
+        s, width = self.shape, prompts.shape[1]
+        ids = Routes.unrouted(
+            len(samples), width + length - 1, s.num_hidden_layers, s.num_experts_per_tok, experts(s), prompts.device
+        ).ids
+        for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
+            places = width - padding + len(sample.token_ids) - 1  # all but the last token
+            told = torch.as_tensor(sample.routed_experts)
+            if told.shape[1:] != ids.shape[2:] or len(told) < places:
+                raise RuntimeError(f"vLLM told the experts of {list(told.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
+            ids[row, padding : padding + places] = told[:places].to(ids)
+        return ids
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        return can_tell_routes()
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         samples = self._ask(prompts, length, None)

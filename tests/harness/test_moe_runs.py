@@ -213,6 +213,7 @@ def test_an_engine_that_tells_no_experts_cannot_be_replayed(tiny, monkeypatch):
     """vLLM on a CPU computes the mixture and does not tell its experts."""
     # Whether vLLM is installed is not asked here.
     monkeypatch.setattr(VllmEngine, "check", classmethod(lambda cls, *rest, **params: None))
+    monkeypatch.setattr(VllmEngine, "tells_routes", classmethod(lambda cls: False))
     with pytest.raises(UserError, match=r"routing\.replay=r3: rollout\.engine=vllm does not tell the experts"):
         check(tiny("rollout/engine=vllm", "rollout/precision=fp32", "routing.replay=r3"))
 
