@@ -1,4 +1,7 @@
-"""A few responses at a time, of like length and without their padding."""
+"""Responses in chunks that fit a CPU's cache, of like length and without their padding; for diagnostics and replay only.
+
+A pass over a large batch writes each intermediate tensor to memory. In chunks they stay in the caches and padding costs
+nothing. CHUNK_GAIN. A training step gains nothing by it, so the objective does without."""
 
 from __future__ import annotations
 
@@ -11,31 +14,27 @@ from algos.batch import Batch
 from algos.diagnostics.rows import Rows, merge
 
 CHUNK = 1 << 17
-"""Tokens that a CPU works on at once, or a quarter of a smaller batch. Most intermediate tensors then stay in its caches, and
-all of them together are few beside the batch."""
-
-SAMPLED = 16
-"""Lengths are compared by every so many columns of the mask: enough to put responses of like length together."""
+"""Tokens of one chunk, padding included."""
 
 
 def chunks(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-    """(the numbers of some responses, their batch cut to their longest); the whole batch at once but on a CPU."""
-    mask = batch.mask
-    responses, columns = mask.shape
-    everything = torch.arange(responses, device=mask.device)
-    if mask.device.type != "cpu" or mask.numel() <= CHUNK:
-        yield everything, batch
+    """(numbers of some responses, their batch cut to the longest of them). Other devices take the whole batch at once."""
+    responses, columns = batch.mask.shape
+    if batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
+        yield torch.arange(responses, device=batch.mask.device), batch
         return
-    step = max(1, min(CHUNK, mask.numel() // 4) // columns)
-    for rows in mask[:, ::SAMPLED].sum(-1).argsort(descending=True, stable=True).split(step):
-        some = batch.rows(rows)
-        used = some.mask.any(0).nonzero()
-        width = columns if batch.segments is not None else int(used[-1]) + 1 if len(used) else 1  # an id may be any below T
-        yield rows, Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in some)
+    by_length = batch.mask.sum(-1).argsort(descending=True, stable=True)
+    for numbers in by_length.split(max(1, CHUNK // columns)):
+        part = batch.rows(numbers)
+        used = part.mask.any(0).nonzero()
+        width = int(used[-1]) + 1 if len(used) else 1
+        if batch.segments is not None:  # whose numbers may be any below T
+            width = columns
+        yield numbers, Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in part)
 
 
 def chunked(function: Callable[[Batch], Rows], batch: Batch) -> Rows:
-    """`function` on a few responses at a time, with the rows of all in the order of the batch."""
+    """`function` of each chunk, merged into the rows of the whole batch in its own order."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(batch)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

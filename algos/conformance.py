@@ -1,10 +1,10 @@
-"""What every plug-in must keep, as checks its author calls from their own tests.
+"""The rules that every plug-in must keep, as checks that its author calls from a test.
 
     def test_my_loss_conforms():
         check_loss(my_loss, {"temperature": 1.0})
 
-Each check raises AssertionError saying which rule is broken. The built-ins pass the same ones. A rule holds for every
-batch; the checks try it on small ragged ones with an empty response, in fp64 unless the rule is about dtypes.
+Each check raises an AssertionError that names the broken rule. The built-ins pass the same checks. They try small ragged
+batches with an empty response, in fp64 unless the rule is about dtypes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:
-    """A loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
+    """Check a loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
     assert isinstance(getattr(loss, "anchored", None), bool), (
         "a loss says whether it is `anchored`: use @loss(anchored=…)"
     )
@@ -38,7 +38,7 @@ def check_loss(loss: Callable, params: dict[str, Any]) -> None:
 
 
 def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
-    """A correction filter `(log_ratio, mask, **params) -> kept [B, T] bool`, see `corrections.correct`."""
+    """Check a correction filter `(log_ratio, mask, **params) -> kept [B, T] bool`, see `corrections.apply.plugged`."""
     logp, prox, _, mask = example(torch.float64)
     log_ratio = torch.where(mask, logp - prox, 0.0)
     before = log_ratio.clone()
@@ -55,7 +55,10 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """A group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`; `inputs`: P = 3, G = 4."""
+    """Check a group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`.
+
+    inputs: the tensors that `estimator.needs` names, for P = 3 prompts of G = 4 responses.
+    """
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
     assert set(needs) == set(inputs), f"`needs` says {needs}, given {list(inputs)}"
@@ -73,7 +76,7 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A ragged batch (logp, logp_prox, advantages, mask): 4 responses, one empty, one with a hole; A by token."""
+    """A ragged batch (logp, logp_prox, advantages, mask): 4 responses, one empty, one with a hole; advantages by token."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, 6)
     logp = -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -84,7 +87,7 @@ def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def run(loss: Callable, batch: tuple[Tensor, ...], params: dict[str, Any], selected: Tensor | None = None):
-    """(TokenLoss, gradient of its sum): what the rules are about."""
+    """(TokenLoss, gradient of its sum by logp) of a batch like `example`."""
     logp = batch[0].detach().clone().requires_grad_()
     extra = () if selected is None else (selected,)
     result = loss(logp, *batch[1:], *extra, **params)

@@ -1,4 +1,4 @@
-"""Plug-ins by name. Importing this module costs nothing: an entry is loaded when it is first asked for."""
+"""Plug-ins by name. Importing this module costs nothing: an entry is loaded at its first use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ class RegistryError(ValueError):
 
 
 class Registry:
-    """The plug-ins of one kind: built-ins from one explicit table, others from the entry-point group
-    `faultline.<kind>`.
+    """The plug-ins of one kind: the built-ins of a table, and those of the entry-point group `faultline.<kind>`.
 
-    A name of the form `package.module:attribute` is loaded from there without being registered first.
+    A name of the form `package.module:attribute` is loaded from there without registration.
     """
 
     def __init__(self, kind: str, builtin: dict[str, str]):
@@ -35,7 +34,7 @@ class Registry:
         return sorted(self._targets)
 
     def __getitem__(self, name: str) -> Any:
-        """The plug-in called `name`. Raises RegistryError, with the plug-in's own traceback when it fails to load."""
+        """The plug-in called `name`. Raises RegistryError; its cause is the plug-in's own error when it fails to load."""
         self._discover()
         if name not in self._loaded:
             target = self._targets.get(name, name if ":" in name else None)
@@ -51,7 +50,7 @@ class Registry:
         return self._loaded[name]
 
     def _discover(self) -> None:
-        """Take in the installed plug-ins: all of them, or none while one of them takes a name that is not free."""
+        """Add the installed plug-ins: all of them, or none if one takes a name that is not free."""
         if not self._discovered:
             targets = self._targets
             for point in entry_points(group=f"faultline.{self.kind}"):

@@ -43,36 +43,36 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
     """Runs that have not begun are counted only: in a sweep under way they are most."""
     waiting = (runs.state == "queued") & (runs.step == 0)
     left = runs[~runs.state.isin(["done", "collapsed"]) & ~waiting]
-    told = []
+    sentences = []
     if waiting.any():
         where = count(runs.arm[waiting].nunique(), "arm")
-        told.append(f"{count(waiting.sum(), 'run')} in {where} {has(waiting.sum())} not begun.")
+        sentences.append(f"{count(waiting.sum(), 'run')} in {where} {has(waiting.sum())} not begun.")
     for (arm, state, step, error), part in left.groupby(["arm", "state", "step", "error"], sort=False):
         until = "; the steps before count" if step else ""
-        told.append(f"{arm} {numbered('seed', part.seed)}: {state} at step {step}{until}. {error}".strip())
-    return told
+        sentences.append(f"{arm} {numbered('seed', part.seed)}: {state} at step {step}{until}. {error}".strip())
+    return sentences
 
 
 def _seeds(runs: pd.DataFrame) -> list[str]:
-    every, told = set(runs.seed), []
+    every, sentences = set(runs.seed), []
     lacking = pd.Series({arm: tuple(sorted(every - set(group.seed))) for arm, group in runs.groupby("arm", sort=False)})
     for seeds, arms in lacking[lacking.map(len) > 0].groupby(lacking):
         which = f"{arms.index[0]} lacks" if len(arms) == 1 else f"{len(arms)} arms ({', '.join(arms.index)}) lack"
-        told.append(f"{which} {numbered('seed', seeds)}, which other arms have.")
-    return told
+        sentences.append(f"{which} {numbered('seed', seeds)}, which other arms have.")
+    return sentences
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
     """A loss may lack a metric; runs of one arm may not differ in theirs, unless a run recorded nothing yet."""
-    told = []
+    sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
         every = set().union(*names.values())
         for run, own in names.items():
             if lacking := sorted(every - own):
                 shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-                told.append(f"{arm} seed {runs.seed[run]} did not record {shown}, which other seeds of the arm did.")
-    return told
+                sentences.append(f"{arm} seed {runs.seed[run]} did not record {shown}, which other seeds of the arm did.")
+    return sentences
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,27 +21,30 @@ MADE = {"commit", "diff", "packages", "host", "device", "platform"}
 
 
 def sources(sweep: Path) -> dict[str, Source]:
-    """The runs of a sweep's folder, by id, those without a config among them: they cannot be read, and are told of. Raises
-    UserError when there is none."""
+    """The runs of a sweep's folder, by id. Folders without a config are among them, so that they are named as unreadable.
+
+    Raises UserError when there is no run.
+    """
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
-    return {folder.path.name: Source(_signature(folder.path), lambda f=folder: read(f)) for folder in folders}
+    return {folder.path.name: Source(_signature(folder.path), partial(read, folder)) for folder in folders}
 
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
-    """One run. Raises UserError when its config is unreadable or no run's; other damage is told in the record."""
-    values, damage = folder.read("config.json"), []
+    """One run. Raises UserError when its config is unreadable or no run's; other damage stands in the record."""
+    values = folder.read("config.json")
+    damage: list[str] = []
     try:
         config = recorded(values)
-    except UserError as error:
-        why = str(error).splitlines()[0]
+    except UserError as refusal:
+        why = str(refusal).splitlines()[0]
         raise UserError(f"{folder.path}/config.json: no config of a run ({why}); move the folder away or run it again") from None
 
     def part(name: str) -> dict:
         try:
             return folder.read(name) if (folder.path / name).exists() else {}
-        except UserError as error:
-            damage.append(str(error).split("; ")[0])
+        except UserError as refusal:
+            damage.append(str(refusal).split("; ")[0])
             return {}
 
     onsets: dict[str, int] = {}
@@ -52,7 +56,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
     status, provenance = part("status.json"), part("provenance.json")
     rows = _rows(folder, damage)
     if len(rows) and not status:
-        damage.append("status.json: missing or unreadable, so whether the run ended is not known")
+        damage.append("status.json: missing or unreadable, so it is unknown whether the run ended")
     last = rows["step"][-1].as_py() if len(rows) else -1
     step = max(status.get("step", 0), last, 0)
     if last + 1 < step:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import tables, verdicts
+from analysis.caveats import count
 from analysis.figures import FIGURES
 from analysis.figures.style import COLOURS
 from analysis.frames import markdown, show, terminal
@@ -164,9 +165,9 @@ def _print(results: Results, answer: list[str]) -> None:
 
 def section(results: Results, command: str, answer: list[str]) -> str:
     """The results as a part of a README, a screen long: the answer, the matrix, and how it was made."""
-    told = [f"The report lists {len(results.caveats)} caveats."] if results.caveats else []
+    caveats = [f"The report lists {count(len(results.caveats), 'caveat')}."] if results.caveats else []
     origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
-    return "\n\n".join([_list([*answer, *told]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
+    return "\n\n".join([_list([*answer, *caveats]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
 
 
 def insert(path: Path, command: str, text: str) -> None:

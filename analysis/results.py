@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis import caveats
 from analysis.statistics import arms, definitions, measures, outcomes, performance, predictors
+from harness.arms import Arm
 from harness.arms import arms as named
 
 
@@ -65,8 +66,7 @@ class Results:
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
         """The ended runs, named as if no run differed in these keys of the config."""
         other = named(self.configs, keys)
-        parts = pd.DataFrame({run: other[run]._asdict() for run in self.ended.index}).T
-        return self.ended.assign(**{part: parts[part] for part in parts})
+        return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
     # --- statistics ----------------------------------------------------------------------------------------------------
 

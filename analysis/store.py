@@ -18,12 +18,14 @@ import pyarrow.parquet as pq
 from harness.errors import UserError
 
 VERSION = 3
-"""Of the cache's layout; a cache of another version is read anew."""
+"""Of the cache's layout; a cache of another version is made again."""
 
 
 class Record(NamedTuple):
-    """One run without its rows. onsets: by detector; error: why it failed; metrics: names that it recorded; damage: what of its
-    record is unreadable."""
+    """One run without its rows. config: with all defaults filled in. onsets: by detector. error: why it failed.
+
+    metrics: names that it recorded. damage: what of its record is unreadable.
+    """
 
     config: dict[str, Any]
     provenance: list[dict[str, Any]]
@@ -36,7 +38,7 @@ class Record(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a run is read from. signature: changes when the run's record does. read: raises UserError if it cannot be read."""
+    """Where a run is read from. signature: changes with the record. read: raises UserError if the run cannot be read."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]

@@ -21,9 +21,9 @@ MATRIX = (
 INTERVALS = "Brackets hold 95% intervals. Parentheses hold intervals of at most five seeds, which cover less than 95%."
 OUTCOMES = (
     "Share collapsed: Clopper-Pearson interval. RMST: restricted mean survival time, to a horizon common to all arms. "
-    "Differences are against the reference arm, over shared seeds where both arms have them. The p-values are exact: log-rank "
-    "for the time to collapse, permutation of the means for the last reward. Holm's adjustment covers the comparisons of one "
-    f"question, precision or correction. {INTERVALS}"
+    "Differences are against the reference arm; those of the mean are over shared seeds. "
+    "The p-values are exact: log-rank for the time to collapse, permutation of the means for the last reward. "
+    f"Holm's adjustment covers the comparisons of one question, precision or correction. {INTERVALS}"
 )
 
 
@@ -56,7 +56,7 @@ def outcomes(results: Results) -> pd.DataFrame:
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
         share = f" [{row['collapsed_share_low']:.0%}, {row['collapsed_share_high']:.0%}]" if known else ""
-        reward = estimate(row, "reward_gained", "+.3f", row.get("shared_seeds"))
+        reward = estimate(row, "reward_gained", "+.3f", row.get("shared_seeds", 0))
         reward += f"; {row['reward_holm_p']:.2g}" if pd.notna(row["reward_holm_p"]) else ""
         rows.append(
             {

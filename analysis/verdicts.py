@@ -25,7 +25,7 @@ SETTINGS = {
     "steps": "{} RL steps",
     "rollout.prompts": "{} prompts a step",
     "rollout.group_size": "{} responses a prompt",
-    "actor.num_minibatches": "{} mini-batches",
+    "actor.num_minibatches": "mini-batches {}",
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
@@ -79,20 +79,20 @@ def _stable(results: Results) -> str:
 
 
 def _by_source(runs: pd.DataFrame) -> list[str]:
-    told = []
+    sentences = []
     for source, part in runs[~runs.control].groupby("source", sort=False):
         plain, corrected = part[part.correction == "none"], part[part.correction != "none"]
         if len(plain):
-            told.append(f"Uncorrected {source} rollouts: {_share(plain)} runs collapsed{_where(plain)}.")
+            sentences.append(f"Uncorrected {source} rollouts: {_share(plain)} runs collapsed{_where(plain)}.")
         groups = corrected.groupby("correction", sort=False)
         if parts := [f"{name} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in groups]:
-            told.append(f"Corrected {source} rollouts, collapsed runs by correction: {'; '.join(parts)}.")
-    return told
+            sentences.append(f"Corrected {source} rollouts, collapsed runs by correction: {'; '.join(parts)}.")
+    return sentences
 
 
 def _share(runs: pd.DataFrame) -> str:
     """With its interval, of one arm alone: runs of several losses or settings are no draws of one share."""
-    share = survival.fraction(runs.event.sum(), len(runs))
+    share = survival.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 
@@ -151,13 +151,13 @@ def _control(results: Results) -> str:
 
 def _comparisons(table: pd.DataFrame) -> list[str]:
     """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be."""
-    told = []
+    sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():
             rows = table[(table.question == question) & table[f"{test}_p"].notna()]
             if len(rows):
-                told.append(f"{title}, {what}: {_compared(rows, test)}")
-    return told
+                sentences.append(f"{title}, {what}: {_compared(rows, test)}")
+    return sentences
 
 
 def _compared(rows: pd.DataFrame, test: str) -> str:

@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,16 @@ def offline(root: Path) -> dict[str, Source]:
         paths = sorted(paths, key=lambda path: path.parent.name.split("-")[-2])  # the name begins with the time of the start
         stats = [path.stat() for path in paths]
         signature = " ".join(f"{stat.st_size}:{stat.st_mtime_ns}" for stat in stats)
-        sources[run] = Source(signature, lambda run=run, paths=paths: read_offline(run, paths))
+        sources[run] = Source(signature, partial(read_offline, run, paths))
     return sources
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """One run of several fragments, in order of their start: at equal steps the later one counts. Of a damaged file what
-    precedes the damage is kept, and told."""
-    from wandb.proto.wandb_internal_pb2 import Record as Message
+    """One run of several fragments, in the order of their start; at equal steps the later one counts.
+
+    A damaged file is read up to the damage, which stands in the record.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 
     config: dict[str, Any] = {}
     summary: dict[str, Any] = {}
@@ -86,7 +89,8 @@ def _items(items: Any) -> dict[str, Any]:
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
     """(end, content) of each record, up to the first piece that is short or fails its checksum."""
-    at, pieces = 7, []  # after W&B's header of 7 bytes
+    at = 7  # after W&B's header of 7 bytes
+    pieces: list[bytes] = []
     while at + HEADER.size <= len(data):
         left = BLOCK - at % BLOCK
         if left < HEADER.size:
@@ -122,7 +126,7 @@ def server(path: str) -> dict[str, Source]:
         raise UserError(f"wandb:{path}: {message}; check WANDB_BASE_URL, WANDB_API_KEY and the name") from None
     if not runs:
         raise UserError(f"wandb:{path}: no run in it; the form is wandb:[entity/]project[:group]")
-    return {run.id: Source(f"{run.state}:{run.lastHistoryStep}", lambda run=run: read_server(run)) for run in runs}
+    return {run.id: Source(f"{run.state}:{run.lastHistoryStep}", partial(read_server, run)) for run in runs}
 
 
 def read_server(run: Any) -> tuple[Record, pa.Table]:
@@ -132,14 +136,14 @@ def read_server(run: Any) -> tuple[Record, pa.Table]:
 
 
 def _run(run: str, config: dict, summary: dict, rows: list[dict], damage: str) -> tuple[Record, pa.Table]:
-    """What the harness's mirror says of a run (harness/run/wandb.py)."""
+    """A run as the harness mirrored it (harness/run/wandb.py)."""
     if "record" not in config:
         raise UserError(f"W&B run {run}: no config of this harness in it{'; ' + damage if damage else ''}")
     record = json.loads(config["record"])
     onsets = {key.removeprefix("onset/"): int(value) for key, value in summary.items() if key.startswith("onset/")}
     table = rows_table(table_of([{k: _number(v) for k, v in row.items()} for row in rows]), run)
     step = int(table["step"][-1].as_py()) if len(table) else 0
-    state = summary.get("state", "running")  # no word of its end: it runs still, or was killed
+    state = summary.get("state", "running")  # without an end it runs still, or was killed
     state = "running" if state == "interrupted" else state
     error, metrics = summary.get("error", ""), table.column_names[2:]
     return Record(recorded(record["config"]), record["provenance"], state, step, error, onsets, metrics, damage), table

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import math
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -76,7 +78,8 @@ def _annotations(plugin) -> dict[str, Any]:
 def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
     """`plugin` with `params` bound to its keyword-only parameters; the run passes those in `provided` later.
 
-    Raises UserError on an unknown name, a missing one, or a value that is not of the annotated type.
+    Raises UserError on an unknown name, a missing one, or a value that is not of the annotated type. NaN is of no type, and true
+    and '2' are no numbers.
     """
     keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
     accepted = {p.name: p for p in keywords if p.name not in provided}
@@ -89,10 +92,12 @@ def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> func
             raise UserError(f"{key}.{name}: missing")
     types = _annotations(plugin)
     for name, value in params.items():
-        try:
-            TypeAdapter(types.get(name, Any)).validate_python(value)
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{key}.{name}=nan: give a number")
+        try:  # as JSON, where a list is a tuple too
+            TypeAdapter(types.get(name, Any)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
-            raise UserError(f"{key}.{name}={value}: {error.errors()[0]['msg']}") from None
+            raise UserError(f"{key}.{name}={value!r}: {error.errors()[0]['msg']}") from None
     return functools.partial(plugin, **params)
 
 

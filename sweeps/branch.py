@@ -118,5 +118,6 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
     if config.steps <= checkpoint.step:
         earlier = ", ".join(f"--at {step}" for step in RunFolder(checkpoint.folder.parents[1]).checkpoints if step < config.steps)
         remedy = f"branch from an earlier one: {earlier}" if earlier else "a larger checkpoint.keep would have kept earlier ones"
-        raise UserError(f"steps={config.steps}: the checkpoint is of step {checkpoint.step}, so nothing is left; {remedy}")
+        left = f"the checkpoint is of step {checkpoint.step}, with nothing left to train"
+        raise UserError(f"steps={config.steps}: {left}; {remedy}")
     return config

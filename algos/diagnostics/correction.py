@@ -57,9 +57,9 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
 def finish_applied(rows: Rows) -> dict[str, Tensor]:
     """Mean and effective sample size of the final weights over tokens, and the shares that were kept.
 
-    weight_ess = (Σw)²/(n·Σw²). rs_masked_fraction and rs_seq_masked_fraction are verl's: tokens rejected, and responses
-    with a rejected token; kept_sequences are responses with a token left. used_length, dropped_length: mean length of responses
-    with a token that is kept at a weight above 0, and of those without; NaN where there is none.
+    weight_ess = (Σw)²/(n·Σw²). kept_sequences: responses with a token left. rs_masked_fraction and rs_seq_masked_fraction
+    are verl's: tokens rejected, and responses with a rejected token. used_length: mean length of the responses with a
+    token that is kept at a weight above 0. dropped_length: that of the other responses. NaN where there is none.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     used = rows["used"] > 0
@@ -83,12 +83,13 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_is_* statistics of the applied weight, and the same of the raw one under correction/raw_*.
 
-    With E over tokens and w̄_i the mean weight of a response: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max,
-    min; ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is
-    none); seq_{mean,std,max,min,max_deviation} of w̄_i (std with n − 1, deviation from 1), seq_fraction_high/low of its
-    raw value; oob_ratio, with action=mask only: share of tokens whose weight became 0; batch_norm_factor, with
-    normalize=batch at the levels of a token or a response: the mean that weights are divided by. verl takes max and min of
-    sequence weights before the bounds; here raw is raw and applied is applied.
+    With E over tokens and w̄_i the mean weight of a response: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max, min.
+    ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is none).
+    seq_{mean,std,max,min,max_deviation}: of w̄_i, with std over n − 1 and the deviation from 1.
+    seq_fraction_high/low: share of responses whose raw w̄_i is beyond the bounds.
+    oob_ratio, with action=mask only: share of tokens whose weight became 0.
+    batch_norm_factor, with normalize=batch at the levels of a token or a response: the mean that divides the weights.
+    verl takes max and min of sequence weights before the bounds; here raw is raw and applied is applied.
     """
     spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
     raw, used = spreads["raw"], spreads["applied"]
@@ -111,9 +112,9 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_rs_<name>_* of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
-    mean, std, max, min and fraction_high/low (share beyond the bounds, before `when` excuses any) over tokens;
-    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low} over the responses' means. masked_fraction: share of tokens
-    that this filter alone rejects; seq_masked_fraction: of responses with such a token.
+    mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, before `when` excuses any.
+    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: over the responses' means.
+    masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: of responses with such a token.
     """
     filters = _rejects(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
@@ -186,38 +187,39 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Spread → its statistics; `spreads`: name → lower and upper bound and centre. All of them at once, [K, B]."""
+    """Statistics of each spread; `spreads`: its name -> lower bound, upper bound and value for equal policies.
+
+    All spreads are reduced together, as [K, B] tensors.
+    """
     if not spreads:
         return {}
-    known = {key: [rows[f"{name}/{key}"] for name in spreads] for key in ("n", "off", "off_sq", "min", "max")}
-    own = {key: torch.stack(values) for key, values in known.items()}
-    lower, upper, centre = torch.tensor(list(spreads.values()), dtype=torch.float64).to(own["n"].device).T[:, :, None]
-    n, present = own["n"], own["n"] > 0
+    stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in ("n", "off", "off_sq", "min", "max")}
+    n, off_sum, smallest, largest = stacked["n"], stacked["off"], stacked["min"], stacked["max"]
+    lower, upper, centre = torch.tensor(list(spreads.values()), dtype=torch.float64).to(n.device).T[:, :, None]
+    present = n[0] > 0
     tokens = n.sum(-1).clamp(min=1)
-    off = own["off"].sum(-1) / tokens
-    variance = (own["off_sq"].sum(-1) / tokens - off.square()).clamp(min=0)
+    off = off_sum.sum(-1) / tokens
+    variance = (stacked["off_sq"].sum(-1) / tokens - off.square()).clamp(min=0)
     mean = centre[:, 0] + off
-    row = centre + own["off"] / n.clamp(min=1)
-    several = torch.stack([row, (row > upper).double(), (row < lower).double()])
-    row_mean, high, low = mean_present(several, present[0]).unbind()
-    spread = torch.where(present, (row - row_mean[:, None]).square(), 0.0).sum(-1) / (present[0].sum() - 1).clamp(min=1)
-    ends = extreme(torch.stack([own["max"], -own["min"], row, -row, (row - centre).abs()]), present[0])
+    row = centre + off_sum / n.clamp(min=1)
+    means = mean_present(torch.stack([row, (row > upper).double(), (row < lower).double()]), present)
+    deviations = torch.where(present, (row - means[0][:, None]).square(), 0.0).sum(-1)
+    ends = extreme(torch.stack([largest, -smallest, row, -row, (row - centre).abs()]), present)
     statistics = {
         "mean": mean,
         "std": variance.sqrt(),
         "eff_sample_size": share(mean.square(), mean.square() + variance),
         "max": ends[0],
         "min": -ends[1],
-        "seq_mean": row_mean,
-        "seq_std": spread.sqrt(),
+        "seq_mean": means[0],
+        "seq_std": (deviations / (present.sum() - 1).clamp(min=1)).sqrt(),
         "seq_max": ends[2],
         "seq_min": -ends[3],
         "seq_max_deviation": ends[4],
-        "seq_fraction_high": high,
-        "seq_fraction_low": low,
+        "seq_fraction_high": means[1],
+        "seq_fraction_low": means[2],
     }
-    columns = {key: value.unbind() for key, value in statistics.items()}
-    out = {name: {key: column[k] for key, column in columns.items()} for k, name in enumerate(spreads)}
+    out = {name: {key: values[k] for key, values in statistics.items()} for k, name in enumerate(spreads)}
     for k, name in enumerate(spreads):
         for side in ("high", "low"):
             if f"{name}/{side}" in rows:

@@ -1,6 +1,6 @@
 """How far the rollout engine is from the trainer, before any correction.
 
-Nothing here is clamped, so a heavy tail shows; nothing waits for the device; empty responses count nowhere.
+Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses count nowhere.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     """Mismatch statistics from the rows of the whole batch, fp64 scalars.
 
     With E over tokens, E_i over responses, l̄_i the mean of l in a response, S_i its sum, ρ = e^l, ρ_i = e^S_i:
-    kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0 estimate KL(μ‖π) in nats per token; chi2_token = E[ρ²] − 1 and
-    chi2_seq = E_i[ρ_i²] − 1, plug-in, of either sign; chi2_*_normalized = E[ρ²]/E[ρ]² − 1 = 1/ess − 1 ≥ 0,
-    self-normalised; ess_* = (Σρ)²/(n·Σρ²) in [1/n, 1]; ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and
-    ratio_min = min(1, min ρ); pareto_k of ρ_i; ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄]; training_ppl =
-    E_i e^−mean(log π) and rollout_ppl = E_i e^−mean(log μ).
-    The names under rollout_corr/ are verl's, of verl's formulas without their clamps, their 1e-8 and their empty rows.
+    kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0: estimates of KL(μ‖π) in nats per token.
+    chi2_token = E[ρ²] − 1 and chi2_seq = E_i[ρ_i²] − 1: plug-in estimates, of either sign.
+    chi2_*_normalized = E[ρ²]/E[ρ]² − 1 = 1/ess − 1 ≥ 0: self-normalised. ess_* = (Σρ)²/(n·Σρ²) in [1/n, 1].
+    ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and ratio_min = min(1, min ρ); pareto_k of ρ_i.
+    ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄].
+    training_ppl = E_i e^−mean(log π) and rollout_ppl = E_i e^−mean(log μ).
+    The names under rollout_corr/ are verl's. Its formulas are used without their clamps, their 1e-8 and their empty rows.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     present = n > 0

@@ -16,7 +16,7 @@ SHARES_ABOVE = (1.1, 2.0, 10.0)
 """Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
 
 ROUNDING = 1e-12
-"""A variance E[x²] − E[x]² below this share of E[x²] is taken for the rounding of fp64 sums."""
+"""A variance E[x²] − E[x]² below this share of E[x²] counts as rounding of fp64 sums."""
 
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 
@@ -59,11 +59,11 @@ def _rows(batch: Batch) -> Rows:
 def finish_probabilities(rows: Rows) -> dict[str, Tensor]:
     """From the rows of the whole batch, E over tokens, π and μ the probabilities of the sampled tokens.
 
-    mult_prob_error = E[max(ρ, 1/ρ)], seq_mult_prob_error_mean, max and min of its mean over each response, k3_reverse =
-    E[1/ρ − 1 + l] ≥ 0, which would estimate KL(π‖μ) were the tokens from π, and js_divergence = E[log cosh(l/2)],
-    NeMo-RL's (its ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2 is this); share_above_r = P(max(ρ, 1/ρ) > r); prob_diff_mean,
-    std, max of |π − μ|; prob_pearson, the correlation of π and μ over tokens, 0 where one of them does not vary
-    (`ROUNDING`).
+    mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_mean, max and min: of its mean over each response.
+    k3_reverse = E[1/ρ − 1 + l] ≥ 0: with tokens from π it would estimate KL(π‖μ).
+    js_divergence = E[log cosh(l/2)]: NeMo-RL's ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2.
+    share_above_r = P(max(ρ, 1/ρ) > r). prob_diff_mean, std, max: of |π − μ|.
+    prob_pearson: the correlation of π and μ over tokens, 0 where one of them does not vary (`ROUNDING`).
     """
     tokens = rows["n"].sum().clamp(min=1)
     mean = {name: rows[name].sum() / tokens for name in SUMMED}

@@ -1,6 +1,6 @@
 """Diagnostics in two steps, so that a number does not depend on how the batch is split.
 
-A `*_rows` function reduces each response to a few fp64 numbers. `merge` concatenates the rows of micro-batches and
+A `*_rows` function reduces each response to a few numbers. `merge` concatenates the rows of micro-batches and
 ranks. A `finish_*` function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the
 global batch.
 """
@@ -38,7 +38,9 @@ def count(flags: Tensor) -> Tensor:
 
 def highest(values: Tensor, mask: Tensor) -> Tensor:
     """The largest value of each row over `mask`; −∞ without any."""
-    return torch.nn.functional.pad(torch.where(mask, values, -torch.inf), (0, 1), value=-torch.inf).amax(-1)
+    if not values.shape[-1]:
+        return values.new_full(values.shape[:-1], -torch.inf)
+    return torch.where(mask, values, -torch.inf).amax(-1)
 
 
 def lowest(values: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -103,10 +102,12 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dumped(results: Results) -> dict[str, Dumped]:
-    """By precision, from fine to coarse."""
+    """By precision, from fine to coarse; none of W&B's runs."""
     parts: dict[str, list[Dumped]] = {}
-    for run in results.runs.itertuples() if results.folder is not None else ():
-        for path in sorted(Path(results.folder, run.Index, "dumps").glob("step-*.parquet")):
+    if results.folder is None:
+        return {}
+    for run in results.runs.itertuples():
+        for path in sorted((results.folder / str(run.Index) / "dumps").glob("step-*.parquet")):
             parts.setdefault(run.precision, []).extend(_tokens(table) for table in read(path))
     order = sorted(parts, key=lambda precision: (coarseness(precision), precision))
     return {precision: Dumped(*map(np.concatenate, zip(*parts[precision], strict=True))) for precision in order}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -129,10 +131,9 @@ def deployment_gap(results: Results) -> Figure | str:
         steps = results.steps[results.steps.run.isin(rejecting)]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
         used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
-        last = results.steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"].last()
         for i, (label, runs) in enumerate(list(results.runs.loc[rejecting].groupby("correction"))[:8]):
-            options = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
-            axes[1].scatter(used.reindex(runs.index), last.reindex(runs.index), **options)
+            options: dict[str, Any] = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
+            axes[1].scatter(used.reindex(runs.index), results.rewards.final[runs.index], **options)
         axes[1].legend(fontsize=7)
         axes[1].set(xlabel="share of tokens kept at a weight above 0, mean", ylabel="last held-out reward")
         axes[1].set_title("Tokens used and last reward")

@@ -49,8 +49,9 @@ def bounds(results: Results) -> Figure | str:
     flat = {run: flatten(config) for run, config in results.configs.items()}
     upper = pd.Series({run: values.get(BOUND) for run, values in flat.items() if values.get(BOUND) is not None}, dtype=float)
     runs = results.runs_but([BOUND])
-    runs = runs.assign(final=results.rewards.final, same=runs.precision + " " + runs.loss + " " + runs.setting)
-    bounded = runs[runs.index.isin(upper.index)].assign(bound=upper)
+    runs = runs.assign(final=results.rewards.final[runs.index], same=runs.precision + " " + runs.loss + " " + runs.setting)
+    bounded = runs[runs.index.isin(upper.index)]
+    bounded = bounded.assign(bound=upper[bounded.index])
     bounded["row"] = bounded.correction + " | " + bounded.same
     if bounded.empty or bounded.groupby("row").bound.nunique().max() < 2:
         return "No correction has more than one upper bound."
@@ -74,7 +75,8 @@ def frontier(results: Results) -> Figure | str:
     """Uncorrected runs that collapsed, and that reached a healthy reward: learning rate x whatever else differs."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
-    plain = runs[runs.correction == "none"].assign(lr=rate, healthy=results.healthy)
+    plain = runs[runs.correction == "none"]
+    plain = plain.assign(lr=rate[plain.index], healthy=results.healthy[plain.index])
     if plain.empty or plain.lr.nunique() < 2:
         return "The sweep has one learning rate, so there is no frontier."
     plain["row"] = (plain.precision + " " + plain.loss + " " + plain.setting).str.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -32,7 +33,7 @@ matplotlib.rcParams |= {
 }
 
 
-def look(place: int) -> dict:
+def look(place: int) -> dict[str, Any]:
     """Colour and dash of the line number `place` of a panel, 0..7."""
     return {"color": COLOURS[place], "linestyle": DASHES[place]}
 
@@ -70,7 +71,7 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
 
     Where the last row is short the panels above its gap are the lowest of their columns, and get their ticks' labels back.
     """
-    places = [axis.get_subplotspec() for axis in axes]
+    places = [place for axis in axes if (place := axis.get_subplotspec()) is not None]
     last = {place.colspan.start: i for i, place in enumerate(places)}
     for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
         if last[place.colspan.start] == i:

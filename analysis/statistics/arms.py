@@ -43,7 +43,7 @@ def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     least, most, and from_control, its mean difference from the control of the same loss and setting over shared seeds.
     """
     runs = runs[runs.outcome != "unfinished"]
-    runs = runs.assign(final=final, column=(runs.loss + " " + runs.setting).str.strip())
+    runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())
     controls = {column: part.set_index("seed").final for column, part in runs[runs.control].groupby("column")}
     rows = []
     for arm in order(runs):

@@ -46,7 +46,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:
     """A sentence per detector that, given a run's rows again, finds another onset than the run recorded."""
-    told = []
+    sentences = []
     for run, rows in evaluated.items():
         mine, configured = runs.loc[run], configs[run]["collapse"]["detectors"]
         watched = {name: configured[name] for name in ("drawdown", "learning") if name in configured}
@@ -54,8 +54,8 @@ def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evalua
         for name in watched:
             if again.get(name) != mine.onsets.get(name):
                 by_rows, by_events = (_onset(onsets.get(name)) for onsets in (again, mine.onsets))
-                told.append(f"{mine.arm} seed {mine.seed}: {name} has {by_rows} by the rows and {by_events} by the events.")
-    return told
+                sentences.append(f"{mine.arm} seed {mine.seed}: {name} has {by_rows} by the rows and {by_events} by the events.")
+    return sentences
 
 
 def _onset(at: int | None) -> str:

@@ -36,7 +36,7 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
             "runs": len(mine),
             "known": known,
             "collapsed": int(mine.event.sum()),
-            **_interval("collapsed_share", survival.fraction(mine.event.sum(), known)),
+            **_interval("collapsed_share", survival.fraction(int(mine.event.sum()), known)),
             "never_learned": int((mine.outcome == "never learned").sum()),
             "unfinished": len(mine) - known,
             "horizon": tau,
@@ -85,7 +85,7 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     both = pd.concat([mine, other])
     group = (both.arm == mine.arm.iloc[0]).to_numpy()
     # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
-    p = survival.logrank_exact(both.time, both.event, group, rng) if both.event.any() else np.nan
+    p = survival.logrank_exact(both.time.to_numpy(), both.event.to_numpy(), group, rng) if both.event.any() else np.nan
     found |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
     ended = (part[part.outcome != "unfinished"] for part in (mine, other))
     one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
@@ -103,7 +103,7 @@ def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     Bootstraps draw within each stratum. Empty without two rows, or without two strata, that could be pooled.
     """
     runs = runs[runs.outcome != "unfinished"]
-    runs = runs.assign(final=final, stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
+    runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
     runs = runs.sort_values("arm", key=lambda arms: arms.map(order(runs).index), kind="stable")
     groups = {key: part for key, part in runs.groupby(["precision", "correction"], sort=False)}
     common = set.intersection(*(set(part.stratum) for part in groups.values())) if groups else set()

@@ -17,7 +17,7 @@ HEALTHY = 0.95
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """Mean of the middle half: a quarter of the values cut off at each end, rounded down (scipy's trim_mean of 0.25).
 
-    It hides what happens to a quarter of the runs: read it beside the share that collapsed.
+    It hides a quarter of the runs, so read it beside the share that collapsed.
     """
     return trim_mean(values, 0.25, axis=axis)
 
@@ -27,7 +27,7 @@ def bootstrap(
 ) -> Interval:
     """`statistic` of all values, with the percentile interval of draws with replacement within each stratum.
 
-    With one stratum and five values or fewer it covers less than 95%: show the values too.
+    With one stratum of five values or fewer it covers less than 95%, so show the values too.
     """
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
@@ -44,7 +44,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Per run the last and the best held-out reward (columns final, best): the best hides a collapse, so never alone."""
+    """Per run the last and the best held-out reward: final, best. The best hides a collapse, so show both."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
     grouped = steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"]

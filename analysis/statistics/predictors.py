@@ -1,4 +1,4 @@
-"""Which diagnostic warned before the collapse: its lead time, its false alarms and how well it ranks runs at any step.
+"""Which diagnostic warned before a collapse: its lead time, its false alarms, and its ranking of runs at any step.
 
 A diagnostic alarms at the first step at which its running median over WINDOW steps passes a threshold.
 """
@@ -62,9 +62,9 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
     """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
 
-    Ranked are runs of one source: K3 tells fp8 from fp32 without telling anything of a collapse. At t, of the runs not yet
-    collapsed: cases collapse in (t, t + ahead], controls are watched beyond t + ahead without; runs whose record ends in between
-    are left out. The score is the running median at t. NaN without a case and a control.
+    Runs of one source are ranked, since K3 separates fp8 from fp32 without predicting a collapse. At t, of the runs that have not
+    collapsed, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse. Runs whose record
+    ends in between are left out. The score is the running median at t. NaN without a case and a control.
     """
     known = runs.loc[[run for run in runs.index if run in found]]
     if known.empty:
@@ -90,8 +90,10 @@ def _at(signal: Signal, step: int) -> float:
 
 
 def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
-    """The threshold that maximises detected share − false-alarm share, halfway between the levels that runs reached on either
-    side of it; the middle one of equals. NaN without both kinds of runs."""
+    """The threshold that maximises the share detected minus the share of false alarms; NaN without both kinds of runs.
+
+    It lies halfway between the levels that runs reached on either side of it; of equals the middle one is taken.
+    """
     tops = np.array([found[run].level[-1] for run in runs.index])
     event = runs.event.to_numpy(bool)
     if not event.any() or event.all():

@@ -1,7 +1,7 @@
-"""Time to collapse: survival curves, exact tests for few seeds, and the steps of health that an arm gains.
+"""Time to collapse: survival curves, exact tests for few seeds, and differences of the restricted mean survival time.
 
-Times are in optimizer steps, event is True where a run collapsed and False where its record ended before (administrative
-censoring). Kaplan-Meier curves are lifelines'; their bands are those of Fay, Brittain and Proschan, which hold for few seeds.
+Times are in optimizer steps. `event` is True for a run that collapsed, False for one whose record ended before (administrative
+censoring). Kaplan-Meier curves come from lifelines, their bands from Fay, Brittain and Proschan, which hold for few seeds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import pandas as pd
 from scipy.stats import beta, binomtest
 
 ENUMERATED = 200_000
-"""Permutations that are enumerated; of more than these a sample is drawn."""
-
-
+"""Permutations up to which all are enumerated; of more a sample is drawn."""
 FEW = 5
-"""Runs of which each is shown, for the median of three hides one collapse and no interval within the range of n values covers
-95%: all of them lie on one side of the median with probability 2^(1−n), 0.0625 of five."""
+"""Runs of an arm up to which each is shown.
+
+The median of three runs hides one collapse. No interval within the range of so few values covers 95%: all n values lie on one
+side of the median with probability 2^(1−n), which is 0.0625 for five.
+"""
 
 
 class Interval(NamedTuple):
@@ -32,8 +33,7 @@ class Interval(NamedTuple):
 
 
 def percentiles(value: float, drawn: np.ndarray) -> Interval:
-    """The percentile interval of bootstrap draws. Draws that are all alike know no spread, of one run or of equal ones: they give
-    no limits, for an interval of width 0 would claim certainty."""
+    """The percentile interval of bootstrap draws. Equal draws give no limits: an interval of width 0 would claim certainty."""
     lower, upper = np.quantile(drawn, [0.025, 0.975])
     return Interval(float(value), *((float(lower), float(upper)) if lower < upper else (np.nan, np.nan)))
 
@@ -95,9 +95,9 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """RMST(arm) − RMST(reference): steps of health gained, with a percentile bootstrap over seeds.
+    """RMST(arm) − RMST(reference), optimizer steps, with a percentile bootstrap over seeds.
 
-    Frames with seed, time, event. Where both have the same seeds these are drawn together: arms of a seed share the warm start
+    The frames have seed, time and event. Equal sets of seeds are drawn together, since arms of one seed share the warm start
     and the order of prompts.
     """
     one, other = arm.sort_values("seed"), reference.sort_values("seed")
@@ -129,7 +129,7 @@ def logrank_exact(time: np.ndarray, event: np.ndarray, group: np.ndarray, rng: n
 def means_exact(values: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
     """Two-sided permutation p-value of the difference between the mean of the values where `group` is True and of the rest.
 
-    Runs are permuted over both arms, not within seeds: of five pairs a sign-flip test has p = 0.06 at the least, this one 0.008.
+    Runs are permuted over both arms, not within seeds: with five pairs a sign-flip test has p ≥ 0.06, this one p ≥ 0.008.
     Where runs of one seed are alike, the difference varies less than under permutation, and p errs towards 1.
     """
     values = np.asarray(values, float)
@@ -179,10 +179,10 @@ def fraction(count: int, n: int) -> Interval:
 
 
 def horizon(runs: pd.DataFrame) -> float:
-    """τ common to all arms, optimizer steps: up to there the curve of each is known.
+    """τ common to all arms, in optimizer steps, up to which the curve of each arm is known.
 
-    An arm's curve is known up to its longest time; if only collapses stand there, it has reached 0 and is known for good. Arms
-    without a run whose outcome is known are left out: they would end the comparison of all others where they are now.
+    An arm's curve is known up to its longest time. If only collapses stand there, it has reached 0 and is known for good.
+    Arms without a run of known outcome are left out, since they would cut the comparison of all others short.
     """
     ends = [_known_until(mine) for _, mine in runs.groupby("arm") if (mine.outcome != "unfinished").any()]
     least = min(ends, default=0.0)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.gpu_check.anatomy import check_anatomy
+from experiments.gpu_check.cache import check_cache
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.learning import check_learning
 from experiments.gpu_check.model import Size
@@ -25,6 +26,7 @@ CHECKS: dict[str, Callable[[Size, Path], Table | list[Table]]] = {
     "products": lambda size, out: check_products(),
     "parity": lambda size, out: check_parity(),
     "anatomy": lambda size, out: check_anatomy(size, out / "dumps"),
+    "cache": lambda size, out: check_cache(size),
     "training": lambda size, out: check_training(size),
     "persistence": lambda size, out: check_persistence(size),
 }

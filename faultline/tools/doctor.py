@@ -1,4 +1,4 @@
-"""`faultline doctor`: what this machine can compute rollouts in; with --parity, how far actor and engines are apart."""
+"""`faultline doctor`: what this machine can compute rollouts in; with --parity, how far actor and engines differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.rollouts.vllm_support import installed, kv_cache_refusal, slow_form
 
 
 def doctor(parity: bool) -> None:
-    """Print it. Raises UserError if a pair is further apart than is normal."""
+    """Print versions, device and formats. Raises UserError if a pair of engines differs more than is normal."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *(f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed"))]))
     print(f"vLLM: {installed() or 'not installed; `make vllm` does it, or says why it cannot'}")
@@ -48,4 +48,4 @@ def _parity() -> None:
     Console(width=120).print(table)
     print(*refusals, sep="\n")
     if abnormal:
-        raise UserError(f"further apart than is normal: {', '.join(abnormal)}")
+        raise UserError(f"further apart than is normal: {', '.join(abnormal)}; see the table above")

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from harness.config.base import Positive, Probability
+
+Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Reading = list[float]
 """[reward, standard error] of an evaluation."""
 
@@ -26,7 +31,7 @@ class Drawdown:
 
     role = "collapse"
 
-    def __init__(self, *, delta: float, consecutive: int, warm: int, floor: float):
+    def __init__(self, *, delta: float, consecutive: int, warm: int, floor: Probability):
         if not (0 < delta <= 1 and consecutive >= 1 and warm >= 0):
             values = f"delta={delta}, consecutive={consecutive}, warm={warm}"
             raise ValueError(f"drawdown: {values}: needs 0 < delta ≤ 1, consecutive ≥ 1, warm ≥ 0")
@@ -75,7 +80,7 @@ class Learning:
 
     role = "learned"
 
-    def __init__(self, *, solved: float):
+    def __init__(self, *, solved: Probability):
         self.solved = solved
         self.state: dict[str, Any] = {"first": None, "last": [], "fired": False}
 
@@ -105,7 +110,7 @@ class Numerical:
 
     role = "collapse"
 
-    def __init__(self, *, factor: float, window: int, hits: int, hits_window: int):
+    def __init__(self, *, factor: Positive, window: int, hits: int, hits_window: int):
         if not (factor > 1 and window >= 1 and 1 <= hits <= hits_window):
             values = f"factor={factor}, window={window}, hits={hits}, hits_window={hits_window}"
             raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ hits_window")
@@ -152,7 +157,7 @@ class Distribution:
 
     role = "warning"
 
-    def __init__(self, *, ess: float, factor: float, first: int, last: int, null_band: float, consecutive: int):
+    def __init__(self, *, ess: float, factor: Positive, first: int, last: int, null_band: Size, consecutive: int):
         if not (0 <= ess < 1 and factor > 1 and 0 <= first <= last and null_band >= 0 and consecutive >= 1):
             values = f"ess={ess}, factor={factor}, first={first}, last={last}, null_band={null_band}, consecutive={consecutive}"
             needed = "0 ≤ ess < 1, factor > 1, 0 ≤ first ≤ last, null_band ≥ 0, consecutive ≥ 1"

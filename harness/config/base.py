@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(strict=True, gt=0, le=10**9)]
-Positive = Annotated[float, Field(strict=True, gt=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(strict=True, ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(strict=True, gt=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
@@ -27,7 +27,7 @@ class Strict(BaseModel):
     there, so it never changes; see `harness.config.digest`. What a new run gets stands in experiments/conf alone.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PluginConfig(Strict):

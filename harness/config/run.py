@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from algos.corrections.spec import Correction, check_baseline
 from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Seed, Strict
-from harness.config.digest import digest
+from harness.config.digest import digest, section
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
 from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import KlConfig, ReduceConfig
@@ -54,6 +54,17 @@ class Config(Strict):
     dump: DumpConfig = DumpConfig()
     tracking: TrackingConfig
     run: RunConfig
+
+    @field_validator("correction", mode="before")
+    @classmethod
+    def _bounds_are_numbers(cls, value: Any) -> Any:
+        """Pydantic reads a dataclass leniently: it would take '2' and true for numbers."""
+        filters = {f"reject.{name}": filter_ for name, filter_ in section(value, "reject").items()}
+        for place, part in {"weight": section(value, "weight"), **filters}.items():
+            for key in ("lower", "upper"):
+                if isinstance(part, dict) and isinstance(part.get(key), bool | str):
+                    raise ValueError(f"{place}.{key}={part[key]!r}: input should be a number, or null for no bound")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

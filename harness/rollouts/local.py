@@ -55,9 +55,9 @@ class LocalEngine(RolloutEngine):
         stop: tuple[int, ...] = (),
         router_dtype: Literal["compute", "fp32"] = "compute",
         head_dtype: Literal["compute", "fp32"] = "compute",
-        noise: Annotated[float, Field(ge=0)] = 0.0,
+        noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
         noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
-        router_noise: Annotated[float, Field(ge=0)] = 0.0,
+        router_noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
         router_noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
         noise_seed: int = 0,
     ):

@@ -109,7 +109,7 @@ class Collector:
         self.config, self.actor, self.task, self.prompts = config, actor, task, prompts.to(device())
         self.ranks, self.clock = join(), Clock()
         self.advantage = build_advantage(config)
-        self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a partial's own is hidden
+        self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a function's attributes have no type
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout

@@ -199,7 +199,7 @@ def test_the_command_line(made, tmp_path):
         ([str(tmp_path / "none")], "no run folder in it"),
         (["wandb-offline:" + str(tmp_path)], "no offline W&B run below it"),
         ([str(made[0]), "--into", str(tmp_path / "no.md")], "needs the line"),
-        ([str(made[0]), "--seeds", "3-7"], "3-7: expected whole numbers with commas between them, as 3,4,5"),
+        ([str(made[0]), "--seeds", "3-7"], "3-7: accepted are whole numbers separated by commas, as 3,4,5"),
     ):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ import torch
 
 from experiments.gpu_check import anatomy, formats
 from experiments.gpu_check.__main__ import CHECKS, main
+from experiments.gpu_check.cache import CACHES
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import Scored, Size
 from experiments.gpu_check.persistence import correlation
@@ -98,6 +99,21 @@ def test_learning_takes_the_time_it_is_given(model, tmp_path):  # noqa: F811
     assert [(row["rollout"], row["steps"]) for row in rows] == [("bf16", "10"), ("fp8_channel", "10")]
     assert all(0 <= float(row["last evaluation"]) <= 1 for row in rows)
     assert len(list((out / "runs").glob("smollm2/*/metrics.jsonl"))) == 2
+
+
+def test_truncation_by_hand():
+    """e4m3 has steps of 1/8 from 1 to 2, e5m2 of 1/4: 1.99 is nearest to 2 in both, and cut down it is 1.875 and 1.75."""
+    x = torch.tensor([1.99, -1.99, 1.0, 500.0])
+    assert CACHES["fp8_e4m3"]["to nearest"](x).tolist() == [2.0, -2.0, 1.0, 448.0]
+    assert CACHES["fp8_e4m3"]["toward zero"](x).tolist() == [1.875, -1.875, 1.0, 448.0]
+    assert CACHES["fp8_e5m2"]["toward zero"](x).tolist() == [1.75, -1.75, 1.0, 448.0]
+
+
+@pytest.mark.vllm
+def test_the_rounding_of_the_fp8_cache_is_told(run):
+    code, text, _ = run("cache")
+    rows = cells(text, "Rounding of the FP8 cache")
+    assert code == 0 and rows[0]["rounding"] == "none" and {row["cache"] for row in rows} == {"compute", "fp8_e4m3", "fp8_e5m2"}
 
 
 def test_correlation_by_hand():

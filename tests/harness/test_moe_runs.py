@@ -7,7 +7,7 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
-from faultline.tools.gradient.laboratory import SampledGradients
+from faultline.tools.gradient.sampled import SampledGradients
 from harness.compose import compose
 from harness.config import parse
 from harness.dumps.files import read, tabulate

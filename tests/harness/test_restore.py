@@ -8,8 +8,8 @@ import torch
 
 from analysis.load import load
 from experiments.noise import matching_noise
-from faultline.tools.gradient.laboratory import SampledGradients
 from faultline.tools.gradient.methods import EXACT, methods
+from faultline.tools.gradient.sampled import SampledGradients
 from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train

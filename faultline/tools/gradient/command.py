@@ -8,8 +8,8 @@ import torch
 
 from faultline.tools.gradient import page
 from faultline.tools.gradient.enumerable import exact_table
-from faultline.tools.gradient.laboratory import SampledGradients
 from faultline.tools.gradient.methods import DEFAULT, methods
+from faultline.tools.gradient.sampled import SampledGradients
 from harness.errors import UserError
 from harness.run.restore import collector_at, find
 
@@ -27,29 +27,28 @@ def gradient_command(
     seed: int = 0,
     out: Path | None = None,
 ) -> Path:
-    """Print and write the comparison of gradients; the page's path.
+    """Print and write the comparison of gradients. Returns the page's path.
 
-    checkpoint: a run folder or one checkpoint of it; with `enumerable` none, but an enumerable policy and one whose logits
-    differ by `noise`. losses: that of the run, or pg. prompts: of a batch, each with the run's number of samples;
-    batches: frozen ones; reference: fresh ones for the truth. out: where the files go.
+    checkpoint: a run folder, or one checkpoint of it. With `enumerable` there is none: an enumerable policy is compared with one
+    whose logits differ by `noise`. losses: by default the run's own, or pg. prompts: of a batch, each with the run's group
+    size. batches: number of frozen batches. reference: number of fresh batches for the truth. out: folder of the files.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")
     torch.set_num_threads(1)
     corrections = corrections or list(DEFAULT)
-    if enumerable:
-        found = methods(losses or ["pg"], corrections, "token_sum")
-        table = exact_table(found, noise=noise, seed=seed)
+    if checkpoint is None:
+        table = exact_table(methods(losses or ["pg"], corrections, "token_sum"), noise=noise, seed=seed)
         note = "Exact sums over all 81 responses of 4 tokens over 3 symbols; sd of one response, rmse of the mean of 256."
         return page.present(
             table, f"Exact gradients of an enumerable policy, logit noise {noise:g}", note, out or Path("gradient")
         )
     restored = find(checkpoint)
     config = restored.config
-    found = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
+    compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
     with collector_at(restored) as collector:
         gradients = SampledGradients(collector, prompts, seed)
-        table = gradients.compare(found, batches, reference)
+        table = gradients.compare(compared, batches, reference)
     blocks = len(gradients.prompts)
     note = (
         f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -18,7 +19,8 @@ SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 def answer(table: pd.DataFrame) -> list[str]:
     """Which correction is closest to the true gradient, and what it costs in variance; a sentence each."""
     named = table[table.family.isna() & (table.method != EXACT)]
-    plain, best, least = named[named.method.str.endswith(" none")], named.loc[named.rmse.idxmin()], named.loc[named.bias.idxmin()]
+    plain = named[named.method.str.endswith(" none")]
+    best, least = (named.iloc[int(np.nanargmin(column))] for column in (named.rmse, named.bias))
     sentences = [
         f"Closest in mean squared error: {best.method} (bias {best.bias:.3g}, sd {best.sd:.3g}, rmse {best.rmse:.3g}).",
         f"Least biased: {least.method} (bias {least.bias:.3g}, sd {least.sd:.3g}).",
@@ -70,13 +72,12 @@ def _figure(table: pd.DataFrame) -> Figure:
     figure, ((axis,),) = subplots(1, 1, 6.0)
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
         axis.plot(part.bias, part.sd, color=COLOURS[i + 1], marker=".", linewidth=1.2, label=family)
-        for row in part.itertuples():
-            axis.annotate(
-                f"{row.bound:g}", (row.bias, row.sd), fontsize=7, color=COLOURS[i + 1], xytext=(3, 3), textcoords="offset points"
-            )
-    for row in table[table.family.isna()].itertuples():
-        axis.plot(row.bias, row.sd, marker="x", color=COLOURS[0])
-        axis.annotate(row.method, (row.bias, row.sd), fontsize=8, xytext=(5, -9), textcoords="offset points")
+        for bound, x, y in part[["bound", "bias", "sd"]].to_numpy(float):
+            axis.annotate(f"{bound:g}", (x, y), fontsize=7, color=COLOURS[i + 1], xytext=(3, 3), textcoords="offset points")
+    named = table[table.family.isna()]
+    for method, x, y in zip(named.method, named.bias, named.sd, strict=True):
+        axis.plot(x, y, marker="x", color=COLOURS[0])
+        axis.annotate(method, (x, y), fontsize=8, xytext=(5, -9), textcoords="offset points")
     axis.set_xlabel("bias")
     axis.set_ylabel("standard deviation")
     axis.grid(alpha=0.25)

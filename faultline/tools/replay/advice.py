@@ -1,4 +1,4 @@
-"""`faultline replay --recommend`: a bound per family, its interval over resampled responses, and whether to trust it."""
+"""`faultline replay --recommend`: a bound per family, its interval over resampled responses, and a verdict."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ RESAMPLES = 200
 HEAVY = 0.7
 """Pareto k beyond which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
 FEWEST = 10
-"""Responses that must lie beyond a bound: a quantile with fewer beyond it moves with each of them."""
+"""Responses that must lie beyond a bound. With fewer, each of them moves the quantile."""
 NULL_RATE = 1e-3
 """Share of the null's tokens that a proposed filter may reject."""
 
 
 class Target(NamedTuple):
-    """kept: share of tokens that a filter or mask must keep; ess: effective sample size that a truncated weight must have."""
+    """kept: share of tokens that a filter or mask must keep. ess: effective sample size of a truncated weight, as a share."""
 
     kept: float
     ess: float
 
 
 class _Entries(NamedTuple):
-    """Sums per response and bin of the statistic; bin k holds what is inside bound k but not inside bound k − 1."""
+    """Sums per response and bin of the statistic. Bin k holds what is inside bound k but not inside bound k − 1."""
 
     row: np.ndarray
     bin: np.ndarray
@@ -48,7 +48,7 @@ class _Entries(NamedTuple):
 
 
 class Advisor:
-    """Takes in batches, then proposes. Keeps one number per token and a few per response."""
+    """Takes in batches, then proposes bounds. Keeps one number per token and a few per response."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -100,22 +100,22 @@ class Advisor:
         if place is not None:
             lower, upper = (float(bound[0]) for bound in family.bounds(DEFAULT[place : place + 1]))
             row |= {"C": DEFAULT[place], "lower": np.nan if np.isinf(lower) else lower, "upper": upper}
-        found = [DEFAULT[p] for p in resampled if p is not None]
-        if found and place is not None:
-            row["low"], row["high"] = np.quantile(found, [0.025, 0.975])
+        bounds = [DEFAULT[p] for p in resampled if p is not None]
+        if bounds and place is not None:
+            row["low"], row["high"] = np.quantile(bounds, [0.025, 0.975])
         row |= {"tokens kept": curve.kept[at], "ESS": curve.ess[at]}
         if null is not None:
             row["false rejections"] = 1 - null.metrics(null.sums[family])["kept_tokens"][at]
-        # A truncation is chosen by the ESS of weights at its own level; a share kept is a quantile, whatever the tail beyond it.
+        # A truncation is chosen by the ESS of weights at its own level. A share kept is a quantile, whatever the tail beyond it.
         tail = tails[family.level] if family.action == "truncate" else np.nan
-        return row | {"verdict": _verdict(unneeded, place, beyond, tail, len(found) / len(resampled))}
+        return row | {"verdict": _verdict(unneeded, place, beyond, tail, len(bounds) / len(resampled))}
 
     def _joined(self, family: Family) -> _Entries:
         parts = self.entries[family]
         return _Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3)))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
-        """The proposed bound's place in DEFAULT; None when no bound is needed or none reaches the target."""
+        """The place of the proposed bound in DEFAULT. None when no bound is needed, or none reaches the target."""
         curve = _curve(family, sums)
         if self._unneeded(family, curve):
             return None
@@ -126,7 +126,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Why no bound is needed, else empty: a truncation has the ESS without one, a filter keeps the share at the smallest."""
+        """Why no bound is needed, else empty: the ESS is reached without a bound, or the smallest bound keeps the share."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -166,12 +166,12 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
     return int(good[0]) if len(good) else len(DEFAULT) - 1
 
 
-def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, found: float) -> str:
-    """The first that holds. tail: Pareto k of the weights whose ESS the bound is chosen by, NaN if it is chosen by a share kept.
+def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded: float) -> str:
+    """The first verdict that holds.
 
-    Without need of a bound the tail does not matter: the ESS of batches no larger than the dump is what the dump shows, and
-    k is the shape of the largest deviations at any scale, 1e-4 too. With a bound, E[min(ρ, C)] and its ESS are of bounded
-    weights; what C cuts off, E[ρ] − E[min(ρ, C)], is its bias, and beyond HEAVY no feasible sample tells it.
+    beyond: responses beyond the bound. tail: Pareto k of the weights whose ESS chose the bound, NaN if a share kept chose it.
+    bounded: share of the resamples with a bound. Without need of a bound the tail does not matter: the dump shows the ESS of
+    batches of its size. With a bound, E[ρ] − E[min(ρ, C)] is its bias, and beyond HEAVY no feasible sample shows it.
     """
     if unneeded:
         return f"no bound needed: {unneeded}"
@@ -179,11 +179,11 @@ def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, found: 
         return "no bound reaches the target"
     if tail > HEAVY:
         return (
-            f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, no sample tells mean and ESS of the untruncated weights, "
+            f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, no sample shows mean and ESS of the untruncated weights, "
             "nor the weight that C cuts off"
         )
     if beyond < FEWEST:
         return f"dump too small: {beyond} responses lie beyond it, {FEWEST} are needed"
-    if found < 0.95:
-        return f"dump too small: only {found:.0%} of the resamples have a bound"
+    if bounded < 0.95:
+        return f"dump too small: only {bounded:.0%} of the resamples have a bound"
     return "ok"

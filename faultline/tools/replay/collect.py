@@ -1,4 +1,4 @@
-"""One pass over a dump: its mismatch, every correction asked for, and every threshold."""
+"""One pass over a dump: its mismatch, the chosen corrections, and every threshold."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ Parts = dict[str, list[Rows]]
 
 @dataclass
 class Replayed:
-    """What a dump says. mismatch: metrics of the uncorrected ratio; corrections and profiles: a row per correction (and bin);
-    skipped: why a correction could not be replayed; thresholds: sums of every family."""
+    """What a dump says.
+
+    batches, responses, tokens: how many it holds; bad: rows left out. mismatch: metrics of the uncorrected ratio.
+    corrections: a row per correction. profiles: a row per correction and bin. skipped: correction → why it was not replayed.
+    thresholds: sums of every family.
+    """
 
     batches: int
     responses: int
@@ -46,7 +50,7 @@ class _Sums:
 
 
 def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
-    """Read `dump` once. Statistics are of all its responses together; a batch normalisation is within its training batch.
+    """Read `dump` once. Statistics are of all its responses; normalize=batch is within each training batch.
 
     advisor: takes in the same batches. Raises UserError when no correction can be replayed.
     """
@@ -67,11 +71,11 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
             sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
     whole = merge(ratios)
     if not whole["n"].sum():
-        raise UserError(f"{dump.path}: mask is false for every token; set it true for those that the loss counts")
+        raise UserError(f"{dump.path}: mask is false for every token; set it to true on the tokens that the loss counts")
     usable = [name for name in specs if name not in sums.skipped]
     if not usable:
         reasons = "; ".join(f"{name} {reason}" for name, reason in sums.skipped.items())
-        raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other --corrections")
+        raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other corrections")
     effects = [{"correction": name, **finish_effect(merge(sums.rows[name]))} for name in usable]
     return Replayed(
         batches=batches,

@@ -1,4 +1,4 @@
-"""The corrections under experiments/conf/correction by name, and those of other YAML files, as data: torch-free."""
+"""The corrections of experiments/conf/correction by name, and those of other YAML files. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
 
 
 class Preset(BaseModel):
-    """A correction and what the loss is anchored on with it: old (π_old) or rollout (μ)."""
+    """A correction, and the anchor of the loss with it: old (π_old) or rollout (μ)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     correction: Correction
@@ -24,15 +24,15 @@ class Preset(BaseModel):
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
-    """All presets, or those of these names, as verl/decoupled_token_is; a name in .yaml is a file like those of the presets.
+    """All presets, or those of these names, as verl/decoupled_token_is. A name that ends in .yaml is a file like the presets.
 
     Raises UserError on an unknown name, and on a file that is no correction.
     """
-    known = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
+    shipped = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     for name in names or []:
-        if name not in known and not name.endswith(".yaml"):
-            raise UserError(f"correction {name}: unknown; known are {', '.join(sorted(known))}, and FILE.yaml of your own")
-    chosen = names or sorted(known, key=lambda name: (name.count("/"), name))
+        if name not in shipped and not name.endswith(".yaml"):
+            raise UserError(f"correction {name}: unknown; known are {', '.join(sorted(shipped))}, and FILE.yaml of your own")
+    chosen = names or sorted(shipped, key=lambda name: (name.count("/"), name))
     return {name: _load(Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml") for name in chosen}
 
 
@@ -42,8 +42,8 @@ def _load(path: Path) -> Preset:
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); give a YAML file") from None
     if not isinstance(content, dict) or not content:
-        raise UserError(f"{path}: holds no keys; write a correction as the files in experiments/conf/correction do")
-    # A file that sets other groups too stands at the top of the config, its correction under that key.
+        raise UserError(f"{path}: holds no keys; write a correction like the files in experiments/conf/correction")
+    # A file that sets other groups too has its correction under that key.
     fields = {"correction": content.get("correction", content), "proximal": content.get("proximal", "old")}
     try:
         return Preset.model_validate(fields)

@@ -1,8 +1,7 @@
 """Dumps of other programs as tables of `harness.dumps.schema`, one reader per file type; docs/replay.md says how each is made.
 
-.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch, read
-without running anything that the pickle names. .pt: a dictionary of tensors with verl's or TRL's names, read by
-`torch.load(weights_only=True)`.
+.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch; nothing
+that the pickle names is run. .pt: a dictionary of tensors with verl's or TRL's names, read by `torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -71,20 +70,20 @@ NOT_READ = (
     IndexError,
     OverflowError,
 )
-"""What a truncated or foreign pickle raises: it may name anything anywhere."""
+"""What a truncated or foreign pickle raises."""
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises on a value that is none of the type."""
+"""What pyarrow raises on a value that does not fit the type."""
 
 Columns = dict[str, np.ndarray]
-"""Padded arrays by column, [B, T] per token and [B] per response; the mask as the file has it."""
+"""Column → padded array, [B, T] per token and [B] per response. The mask may still hold numbers."""
 
 
 class _BadLine(Exception):
-    """A line of JSON that is no row; args: the column at fault, and what is wrong."""
+    """A line of JSON that is no row. args: the column at fault, and what is wrong."""
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
-    """Tables of at most LINES rows with the problems that only the text shows; such a row is all null in its table."""
+    """Tables of at most LINES rows, with the problems that only the text shows. Such a row is null in its table."""
     with open(path, encoding="utf-8", errors="replace") as file:
         start = 0
         while lines := list(itertools.islice(file, LINES)):
@@ -144,8 +143,10 @@ def read_tensors(path: Path) -> Columns:
 
 
 def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
-    """Padded arrays of one training batch as a table, with the rows whose mask is not one; the step is the number after `step`
-    in the file's name, else the last one."""
+    """Padded arrays of one training batch as a table, and the rows whose mask holds other numbers than 0 and 1.
+
+    The step is the number after `step` in the file's name, else the last number there.
+    """
     mask, shape = columns["mask"], columns["mask"].shape
     problems = [
         Problem(int(row), "mask", f"{mask[row, token]} at token {token} is neither 0 nor 1")
@@ -228,9 +229,9 @@ def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Ta
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array of that type; raises one of UNFIT.
+    """An array of that type. Raises one of UNFIT.
 
-    Told to make integers, pyarrow cuts 1.5 to 1: so it first finds the type itself.
+    Asked for integers, pyarrow would cut 1.5 to 1, so it infers the type first.
     """
     if pa.types.is_integer(_inner(kind)):
         array = pa.array(values)
@@ -255,7 +256,7 @@ def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[
 
 
 class _Inert:
-    """Stands for every class and function that a pickle names: holds what it is given and does nothing."""
+    """Stands for every class and function that a pickle names. It keeps its arguments and does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self.args = args
@@ -264,17 +265,17 @@ class _Inert:
         self.state = state
 
     def append(self, item: Any) -> None:
-        """A list subclass would be filled by this."""
+        """Fills a list subclass."""
 
     def extend(self, items: Any) -> None:
-        """Likewise."""
+        """Fills a list subclass."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """A dictionary subclass would be filled by this."""
+        """Fills a dictionary subclass."""
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Reads SkyRL's batches and imports nothing: each name becomes inert but for the one that hands over the state."""
+    """Reads SkyRL's batches and imports nothing. Every name becomes inert, except the function that returns the state."""
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert
@@ -291,5 +292,5 @@ def _skyrl_array(value: dict[str, Any]) -> np.ndarray:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    known = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)  # to numpy
-    return (tensor if known else tensor.float()).detach().numpy()
+    in_numpy = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)
+    return (tensor if in_numpy else tensor.float()).detach().numpy()

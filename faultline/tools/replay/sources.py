@@ -1,4 +1,4 @@
-"""A dump by its path, whatever wrote it: found, read in pieces, checked, and cut into training batches."""
+"""A dump by its path, whatever wrote it: read in pieces, checked, and cut into training batches."""
 
 from __future__ import annotations
 
@@ -48,26 +48,28 @@ class Dump:
     def _tables(self) -> Iterator[pa.Table]:
         for path in self.files:
             start = 0
-            for table, found in _read(path):
+            for table, unreadable in _read(path):
                 self.rows += len(table)
-                sound = self._sound(path, table, found, start)
+                sound = self._sound(path, table, unreadable, start)
                 start += len(table)
                 if len(sound):
                     yield sound
 
-    def _sound(self, path: Path, table: pa.Table, found: list[Problem], start: int) -> pa.Table:
-        told = {problem.row for problem in found}
-        if len(told) < len(table) and (missing := absent(table)):
+    def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
+        """The sound rows. unreadable: problems that the reader saw. start: of the table's first row within the file."""
+        rows = {problem.row for problem in unreadable}
+        if len(rows) < len(table) and (missing := absent(table)):
             have = ", ".join(table.column_names) or "none of them"
             raise UserError(f"{path}: no column {' and '.join(missing)} (found {have}); docs/dumps.md lists what a dump holds")
-        if len(told) < len(table):
-            found = sorted([*found, *(problem for problem in problems(table) if problem.row not in told)])
+        every = unreadable
+        if len(rows) < len(table):
+            every = sorted([*unreadable, *(problem for problem in problems(table) if problem.row not in rows)])
         bad = np.zeros(len(table), dtype=bool)
-        bad[[problem.row for problem in found]] = True
+        bad[[problem.row for problem in every]] = True
         self.bad += int(bad.sum())
-        if found and not self.skip_bad:
-            lines = [f"{path}, {problem._replace(row=start + problem.row)}" for problem in found[:SHOWN]]
-            more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        if every and not self.skip_bad:
+            lines = [f"{path}, {problem._replace(row=start + problem.row)}" for problem in every[:SHOWN]]
+            more = [f"and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
             raise UserError("\n".join([*lines, *more, "--skip-bad leaves such rows out and counts them"]))
         return table.filter(pa.array(~bad)) if bad.any() else table
 
@@ -92,20 +94,20 @@ def _files(path: Path) -> list[Path]:
     folder = path / "dumps" if (path / "dumps").is_dir() else path
     if runs := sorted(path.glob("*/config.json")):
         raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
-    found = sorted((f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith(".")), key=_natural)
+    dumps = sorted((f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith(".")), key=_natural)
     if (path / "config.json").exists() and folder == path:
         raise UserError(f"{path}: this run wrote no dumps; set dump.every=<steps> and run it again in another sweep")
-    if not found:
+    if not dumps:
         raise UserError(f"{path}: no dump there; give a file ({', '.join(SUFFIXES)}), a folder of them, or a run folder")
-    return found
+    return dumps
 
 
 def _with_dumps(runs: list[Path]) -> Path:
     return next((run for run in runs if (run / "dumps").is_dir()), runs[0])
 
 
-def _natural(path: Path) -> list:
-    """So that step-9 stands before step-10."""
+def _natural(path: Path) -> list[tuple[bool, int | str]]:
+    """A key by which step-9 comes before step-10."""
     return [(not part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", str(path)) if part]
 
 
@@ -126,7 +128,7 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> Responses:
-    """Tables of one batch as one; a column that not all have is left out, but for the mask: without one all tokens are used."""
+    """Tables of one batch as one. A column that not all have is left out, but for the mask: without one all tokens count."""
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
     return responses(pa.concat_tables(tables, promote_options="permissive"))

@@ -1,4 +1,4 @@
-"""The gradients of a checkpoint's policy, method by method, on frozen batches and on many fresh samples of its own."""
+"""Gradients of a checkpoint's policy: of each method on frozen batches, and of fresh samples of the policy itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.train.routing import ARGUMENT, RoutingHooks
 
 
 class Drawn(NamedTuple):
-    """One batch: prompts [B, P], tokens [B, T], the experts to replay if any, and what the methods read."""
+    """One batch: prompts [B, P], tokens [B, T], the experts to replay if any, and the batch that the methods read."""
 
     prompts: Tensor
     tokens: Tensor
@@ -40,8 +40,8 @@ class SampledGradients:
         self.collector, self.seed, config = collector, seed, collector.config
         if collector.policy is None or collector.task.stop or not isinstance(config.model, SizesConfig):
             raise UserError(
-                "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own: it knows "
-                "no padding, and asks the trainer's own policy for samples"
+                "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own, since it "
+                "samples from the trainer's own policy and handles no padding"
             )
         pool = collector.prompts
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
@@ -53,31 +53,31 @@ class SampledGradients:
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
 
-        batches: frozen ones from the rollout engine; reference: of the policy gradient on the trainer's own samples. Prints where
-        it is every few seconds.
+        batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
+        whose policy gradient is the truth. Prints its progress every few seconds.
         """
         progress = Progress(reference + batches * len(methods))
         c = self.collector.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
         print(f"drawing {reference} batches from the trainer's own policy", flush=True)
         own = [self._draw(self.collector.own_policy, "laboratory reference", i) for i in range(reference)]
-        own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]
+        own = [drawn._replace(batch=_on_policy(drawn.batch)) for drawn in own]
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
         print(f"drawing {batches} batches from the rollout engine", flush=True)
         frozen = [self._draw(self.collector.engine, "laboratory batch", i) for i in range(batches)]
-        known: dict[bytes, dict[str, float]] = {}
+        summaries: dict[bytes, dict[str, float]] = {}
         rows = []
         for number, method in enumerate(methods, 1):
             parts = [coefficients(method.objective, drawn.batch) for drawn in frozen]
             key = b"".join(part.numpy().tobytes() for part in parts)
-            if key not in known:
+            if key not in summaries:
                 what = f"method {number}/{len(methods)}, {method.name}"
-                known[key] = Grams(self._gradients(frozen, parts, progress, what), truth).summary()
+                summaries[key] = Grams(self._gradients(frozen, parts, progress, what), truth).summary()
             else:
                 progress.skip(batches)
-            rows.append({"method": method.name, **known[key], "family": method.family, "bound": method.bound})
+            rows.append({"method": method.name, **summaries[key], "family": method.family, "bound": method.bound})
         return pd.DataFrame(rows)
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
@@ -108,4 +108,10 @@ class SampledGradients:
             sampled.rollout.logp, sampled.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
         )
         replay = None if replay is None else replay.map(Tensor.cpu)
-        return Drawn(prompts.cpu(), tokens.cpu(), replay, Batch(*(None if part is None else part.cpu() for part in batch)))
+        return Drawn(prompts.cpu(), tokens.cpu(), replay, Batch._make(None if part is None else part.cpu() for part in batch))
+
+
+def _on_policy(batch: Batch) -> Batch:
+    """The batch as if the trainer's own policy had sampled it by the log-probabilities that it reports."""
+    assert batch.logp_old is not None
+    return batch._replace(logp_rollout=batch.logp_old)

@@ -1,0 +1,59 @@
+"""How vLLM rounds what it stores in an FP8 cache: the local engine with each rounding on the tokens that vLLM sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from experiments.gpu_check.model import Policy, Size
+from experiments.gpu_check.section import Table, number
+from harness.errors import UserError
+from harness.rollouts import casts
+from harness.rollouts.local import LocalEngine
+from harness.rollouts.vllm import VllmEngine
+from harness.tasks import PAD
+
+
+def toward_zero(cast: Callable[[Tensor], Tensor], bits: int) -> Callable[[Tensor], Tensor]:
+    """A cast to a format with `bits` bits of mantissa that cuts the further ones off, which never rounds up in magnitude."""
+
+    def truncated(x: Tensor) -> Tensor:
+        kept = (x.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32)
+        return cast(kept)
+
+    return truncated
+
+
+CACHES = {
+    "fp8_e4m3": {"to nearest": casts.e4m3, "toward zero": toward_zero(casts.e4m3, 3)},
+    "fp8_e5m2": {"to nearest": casts.e5m2, "toward zero": toward_zero(casts.e5m2, 2)},
+}
+
+
+def check_cache(size: Size) -> Table:
+    """The rounding with the smaller difference is vLLM's; a bf16 cache shows how far the two engines are apart anyway."""
+    policy, rows = Policy(size._replace(responses=32)), []
+    precision = size.config("rollout/precision=bf16").rollout.precision
+    for kv_cache in ("compute", *CACHES):
+        try:
+            VllmEngine.check(policy.net.config, precision, kv_cache)
+        except UserError as error:
+            rows.append({"cache": kv_cache, "rounding": f"not computed: {error}", "mean": "", "largest": ""})
+            continue
+        made = VllmEngine(policy.net.config, precision, kv_cache=kv_cache, stop=policy.task.stop, kv_cache_gib=1,
+                          context=policy.prompts.shape[1] + size.answer)
+        made.load_weights(policy.net.named_parameters(), 0)
+        rollout = made.generate(policy.prompts, policy.uniforms)
+        made.close()
+        for rounding, cast in CACHES.get(kv_cache, {"none": None}).items():
+            engine = LocalEngine(policy.net.config, precision, stop=policy.task.stop)
+            engine.kv_cast = cast
+            engine.load_weights(policy.net.named_parameters(), 0)
+            written = rollout.tokens != PAD
+            off = (engine.score(policy.prompts, rollout.tokens) - rollout.logp)[written].abs()
+            rows.append({"cache": kv_cache, "rounding": rounding, "mean": number(off.mean().item()),
+                         "largest": number(off.max().item())})
+    note = "Absolute differences between vLLM and the local engine in BF16, in nats, on the tokens that vLLM sampled."
+    return Table("Rounding of the FP8 cache", note, rows)

@@ -1,0 +1,39 @@
+"""Parameters of plug-ins are checked by the types of their signatures."""
+
+import pytest
+
+from harness.compose import compose
+from harness.config import parse
+from harness.errors import UserError
+from harness.validate import check
+
+FP32 = "rollout/precision=fp32"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.eps_low=nan", r"^loss.eps_low=nan: give a number$"),
+        ("loss.eps_low=true", r"^loss.eps_low=True: Input should be a valid number$"),
+        ("loss.eps_low='0.2'", r"^loss.eps_low='0.2': Input should be a valid number$"),
+        ("rollout.engine.noise=nan", r"^rollout.engine.noise=nan: give a number$"),
+        ("rollout.engine.noise=inf", r"^rollout.engine.noise=inf: Input should be less than or equal to 10$"),
+        ("rollout.engine.noise=-1", r"^rollout.engine.noise=-1: Input should be greater than or equal to 0$"),
+        ("rollout.engine.noise='0.1'", r"^rollout.engine.noise='0.1': Input should be a valid number$"),
+        ("collapse.detectors.drawdown.floor=-1", r"drawdown.floor=-1: Input should be greater than or equal to 0$"),
+        ("collapse.detectors.drawdown.consecutive=2.5", r"drawdown.consecutive=2.5: Input should be a valid integer"),
+        ("collapse.detectors.drawdown.consecutive=true", r"drawdown.consecutive=True: Input should be a valid integer"),
+        ("collapse.detectors.learning.solved=nan", r"^collapse.detectors.learning.solved=nan: give a number$"),
+        ("collapse.detectors.learning.solved=1e300", r"^collapse.detectors.learning.solved=1e\+300: .* less than or equal to 1$"),
+        ("collapse.detectors.numerical.factor=inf", r"^collapse.detectors.numerical.factor=inf: .* a finite number$"),
+        ("collapse.detectors.distribution.null_band=inf", r"null_band=inf: Input should be a finite number$"),
+    ],
+)
+def test_what_is_no_value_of_a_parameter_is_refused_by_key(override, message):
+    with pytest.raises(UserError, match=message):
+        check(parse(compose(FP32, override)))
+
+
+def test_a_bound_may_be_infinite_and_a_rate_an_integer():
+    check(parse(compose(FP32, "loss=cispo", "loss.upper=inf")))
+    check(parse(compose(FP32, "loss=ppo", "loss.dual_clip=3")))
