@@ -4,28 +4,20 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from harness.config import ActorConfig, PrecisionConfig
+from harness.config import PrecisionConfig
 from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.routes import Routes, no_route, routed
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
 from harness.train.routing import RoutingHooks, balance_loss
+from tests.harness.test_actor import settings
 
 SHAPE = Qwen3MoeConfig(
     vocab_size=11, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
     moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[],
     max_position_embeddings=32, tie_word_embeddings=False,
 )  # fmt: skip
-
-
-def settings(**changes) -> ActorConfig:
-    values = {
-        "zero_stage": 1, "dtype": "fp32", "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1,
-        "max_grad_norm": 0.5, "num_minibatches": 1, "epochs": 1, "micro_tokens": None,
-        "gradient_checkpointing": False, "scoring": "exact",
-    }  # fmt: skip
-    return ActorConfig(**{**values, **changes})
 
 
 def net(seed: int = 0):
