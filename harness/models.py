@@ -32,6 +32,12 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def synchronize() -> None:
+    """Wait until a GPU has done what this thread asked of it, so that a clock shows when it was done."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+
+
 def policy_config(model: SizesConfig | HubConfig, task: Task) -> PretrainedConfig:
     """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
 

@@ -13,7 +13,7 @@ from algos.ratios import log_ratio
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
-from harness.models import device, hub_model
+from harness.models import device, hub_model, synchronize
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator
@@ -112,9 +112,3 @@ class Policy:
         engine.close()
         mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
         return Scored(kind, arm, rollout, self.own.score(self.prompts, rollout.tokens), mask, seconds)
-
-
-def synchronize() -> None:
-    """Wait for the device, so that a clock shows what it did."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

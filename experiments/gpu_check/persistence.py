@@ -10,6 +10,7 @@ from torch import Tensor
 from experiments.gpu_check.model import Size
 from experiments.gpu_check.section import Table, number
 from harness.run.folder import RunFolder
+from harness.tasks import PAD
 from harness.train.trainer import Trainer
 
 LAGS = (1, 5, 20)
@@ -50,7 +51,7 @@ def _ratios(size: Size, precision: str, rate: str) -> Tensor:
             prompts = collector.draw_prompts(0)
             uniforms = torch.rand(len(prompts), size.answer, generator=torch.Generator().manual_seed(0))
             tokens = collector.generate(collector.engine, prompts, uniforms).tokens
-            present = tokens != -1
+            present = tokens != PAD
             ratios = []
             for step in range(size.steps + 1):
                 if step:

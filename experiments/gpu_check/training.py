@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from experiments.gpu_check.model import Size, synchronize
+from experiments.gpu_check.model import Size
 from experiments.gpu_check.section import Table, number
-from harness.models import device, hub_model
+from harness.models import device, hub_model, synchronize
 from harness.rollouts.vllm_support import installed
 from harness.run.folder import RunFolder
 from harness.run.loop import train

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from harness.models import synchronize
+
 
 class Clock:
     """Life cycle: `restart` at the start of a step, any number of phases within it, then `metrics`."""
@@ -21,9 +23,11 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds that the body takes to the phase."""
+        """Add the seconds that the body takes to the phase, on a GPU with all that the body asked of it."""
+        synchronize()
         began = time.perf_counter()
         yield
+        synchronize()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:

@@ -48,7 +48,7 @@ class Learner:
         Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step.
         """
         batch = collected.batch
-        # Without a scored π_old the weights are those of each micro-batch, and only the counts are of the whole mini-batch.
+        # Without a scored π_old each micro-batch is corrected by itself, and this correction gives no more than the counts.
         corrected = correct(batch if batch.logp_old is not None else _against(batch.logp_rollout, batch), self.config.correction)
         logp = torch.zeros_like(batch.logp_rollout)
         norms, sums = [], []

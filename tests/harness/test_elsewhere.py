@@ -33,9 +33,9 @@ def elsewhere(monkeypatch):
     """The harness computes on DEVICE. The actor is DeepSpeed's, which stays on the CPU: what it is given and gives is moved."""
     from harness import models
     from harness.rollouts import local
-    from harness.train import actor, trainer
+    from harness.train import actor, collector, trainer
 
-    for module in (models, local, trainer):
+    for module in (models, local, collector, trainer):
         monkeypatch.setattr(module, "device", lambda: DEVICE)
     real = actor.DeepSpeedActor
 

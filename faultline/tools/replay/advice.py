@@ -70,7 +70,7 @@ class Advisor:
             row, bins = np.divmod(unique, len(DEFAULT) + 1)
             self.entries[family].append(_Entries(row + self.responses, bins, np.stack(sums)))
         self.logs["token"].append(tokens.l)
-        self.logs["sequence"].append(tokens.sum(tokens.l)[tokens.count > 0])
+        self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[tokens.count > 0])
         self.responses += len(responses)
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> pd.DataFrame:

@@ -28,6 +28,18 @@ class Units(NamedTuple):
     row: np.ndarray
 
 
+class Groups(NamedTuple):
+    """Tokens in groups. number: of the group of each token. size, row: tokens and response of each group, empty ones too."""
+
+    number: np.ndarray
+    size: np.ndarray
+    row: np.ndarray
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Σ over the tokens of each group, [groups]."""
+        return np.bincount(self.number, weights=values, minlength=len(self.row))
+
+
 class Tokens:
     """The response tokens of a batch in fp64, flat. l: log π_old − log μ, nats. row: number of the response, ascending."""
 
@@ -41,14 +53,10 @@ class Tokens:
         self.count = np.bincount(self.row, minlength=self.rows)
         self._statistics: dict[str, np.ndarray] = {}
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Per response, [rows]."""
-        return np.bincount(self.row, weights=values, minlength=self.rows)
-
     @cached_property
     def exact(self) -> np.ndarray:
         """R = exp(Σ l), the exact sequence weight of each response, [rows]."""
-        return bounded_exp(self.sum(self.l))
+        return bounded_exp(self.in_responses.sum(self.l))
 
     def statistic(self, name: str) -> np.ndarray:
         """`STATISTICS[name]` per token, computed once."""
@@ -56,13 +64,19 @@ class Tokens:
             self._statistics[name] = STATISTICS[name](self)
         return self._statistics[name]
 
-    def groups(self, segments: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the response, or of the segment, of each token; and the response of each number."""
-        if not segments:
-            return self.row, np.arange(self.rows)
+    @cached_property
+    def in_responses(self) -> Groups:
+        """Its tokens by response."""
+        return Groups(self.row, self.count.astype(np.float64), np.arange(self.rows))
+
+    @cached_property
+    def in_segments(self) -> Groups:
+        """Its tokens by segment."""
         assert self.segments is not None, "families at the levels of segments are left out without segments"
         width = int(self.segments.max(initial=0)) + 1
-        return self.row * width + self.segments, np.arange(self.rows * width) // width
+        number = self.row * width + self.segments
+        size = np.bincount(number, minlength=self.rows * width).astype(np.float64)
+        return Groups(number, size, np.arange(self.rows * width) // width)
 
 
 STATISTICS: dict[str, Callable[[Tokens], np.ndarray]] = {
@@ -114,22 +128,19 @@ class Family(NamedTuple):
 
     def units(self, tokens: Tokens) -> Units:
         """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
-        values: np.ndarray = tokens.statistic(self.statistic)
-        size: np.ndarray = np.ones(len(values))
-        row: np.ndarray = tokens.row
-        if self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
-            values = by_row(np.maximum, np.abs(values), tokens.row)
-            row = np.flatnonzero(tokens.count)
-            size = tokens.count[row].astype(np.float64)
-        elif self.level != "token":
-            group, row = tokens.groups(self.level.startswith("segment"))
-            size = np.bincount(group, minlength=len(row)).astype(np.float64)
-            present = size > 0
-            values = np.bincount(group, weights=values, minlength=len(row))[present]
-            size, row = size[present], row[present]
+        values = tokens.statistic(self.statistic)
+        if self.level == "token":
+            units = Units(values, np.ones(len(values)), tokens.row)
+        elif self.level == "worst_token":  # |·| since its bounds are symmetric: [1/C, C], or ±
+            size, row = tokens.in_responses.size, tokens.in_responses.row
+            units = Units(by_row(np.maximum, np.abs(values), tokens.row), size[size > 0], row[size > 0])
+        else:
+            groups = tokens.in_segments if self.level.startswith("segment") else tokens.in_responses
+            present = groups.size > 0
+            units = Units(groups.sum(values)[present], groups.size[present], groups.row[present])
             if self.level in ("geometric", "segment_geometric"):
-                values = values / size
-        return Units(bounded_exp(values) if self.statistic == "ratio" else values, size, row)
+                units = units._replace(values=units.values / units.size)
+        return units._replace(values=bounded_exp(units.values)) if self.statistic == "ratio" else units
 
     def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(lower, upper) of the values of `units` at C: `bounds`, but a worst token's value is the larger of ρ and 1/ρ."""
