@@ -68,6 +68,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench.replay
 	$(RUN) -m experiments.bench.load
 	$(RUN) -m experiments.bench.zero
+	$(RUN) -m experiments.bench.sampling
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'

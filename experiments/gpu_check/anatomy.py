@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from algos.diagnostics.positions import by_position, position_rows
+from experiments.gpu_check.drawing import draw
 from experiments.gpu_check.model import ARMS, Policy, Scored, Size
 from experiments.gpu_check.section import Table, number
 from harness.dumps.files import write
@@ -20,7 +21,8 @@ from harness.train.actor import DeepSpeedActor
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
     """Every engine in every arm on the same prompts and random numbers; the fp32 arm of the local engine is the control.
 
-    dumps: a folder that takes what each arm sampled, for `faultline replay`. Raises RuntimeError if the control is not exact.
+    dumps: a folder that takes what each arm sampled, for `faultline replay`, and the picture.
+    Raises RuntimeError if the control is not exact.
     """
     policy = Policy(size)
     rows, positions, refused = [], [], {}
@@ -44,6 +46,8 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
         f"{len(policy.prompts)} responses of each arm to the same prompts, at most {size.answer} tokens. K3 in nats per token. "
         "Tokens/s counts response tokens; prompts are read in the same time."
     )
+    if dumps:
+        draw(dumps).savefig(dumps / "anatomy.png", dpi=110)
     if refused:
         note += "\n\nNot computed:" + "".join(f"\n- {name}: {reason}." for name, reason in refused.items())
     where = "K3 in nats per token. A column holds the positions after the column before it, up to its own."

@@ -1,13 +1,16 @@
 """`make gpu` on a CPU and a tiny model: every check runs through, and says what it found."""
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from experiments.gpu_check import anatomy, formats
 from experiments.gpu_check.__main__ import CHECKS, main
 from experiments.gpu_check.cache import CACHES
+from experiments.gpu_check.drawing import Tokens, by_place, by_probability, ess_by_length, k3, load
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import Scored, Size
 from experiments.gpu_check.persistence import correlation
@@ -39,6 +42,7 @@ def cells(text: str, title: str) -> list[dict[str, str]]:
     return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
 
 
+@pytest.mark.slow
 def test_casts_and_products_agree_here_too(run):
     code, text, _ = run("casts", "products")
     assert code == 0 and re.search(r"^## CPU, \S+, \d{4}-\d\d-\d\d$", text, re.M)
@@ -61,6 +65,7 @@ def test_a_product_that_is_off_shows(monkeypatch):
     assert float(row["differing"]) > 0.5 and float(row["error"]) == pytest.approx(0.01, rel=0.2)
 
 
+@pytest.mark.slow
 def test_anatomy_of_a_tiny_model(run):
     code, text, out = run("anatomy")
     assert code == 0
@@ -73,6 +78,27 @@ def test_anatomy_of_a_tiny_model(run):
     assert (out / "dumps" / "local-fp8_channel.parquet").exists()
 
 
+def test_what_the_picture_shows_by_hand():
+    """Two responses of two tokens and of one; ρ = 2, 1 and 1/2."""
+    log2 = np.log(2.0)
+    mu = np.log([0.5, 0.05, 1e-9])
+    tokens = Tokens(mu, np.array([log2, 0.0, -log2]), np.array([0, 0, 1]), np.array([0, 1, 0]))
+    assert k3(tokens.log_ratio) == pytest.approx(((2 - 1 - log2) + 0 + (0.5 - 1 + log2)) / 3)
+    probability, off = by_probability(tokens)
+    assert probability[0] == 0.1 and off[0] == pytest.approx(log2) and off[1] == 0 and off[-1] == pytest.approx(log2)
+    assert np.isnan(off[2:-1]).all()
+    lengths, ess = ess_by_length(tokens)  # weights 2 and 1/2 at either length: (5/2)² / (2 · 17/4)
+    assert lengths.tolist() == [1, 2] and ess == pytest.approx([6.25 / 8.5] * 2)
+    places, values = by_place(tokens, 1)
+    assert places.tolist() == [1, 2] and values == pytest.approx([0.25, 0.0])
+
+
+def test_the_dump_that_ships_is_the_one_that_was_measured():
+    """K3 of RESULTS.md, from the file."""
+    found = {arm: k3(load(Path(f"experiments/study/smollm2/{arm}.parquet")).log_ratio) for arm in ("local-bf16", "vllm-bf16")}
+    assert found == {"local-bf16": pytest.approx(1.27e-3, rel=5e-3), "vllm-bf16": pytest.approx(1.29e-3, rel=5e-3)}
+
+
 def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     monkeypatch.setattr(Scored, "log_ratio", property(lambda self: torch.full_like(self.logp, 1e-7)))
     monkeypatch.setattr(anatomy, "ARMS", {"fp32": ("fp32", "compute")})
@@ -81,6 +107,7 @@ def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     assert cells(text, "Casts")  # the other check ran
 
 
+@pytest.mark.slow
 def test_training_and_persistence_of_a_tiny_model(run):
     code, text, _ = run("training", "persistence", steps=6)
     assert code == 0
@@ -90,6 +117,7 @@ def test_training_and_persistence_of_a_tiny_model(run):
         assert float(row["rms (nats)"]) > 0 and -1 <= float(row["k = 5"]) <= float(row["k = 1"]) <= 1 and row["k = 20"] == ""
 
 
+@pytest.mark.slow
 def test_learning_takes_the_time_it_is_given(model, tmp_path):  # noqa: F811
     """A hundredth of a second is enough for the fewest steps only, ten; the runs stay."""
     out = tmp_path / "out"
@@ -109,6 +137,7 @@ def test_truncation_by_hand():
     assert CACHES["fp8_e5m2"]["toward zero"](x).tolist() == [1.75, -1.75, 1.0, 448.0]
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_the_rounding_of_the_fp8_cache_is_told(run):
     code, text, _ = run("cache")

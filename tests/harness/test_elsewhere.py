@@ -74,6 +74,7 @@ def test_the_local_engine_on_a_device_of_its_own(elsewhere, name):
             assert lies_there(made.score(asked, tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -94,6 +95,7 @@ def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
     assert metrics["reward/rollout"] >= 0
 
 
+@pytest.mark.slow
 def test_a_step_on_text_on_a_device_of_its_own(elsewhere, text):  # noqa: F811
     config = text("rollout/precision=bf16", "dump.every=1")
     with RunFolder(config.path).claim() as folder:

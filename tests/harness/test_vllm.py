@@ -196,7 +196,7 @@ def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny, monkeypatch):
         check(tiny(ENGINE, "rollout/precision=bf16", "model.head_dim=16"))
     with pytest.raises(UserError, match=r"rollout.engine.colour: unknown; it takes kv_cache_gib, context"):
         check(tiny(ENGINE, "rollout/precision=bf16", "+rollout.engine.colour=red"))
-    with pytest.raises(UserError, match=r"rollout.engine.context=abc: Input should be a valid integer"):
+    with pytest.raises(UserError, match=r"rollout.engine.context='abc': Input should be a valid integer"):
         check(tiny(ENGINE, "rollout/precision=bf16", "rollout.engine.context=abc"))
 
 

@@ -1,0 +1,104 @@
+"""The anatomy of a mismatch in one picture: `python -m experiments.gpu_check.drawing FOLDER` of the dumps of `check_anatomy`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.dumps.files import read
+
+DECADES = 6
+"""Probabilities under μ are binned by factors of ten, the last bin open below."""
+
+
+class Tokens(NamedTuple):
+    """All tokens of an arm, flat: log μ, log π − log μ (nats), response, and place in it from 0."""
+
+    logp_rollout: np.ndarray
+    log_ratio: np.ndarray
+    response: np.ndarray
+    place: np.ndarray
+
+
+def load(path: Path) -> Tokens:
+    """The tokens of a dump."""
+    rollout, ratios, lengths = [], [], []
+    for table in read(path):
+        mu, pi = (table[name].combine_chunks() for name in ("logp_rollout", "logp_old"))
+        lengths.append(mu.value_lengths().to_numpy())
+        rollout.append(mu.flatten().to_numpy())
+        ratios.append(pi.flatten().to_numpy() - rollout[-1])
+    counts = np.concatenate(lengths)
+    response = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Tokens(np.concatenate(rollout), np.concatenate(ratios).astype(float), response, place)
+
+
+def k3(log_ratio: np.ndarray) -> float:
+    """Mean of ρ − 1 − log ρ, nats per token."""
+    return float((np.expm1(log_ratio) - log_ratio).mean())
+
+
+def by_probability(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """(lower end of each bin of μ, mean |log ratio| of its tokens), NaN for an empty bin."""
+    bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
+    count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
+    return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)
+
+
+def ess_by_length(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """(T, ESS of the sequence weights of what the first T tokens of each response would give), over all responses."""
+    places = np.arange(tokens.place.max() + 1)
+    out = []
+    for last in places:
+        within = tokens.place <= last
+        weight = np.exp(np.bincount(tokens.response[within], tokens.log_ratio[within], tokens.response.max() + 1))
+        out.append(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
+    return places + 1, np.array(out)
+
+
+def by_place(tokens: Tokens, width: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """(last place of each run of `width` places, K3 of their tokens)."""
+    bins = tokens.place // width
+    values = np.bincount(bins, np.expm1(tokens.log_ratio) - tokens.log_ratio) / np.bincount(bins)
+    return (np.arange(len(values)) + 1) * width, values
+
+
+def draw(folder: Path) -> Figure:
+    """K3 by arm and by place, ESS by length, |log ratio| by probability under μ; arms without a mismatch are left out."""
+    arms = {path.stem: load(path) for path in sorted(folder.glob("*.parquet"))}
+    arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
+    figure = Figure(figsize=(12, 8.5), layout="constrained")
+    (size, place), (length, probability) = figure.subplots(2, 2)
+    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name.split("-", 1)[1] for name in arms))}
+    for name, tokens in arms.items():
+        engine, arm = name.split("-", 1)
+        look = {"color": colors[arm], "linestyle": "-" if engine == "local" else "--", "label": name.replace("-", " ", 1)}
+        place.plot(*by_place(tokens), **look)
+        length.plot(*ess_by_length(tokens), **look)
+        probability.plot(*by_probability(tokens), marker=".", **look)
+    _bars(size, {name: k3(tokens.log_ratio) for name, tokens in arms.items()}, colors)
+    place.set(yscale="log", xlabel="place in the response (eights)", ylabel="K3 (nats per token)", title="By position")
+    length.set(ylim=(0, 1), xlabel="tokens of each response counted", ylabel="ESS of the sequence weights", title="By length")
+    probability.set(xscale="log", yscale="log", xlabel="μ of the token, at least", ylabel="mean |log π − log μ| (nats)",
+                    title="By probability")
+    probability.invert_xaxis()
+    figure.legend(*length.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
+    return figure
+
+
+def _bars(axis: Axes, values: dict[str, float], colors: dict[str, str]) -> None:
+    names = sorted(values, key=values.__getitem__)
+    bars = axis.barh(names, [values[name] for name in names], color=[colors[name.split("-", 1)[1]] for name in names])
+    for bar, name in zip(bars, names, strict=True):
+        bar.set_hatch("" if name.startswith("local") else "//")
+    axis.set(xscale="log", xlabel="K3 (nats per token)", title="By precision; hatched: vLLM")
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1])).savefig(Path(sys.argv[1]) / "anatomy.png", dpi=110)
