@@ -12,6 +12,7 @@ PRECISIONS = (
     "fp8_tensor",
     "int8",
     "nvfp4",
+    "nvfp4_w4a4",
 )
 """Those of experiments/conf/rollout/precision, from fine to coarse; the order of arms and colours."""
 

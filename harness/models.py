@@ -16,9 +16,11 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-from harness.config import HubConfig, ModelConfig
+from harness.config import HubConfig, MixtureConfig, SizesConfig
 from harness.errors import UserError, first_line
 from harness.tasks import Task, TokenTask
 
@@ -36,7 +38,7 @@ def synchronize() -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def policy_config(model: ModelConfig | HubConfig, task: Task) -> PretrainedConfig:
+def policy_config(model: SizesConfig | HubConfig, task: Task) -> PretrainedConfig:
     """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
 
     Raises UserError for a task without tokens of its own where the model has none either.
@@ -48,16 +50,16 @@ def policy_config(model: ModelConfig | HubConfig, task: Task) -> PretrainedConfi
     return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
 
 
-def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3Config:
+def qwen3_config(model: SizesConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
-    return Qwen3Config(
+    if isinstance(model, MixtureConfig):
+        kind, special = Qwen3MoeConfig, {"mlp_only_layers": [], "decoder_sparse_step": 1}
+    else:
+        kind, special = Qwen3Config, {}
+    return kind(
+        **model.model_dump(exclude={"name"}),
+        **special,
         vocab_size=vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_hidden_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=False,
         pad_token_id=None,
@@ -66,9 +68,15 @@ def qwen3_config(model: ModelConfig, vocab_size: int, max_tokens: int) -> Qwen3C
     )
 
 
-def build(config: PretrainedConfig, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 in fp32 with weights drawn from `seed`."""
+def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A Qwen3, dense or a mixture of experts, in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
+    if isinstance(config, Qwen3MoeConfig):
+        # On a CPU a loop over the experts is as fast as the grouped product, and takes any width and fp64.
+        experts = "grouped_mm" if torch.cuda.is_available() else "eager"
+        return Qwen3MoeForCausalLM._from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", experts_implementation=experts
+        )
     return Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 

@@ -18,7 +18,8 @@ from harness.config import ArithmeticConfig, Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
-from harness.rollouts.architecture import describe
+from harness.rollouts.architecture import describe, experts
+from harness.routing import check_routing
 from harness.tasks import TurnTask
 
 
@@ -102,8 +103,9 @@ def _check_model_and_task(config: Config) -> None:
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape, has_turns = _built(config)
-    build_engine(config)
-    ENGINES[config.rollout.engine.name].check(shape, config.rollout.precision, config.rollout.kv_cache)
+    engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
+    engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
+    check_routing(config, experts(shape), engine.tells_routes())
     if needs_own_sampler(config):
         try:
             describe(shape)

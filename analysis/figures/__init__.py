@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.figures import dumped, mismatch, outcome, settings
+from analysis.figures import dumped, mismatch, outcome, routing, settings
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 
@@ -85,6 +85,12 @@ FIGURES = {
         "Left: K3 of the tokens at a position. Right: Hill's tail index from the m largest weights. Above the dotted line at 0.7 "
         "the mean of the weights is unreliable (Vehtari et al., arXiv 1507.02646).",
         dumped.positions,
+    ),
+    "routing": Output(
+        "Routing of a mixture of experts",
+        "Left: the part of K3 that is gone once the trainer takes the engine's experts, and the rest; median over seeds. "
+        "Right: share of response tokens whose experts differ, by layer, mean over steps and seeds.",
+        routing.routing,
     ),
     "gap": Output(
         "Deployment gap, and tokens thrown away",

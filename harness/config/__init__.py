@@ -4,11 +4,11 @@ Hydra composes `experiments/conf`; `parse` turns the result into a `Config`, or 
 section; the constraint of a field stands in the field, its meaning below it.
 """
 
-from harness.config.actor import ActorConfig
+from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Positive, Strict
 from harness.config.errors import explain, explained
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
-from harness.config.model import HubConfig, ModelConfig, PolicyConfig
+from harness.config.model import HubConfig, MixtureConfig, ModelConfig, PolicyConfig, SizesConfig
 from harness.config.names import RENAMED
 from harness.config.objective import KlConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
@@ -33,6 +33,7 @@ __all__ = [
     "EvaluationConfig",
     "HubConfig",
     "KlConfig",
+    "MixtureConfig",
     "ModelConfig",
     "PluginConfig",
     "PolicyConfig",
@@ -40,7 +41,9 @@ __all__ = [
     "PrecisionConfig",
     "ReduceConfig",
     "RolloutConfig",
+    "RoutingConfig",
     "RunConfig",
+    "SizesConfig",
     "Strict",
     "TaskConfig",
     "TextConfig",

@@ -39,3 +39,11 @@ class ActorConfig(Strict):
     scoring: Literal["exact", "forward", "none"]
     """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
     forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
+
+
+class RoutingConfig(Strict):
+    """How a mixture of experts is routed while it is trained."""
+
+    replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
+    """Whose choice of experts the training takes. none: its own. r2: that of π_old, in each mini-batch. r3: that of the engine.
+    r3_weights: the engine's, with the weights of the experts. See docs/moe.md."""

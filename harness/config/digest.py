@@ -36,7 +36,10 @@ FIRST: dict[str, set[str]] = {
 """Class of a section, or a plug-in, -> keys with a default that every digest holds: they came before digests left keys out."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "rollout.engine=local": {"noise": 0.0},
+    "rollout.engine=local": {
+        "noise": 0.0, "noise_persistence": 0.0, "router_noise": 0.0, "router_noise_persistence": 0.0, "noise_seed": 0,
+        "router_dtype": "compute", "head_dtype": "compute",
+    },
     "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
 }
 """Plug-in -> parameters that it did not always have, with their defaults. Its signature cannot be read without torch.

@@ -30,7 +30,11 @@ class DiagnosticsConfig(Strict):
     """The diagnostics that no detector of a collapse reads."""
 
     every: Count | None = None
-    """Steps between two records of weights, filters, probabilities and profiles. null: never."""
+    """Steps between two records of weights, filters, probabilities, profiles and routing. null: never."""
+
+    def due(self, step: int) -> bool:
+        """Whether this step is recorded."""
+        return self.every is not None and step % self.every == 0
 
 
 class CollapseConfig(Strict):

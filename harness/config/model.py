@@ -11,11 +11,9 @@ from harness.config.base import Strict, name_of
 Width = Annotated[int, Field(gt=0, le=2**20)]
 
 
-class ModelConfig(Strict):
-    """A Qwen3 of these sizes with random weights. The keys are those of transformers' Qwen3Config."""
+class SizesConfig(Strict):
+    """What every model with random weights has. The keys are those of transformers."""
 
-    name: Literal["qwen3"]
-    """The architecture; `hub` for a pretrained model."""
     hidden_size: Width
     """Width of the residual stream."""
     num_hidden_layers: Annotated[int, Field(gt=0, le=1024)]
@@ -26,11 +24,9 @@ class ModelConfig(Strict):
     """Key and value heads of a block."""
     head_dim: Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
     """Width of a head."""
-    intermediate_size: Width
-    """Width of the feed-forward layer."""
 
     @model_validator(mode="after")
-    def _grouped(self) -> ModelConfig:
+    def _grouped(self) -> SizesConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -43,9 +39,55 @@ class ModelConfig(Strict):
         """Lengths of the rows of its weight matrices, by key."""
         return {
             "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
         }
+
+
+class ModelConfig(SizesConfig):
+    """A Qwen3 of these sizes with random weights."""
+
+    name: Literal["qwen3"]
+    """The architecture; `qwen3_moe` for a mixture of experts, `hub` for a pretrained model."""
+    intermediate_size: Width
+    """Width of the feed-forward layer."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return super().widths | {"intermediate_size": self.intermediate_size}
+
+
+class MixtureConfig(SizesConfig):
+    """A Qwen3-MoE of these sizes with random weights: a mixture of experts in every layer, none of them shared by all tokens."""
+
+    name: Literal["qwen3_moe"]
+    """The architecture; `qwen3` for a dense model, `hub` for a pretrained one."""
+    num_experts: Annotated[int, Field(ge=2, le=2**14)]
+    """Experts of a layer."""
+    num_experts_per_tok: Annotated[int, Field(ge=1, le=2**14)]
+    """Experts that the router picks for a token, fewer than there are."""
+    moe_intermediate_size: Width
+    """Width of an expert."""
+    norm_topk_prob: bool
+    """Scale the weights of the experts that were picked, so that they sum to 1."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0, le=1e3)]
+    """Coefficient of the load balancing loss, in the warm start only. RL has none."""
+
+    @model_validator(mode="after")
+    def _routed(self) -> MixtureConfig:
+        if self.num_experts_per_tok >= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok={self.num_experts_per_tok} must be below num_experts={self.num_experts}: "
+                "else there is nothing to route"
+            )
+        if self.num_experts_per_tok == 1 and self.norm_topk_prob:
+            raise ValueError(
+                "norm_topk_prob=true with num_experts_per_tok=1: every weight is 1, the router gets no gradient; set it to false"
+            )
+        return self
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return super().widths | {"moe_intermediate_size": self.moe_intermediate_size}
 
 
 class HubConfig(Strict):
@@ -58,8 +100,11 @@ class HubConfig(Strict):
 
 
 def _tag(value: Any) -> str:
-    return "<hub>" if name_of(value) == "hub" else "<qwen3>"
+    return {"hub": "<hub>", "qwen3_moe": "<qwen3_moe>"}.get(name_of(value), "<qwen3>")
 
 
-PolicyConfig = Annotated[Annotated[ModelConfig, Tag("<qwen3>")] | Annotated[HubConfig, Tag("<hub>")], Discriminator(_tag)]
+PolicyConfig = Annotated[
+    Annotated[ModelConfig, Tag("<qwen3>")] | Annotated[MixtureConfig, Tag("<qwen3_moe>")] | Annotated[HubConfig, Tag("<hub>")],
+    Discriminator(_tag),
+]
 """The section `model`, told apart by its name."""

@@ -18,7 +18,7 @@ class PrecisionConfig(Strict):
     """Dtype of activations, norms, embeddings and head."""
     weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
     """Format of the linear layers' weights. null: the compute dtype."""
-    activations: Literal["fp8_token", "fp8_group", "int8_token"] | None
+    activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
     """Format of the linear layers' inputs. null: the compute dtype."""
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from algos.corrections.spec import Correction, check_baseline
-from harness.config.actor import ActorConfig
+from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Seed, Strict
 from harness.config.digest import digest, section
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
@@ -46,6 +46,7 @@ class Config(Strict):
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()
     actor: ActorConfig
+    routing: RoutingConfig = RoutingConfig()
     evaluation: EvaluationConfig
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     collapse: CollapseConfig
@@ -86,7 +87,7 @@ class Config(Strict):
                 raise ValueError("task.name=chain: has tokens of its own; model=hub needs a task of text")
             return
         if self.warmstart is None:
-            raise ValueError("warmstart is missing: model=qwen3 has random weights")
+            raise ValueError(f"warmstart is missing: model={self.model.name} has random weights")
         if isinstance(self.task, TextConfig | ArithmeticConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for key, width in self.model.widths.items():

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from harness.dumps.schema import COLUMNS, VERSION, VERSION_KEY
+from harness.dumps.schema import COLUMNS, ROUTED_EXPERTS, VERSION, VERSION_KEY
 from harness.errors import UserError, first_line
 
 
@@ -28,7 +28,8 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
     """Padded arrays as a table with a row per response.
 
     columns: the names of `schema.COLUMNS`; per token [B, T], per response [B]. `mask` is required; what lies beyond the
-    last True of a row is padding and is left out.
+    last True of a row is padding and is left out. ROUTED_EXPERTS [B, L, layers, k] has the largest number of its integer type
+    where nothing was computed.
     """
     mask = columns["mask"]
     used = np.arange(mask.shape[1]) < np.where(mask.any(1), mask.shape[1] - mask[:, ::-1].argmax(1), 0)[:, None]
@@ -36,6 +37,9 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
     floats = pa.from_numpy_dtype(columns["logp_rollout"].dtype)
     arrays = {}
     for name, values in columns.items():
+        if name == ROUTED_EXPERTS:
+            arrays[name] = _nested(values)
+            continue
         kind = COLUMNS[name].type(floats)
         if name == "prompt":
             arrays[name] = pa.array(list(values), kind)
@@ -44,6 +48,15 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
         else:
             arrays[name] = pa.array(values, kind)
     return pa.table(arrays)
+
+
+def _nested(ids: np.ndarray) -> pa.Array:
+    """Expert ids as list<fixed_size_list<fixed_size_list<integer>>>: places, layers, experts."""
+    computed = ids[:, :, 0, 0] != np.iinfo(ids.dtype).max
+    values = ids[computed]
+    layers = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), ids.shape[3])
+    places = pa.FixedSizeListArray.from_arrays(layers, ids.shape[2])
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(computed.sum(1))]), pa.int32()), places)
 
 
 def read(path: Path) -> Iterator[pa.Table]:

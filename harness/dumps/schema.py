@@ -44,6 +44,9 @@ COLUMNS = {
     "version": Column("optimizer steps done by the weights that sampled the token", "integer"),
     "segments": Column("number of the turn within the response, from 0", "integer"),
 }
+ROUTED_EXPERTS = "routed_experts"
+"""A further column of a mixture's own dumps, which no reader here needs: for each place that the engine computed, from the first
+token of the prompt to the last but one of the response, and for each layer the experts that it chose."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
 ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
 """Columns with one value per response token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -19,12 +19,15 @@ class Rollout(NamedTuple):
     """One batch of responses, [B, T] each.
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
-    the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token.
+    the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
+    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them.
     """
 
     tokens: Tensor
     logp: Tensor
     version: Tensor
+    expert_ids: Tensor | None = None
+    expert_weights: Tensor | None = None
 
 
 class RolloutEngine(ABC):
@@ -42,8 +45,13 @@ class RolloutEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        """Whether the rollouts of a mixture of experts have `Rollout.expert_ids` on this machine."""
+        return False
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -1,7 +1,7 @@
-"""What the embedded engine can compute: one description of Llama, Qwen2 and Qwen3, read off a transformers config.
+"""What the embedded engine can compute: one description of Llama, Qwen2, Qwen3 and Qwen3-MoE, read off a transformers config.
 
-All three are the same decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU. They differ in
-which matrices have a bias and in whether queries and keys are normalised per head.
+All are the same decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU. They differ in which
+matrices have a bias, in whether queries and keys are normalised per head, and in whether the SwiGLU is a mixture of experts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from harness.errors import UserError
 
-MODELS = ("llama", "qwen2", "qwen3")
+MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -30,7 +30,8 @@ SCALED_ROPES = ("linear", "llama3", "yarn")
 class Architecture(NamedTuple):
     """heads, kv_heads, head_dim: of the attention. biased: the keys of FUSED with a bias. qk_norm: whether queries and keys are
     normalised per head. tied: whether the head is the embedding. frequencies [head_dim/2]: radians per position; magnitude:
-    factor on the rotated queries and keys."""
+    factor on the rotated queries and keys. experts: of each layer's mixture, 0 for a dense model; top_k: of them per token;
+    renormalise: whether the weights of these sum to 1."""
 
     layers: int
     heads: int
@@ -42,6 +43,9 @@ class Architecture(NamedTuple):
     tied: bool
     frequencies: Tensor
     magnitude: float
+    experts: int
+    top_k: int
+    renormalise: bool
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables [positions, 1, head_dim] in fp32; the sign of the rotation is in the sine's first half."""
@@ -59,6 +63,8 @@ def describe(config: PretrainedConfig) -> Architecture:
         raise _refused(f"computes hidden_act=silu, not {config.hidden_act}")
     if other := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
         raise _refused(f"computes full attention, not {', '.join(sorted(other))}")
+    if kind == "qwen3_moe":
+        _check_mixture(config)
     attention_bias, mlp_bias = getattr(config, "attention_bias", kind == "qwen2"), getattr(config, "mlp_bias", False)
     biased = {"qkv": attention_bias, "o": attention_bias and kind != "qwen2", "gate_up": mlp_bias, "down": mlp_bias}
     frequencies, magnitude = _frequencies(config)
@@ -69,11 +75,31 @@ def describe(config: PretrainedConfig) -> Architecture:
         head_dim=_head_dim(config),
         eps=config.rms_norm_eps,
         biased=frozenset(key for key, has in biased.items() if has),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
         tied=config.tie_word_embeddings,
         frequencies=frequencies,
         magnitude=magnitude,
+        experts=experts(config),
+        top_k=getattr(config, "num_experts_per_tok", 0),
+        renormalise=getattr(config, "norm_topk_prob", False),
     )
+
+
+def experts(config: PretrainedConfig) -> int:
+    """How many experts each layer of a model has; 0 for a dense one."""
+    return getattr(config, "num_experts", None) or 0
+
+
+def _check_mixture(config: PretrainedConfig) -> None:
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        raise _refused("computes mixtures with experts in every layer, so mlp_only_layers=[] and decoder_sparse_step=1")
+    if config.sliding_window is not None:
+        raise _refused(f"computes full attention, not sliding_window={config.sliding_window}")
+    if config.num_experts_per_tok >= config.num_experts:
+        raise _refused(
+            f"routes to fewer experts than there are, not to num_experts_per_tok={config.num_experts_per_tok} "
+            f"of num_experts={config.num_experts}"
+        )
 
 
 def _head_dim(config: PretrainedConfig) -> int:

@@ -50,27 +50,29 @@ def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (x / scale).round().clamp(-127, 127), scale
 
 
-def quantize_nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """NVFP4: e2m1 in blocks of 16 along the last dimension, an e4m3 scale per block, one fp32 scale for the tensor.
+def quantize_nvfp4(x: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """NVFP4: e2m1 in blocks of 16 along the last dimension, an e4m3 scale per block, one fp32 scale above them.
+
+    The fp32 scale spans the whole tensor (`dim=None`), as for weights, or each row (`dim=-1`), as for the activations of a token.
 
     scale = max|x|/(6·448); block scale = e4m3(block max/6/scale); code = e2m1(x/(block scale·scale)), ties to the even code.
     Returns (code · block scale, scale): their product is exact in fp32. The last dimension must be a multiple of 16.
     """
     if x.shape[-1] % NVFP4_BLOCK:
         raise ValueError(f"nvfp4 needs rows of a multiple of {NVFP4_BLOCK} values, not {x.shape[-1]}; choose another model width")
-    scale = _amax(x, None) / (E2M1_MAX * E4M3_MAX)
-    blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
-    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / scale)
+    scale = _amax(x, dim) / (E2M1_MAX * E4M3_MAX)
+    blocks, of_block = x.unflatten(-1, (-1, NVFP4_BLOCK)), scale if dim is None else scale[..., None]
+    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / of_block)
     block_scale = torch.where(block_scale > 0, block_scale, 1.0)
-    return (e2m1(blocks / (block_scale * scale)) * block_scale).flatten(-2), scale
+    return (e2m1(blocks / (block_scale * of_block)) * block_scale).flatten(-2), scale
 
 
 def e2m1(x: Tensor) -> Tensor:
     """x rounded to {0, ½, 1, 1½, 2, 3, 4, 6} with its sign, saturated at ±6, ties to the even mantissa."""
-    magnitude = x.abs().clamp(max=E2M1_MAX)
-    # The spacing is ½ below 2, 1 below 4, 2 up to 6; round() takes ties to even in units of it.
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return ((magnitude / step).round() * step).copysign(x)
+    x = x.clamp(-E2M1_MAX, E2M1_MAX)
+    # As in `e4m3`: with 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing is 2ᵉ⁻¹, and ½ below 1.
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=1.0)
+    return x.add(power, alpha=1.5 * 2**22).sub_(power, alpha=1.5 * 2**22)
 
 
 def _amax(x: Tensor, dim: int | None) -> Tensor:

@@ -1,16 +1,13 @@
-"""The embedded rollout engine: Llama, Qwen2 or Qwen3 really computed in the named precision, with a static KV cache.
+"""The embedded rollout engine: Llama, Qwen2, Qwen3 or Qwen3-MoE really computed in the named precision, with a static KV cache.
 
-Values are held in fp32 and rounded to the compute dtype after each operation that a 16-bit kernel would store: that is what
-fp32 accumulation with a 16-bit output gives, and on a CPU without 16-bit matrix units it is several times faster than native
-16-bit tensors. Quantised linear layers multiply codes and accumulate in fp32, apply both scales, and round once
-(`casts.py`). As in vLLM, q/k/v and gate/up are one matrix each, so a per-tensor scale spans them, and the head, the embedding
-and the norms stay in the compute dtype.
+Linear layers round as `linear.py` says, a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
+so a per-tensor scale spans them. The router, the head, the embedding and the norms stay in the compute dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +17,13 @@ from transformers import PretrainedConfig
 
 from harness.config import PrecisionConfig
 from harness.errors import UserError
-from harness.models import DTYPES, device
+from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, casts
 from harness.rollouts.architecture import FUSED, describe
-from harness.seeding import generator
+from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
+from harness.rollouts.moe import Mixture, Router
+from harness.rollouts.noise import Noise
+from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -32,18 +32,15 @@ Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
 go on after it, None if all do)."""
 
-WEIGHTS = (None, "fp8_tensor", "fp8_channel", "int8_channel", "nvfp4")
-ACTIVATIONS = (None, "fp8_token", "int8_token")
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
-INT8_EXACT_WIDTH = 1040
-"""127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64."""
 
 
 class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
 
-    noise: synthetic, to tell the size of a mismatch from its structure. Each weight w of the linear layers becomes
-    w·(1 + noise·ε) before its cast, ε ~ N(0, 1), anew for each version.
+    router_dtype, head_dtype: "fp32" keeps the router of a mixture, or the head, in fp32 whatever the precision's compute dtype.
+    noise, router_noise: synthetic, see `noise.py`. The first is on the weights of the linear layers before their cast. The second
+    is on the router that picks experts, and on the choice alone: their weights come from the router without it.
     """
 
     def __init__(
@@ -56,11 +53,21 @@ class LocalEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        router_dtype: Literal["compute", "fp32"] = "compute",
+        head_dtype: Literal["compute", "fp32"] = "compute",
         noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
+        noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
+        router_noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
+        router_noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
+        noise_seed: int = 0,
     ):
-        self.config, self.precision, self.temperature, self.noise = config, precision, temperature, noise
+        self.config, self.temperature = config, temperature
+        self.noise = Noise(noise, noise_persistence, noise_seed)
+        self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
+        self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
         self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
-        self.compute = DTYPES[precision.compute]
+        self.arithmetic = Arithmetic(precision)
+        self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         self.kv_cast = KV_CASTS[kv_cache]
         self.version = -1
         self.device = device()
@@ -69,44 +76,68 @@ class LocalEngine(RolloutEngine):
         self._eps = torch.tensor(self.shape.eps, device=self.device)
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
-        describe(shape)
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
+        has_experts = bool(describe(shape).experts)
+        for key, default in (("router_dtype", "compute"), ("router_noise", 0.0)):
+            if not has_experts and (value := params.get(key, default)) != default:
+                raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
+        for key in ("noise", "router_noise"):
+            if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
+                raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
                 raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        return True
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
-        if self.noise:
-            given = {name: self._disturbed(name, w, version) for name, w in given.items()}
+        if self.noise.size:
+            linear = [name for name in given if name.endswith(("_proj.weight", "_proj"))]  # "_proj" alone: stacked experts
+            given |= {name: self.noise(name, given[name], version) for name in linear}
 
-        def plain(name: str) -> Tensor:
-            return casts.round_to(given.pop(name), self.compute)
+        def plain(name: str, exact: bool = False) -> Tensor:
+            return given.pop(name) if exact else self._round(given.pop(name))
 
-        self.embedding, self.norm = plain("embed_tokens.weight"), plain("norm.weight")
+        embedding, self.norm = given["embed_tokens.weight"], plain("norm.weight")
+        self.embedding = plain("embed_tokens.weight")
         if self.shape.tied:
-            given.pop("lm_head.weight", None)  # a state dict names it too
-        self.head = (self.embedding if self.shape.tied else plain("lm_head.weight")).t().contiguous()
-        self.layers = [self._layer(f"layers.{i}.", plain) for i in range(self.shape.layers)]
+            given["lm_head.weight"] = embedding  # a state dict names it too
+        self.head = plain("lm_head.weight", self.exact_head).t().contiguous()
+        self.layers = [self._layer(f"layers.{i}.", plain, version) for i in range(self.shape.layers)]
         if given:
             raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
         self.version = version
 
-    def _layer(self, prefix: str, plain: Callable[[str], Tensor]) -> dict:
+    def _layer(self, prefix: str, plain: Callable[..., Tensor], version: int) -> dict:
         layer = {}
-        for key, parts in FUSED.items():
+        for key in ("qkv", "o") if self.shape.experts else FUSED:
+            parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
-            layer[key] = (*self._quantize(torch.cat([plain(f"{prefix}{part}.weight") for part in parts])), bias)
+            layer[key] = self.arithmetic.weight(torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias)
+        if self.shape.experts:
+            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer[norm] = plain(f"{prefix}{norm}.weight")
         if self.shape.qk_norm:  # q and k are normalised in one go: one row of weights per head
             q, k = (plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
             layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
         return layer
+
+    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int) -> Mixture:
+        name = f"{prefix}gate.weight"
+        gate = plain(name, self.exact_router)
+        picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
+        router = Router(gate.t().contiguous(), picker, self.shape.top_k, self.shape.renormalise, self.exact_router)
+        stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
+        experts = [tuple(map(self.arithmetic.weight, layers)) for layers in zip(*stacked, strict=True)]
+        return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
@@ -118,8 +149,9 @@ class LocalEngine(RolloutEngine):
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
 
-        tokens, logp = self._walk(prompts, uniforms.shape[1], pick)
-        return Rollout(tokens, logp, torch.full_like(tokens, self.version))
+        tokens, logp, routes = self._walk(prompts, uniforms.shape[1], pick)
+        taken = () if routes is None else (routes.ids, routes.weights)
+        return Rollout(tokens, logp, torch.full_like(tokens, self.version), *taken)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -128,8 +160,12 @@ class LocalEngine(RolloutEngine):
 
         return self._walk(prompts, length, pick)[0]
 
-    def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+    def score(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
         """log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate`: the same tree, so the same bits."""
+        return self.score_routed(prompts, tokens, replay)[0]
+
+    def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes | None]:
+        """The same with the routes taken, None of a dense model. replay: of other weights or another engine, to be taken."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -138,37 +174,50 @@ class LocalEngine(RolloutEngine):
             going = present[rows, t + 1] if ragged and t + 1 < tokens.shape[1] else None
             return tokens[rows, t].clamp(min=0), going
 
-        return torch.where(present, self._walk(prompts, tokens.shape[1], pick)[1], 0.0)
+        _, logp, routes = self._walk(prompts, tokens.shape[1], pick, replay)
+        return torch.where(present, logp, 0.0), routes
 
     def _unstopped(self, tokens: Tensor) -> Tensor | None:
         return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
-    def _walk(self, prompts: Tensor, length: int, pick: Pick) -> tuple[Tensor, Tensor]:
+    def _walk(
+        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None = None
+    ) -> tuple[Tensor, Tensor, Routes | None]:
         with torch.inference_mode():
-            tokens, logp = self._decode(prompts.to(self.device), length, pick)
-        return tokens.clone(), logp.clone()  # ordinary tensors again, which autograd may save
+            tokens, logp, routes = self._decode(prompts.to(self.device), length, pick, replay)
+        # Ordinary tensors again, which autograd may save.
+        return tokens.clone(), logp.clone(), None if routes is None else routes.map(Tensor.clone)
 
-    def _decode(self, prompts: Tensor, length: int, pick: Pick) -> tuple[Tensor, Tensor]:
-        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row.
+    def _decode(self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
+        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and the routes taken.
 
-        Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes.
+        Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
+        routes to replay, rows of one node also agree in these.
         """
+        width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
         start = prompts.shape[1]
         if start + length > self.config.max_position_embeddings:
             raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(start + length))
-        first = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
-        first[1:] = (prompts[1:] != prompts[:-1]).any(1)
+        asked = slice(width - start, width)  # the places of the prompts among those of routes
+        first = _differs(prompts)
+        if replay is not None:
+            first |= _differs(replay.of(slice(None), asked).groups()[:, None])
         roots = prompts[first]
         padding = (roots == PAD).sum(1)
         padding = padding if bool(padding.any()) else None
         cache = self._allocate(len(roots), start + length)
-        logits = self._forward(roots.clamp(min=0), 0, cache, padding)
+        given = None if replay is None else replay.of(first, asked)
+        logits, taken = self._forward(roots.clamp(min=0), 0, cache, padding, given)
         tokens = torch.full((len(prompts), length), PAD, device=self.device)
         chosen = torch.zeros(len(prompts), length, device=self.device)
         rows = torch.arange(len(prompts), device=self.device)  # that go on
         node = first.cumsum(0) - 1  # where in the tree each of them stands
+        routes = self._unrouted(len(prompts), width + length - 1)
+        if routes is not None:
+            routes.put(rows, asked, taken.of(node))
+            routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
         for t in range(length):
             logp = self._kept(logits / self.temperature).log_softmax(-1)
             drawn, going = pick(t, logp, node, rows)
@@ -177,14 +226,21 @@ class LocalEngine(RolloutEngine):
                 rows, node, drawn = rows[going], node[going], drawn[going]
             if t + 1 == length or not len(rows):
                 break
-            vocabulary = logp.shape[-1]
-            children, node = (node * vocabulary + drawn).unique(return_inverse=True)
+            vocabulary, place = logp.shape[-1], slice(width + t, width + t + 1)
+            given = None if replay is None else replay.of(rows, place)
+            children, node, given = _children(node * vocabulary + drawn, given)
             parents = children // vocabulary
             if not torch.equal(parents, torch.arange(len(logp), device=self.device)):
                 cache = self._branch(cache, parents, start + t)
                 padding = None if padding is None else padding[parents]
-            logits = self._forward((children % vocabulary)[:, None], start + t, cache, padding)
-        return tokens, chosen
+            logits, taken = self._forward((children % vocabulary)[:, None], start + t, cache, padding, given)
+            if routes is not None:
+                routes.put(rows, place, taken.of(node))
+        return tokens, chosen, routes
+
+    def _unrouted(self, rows: int, places: int) -> Routes | None:
+        s = self.shape
+        return Routes.unrouted(rows, places, s.layers, s.top_k, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
         """−inf but for the top_k most probable tokens, and of those the fewest that hold top_p of what the top_k hold."""
@@ -205,20 +261,31 @@ class LocalEngine(RolloutEngine):
                 torch.index_select(source[:filled], 1, parents, out=target[:filled])
         return grown
 
-    def _forward(self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None) -> Tensor:
-        """Logits [B, V] after the last of `tokens` [B, n], which enter the cache at places at..at+n−1.
+    def _forward(
+        self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None, replay: Routes | None
+    ) -> tuple[Tensor, Routes | None]:
+        """(logits [B, V] after the last of `tokens` [B, n], routes of them), which enter the cache at places at..at+n−1.
 
         padding [B]: how many of the first places of a row hold nothing; its positions are counted after them. None: none.
+        replay: the routes to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
         hidden = self._hidden(at, n, padding)
         h = self.embedding[tokens.flatten()]  # [B·n, hidden] from here on: matrix products take two dimensions fastest
-        for layer, part in zip(self.layers, cache, strict=True):
+        taken = []
+        for i, (layer, part) in enumerate(zip(self.layers, cache, strict=True)):
             h = self._round(h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn, hidden))
-            gate, up = self._linear(self._rms(h, layer["post_attention_layernorm"]), layer["gate_up"]).chunk(2, -1)
-            h = self._round(h + self._linear(self._round(self._round(F.silu(gate)).mul_(up)), layer["down"]))
-        return self._round(self._rms(h.view(rows, n, -1)[:, -1], self.norm) @ self.head)
+            x = self._rms(h, layer["post_attention_layernorm"])
+            if self.shape.experts:
+                y, choice = layer["mixture"](x, None if replay is None else replay.layer(i))
+                taken.append(choice)
+            else:
+                gate, up = self._linear(x, layer["gate_up"]).chunk(2, -1)
+                y = self._linear(self._round(self._round(F.silu(gate)).mul_(up)), layer["down"])
+            h = self._round(h + y)
+        logits = self._rms(h.view(rows, n, -1)[:, -1], self.norm) @ self.head
+        return logits if self.exact_head else self._round(logits), Routes.stack(taken, rows) if taken else None
 
     def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rotary tables of these places: [n, 1, D], or [B, n, 1, D] where rows begin at different places."""
@@ -264,41 +331,6 @@ class LocalEngine(RolloutEngine):
         out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
         return self._linear(out.reshape(rows * n, -1), layer["o"])
 
-    def _linear(self, x: Tensor, weight: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
-        codes, scale, bias = weight
-        if self.precision.activations is None:
-            y = x @ codes
-        elif self.precision.activations == "fp8_token":
-            x, x_scale = casts.quantize_fp8(x, -1)
-            y, scale = x @ codes, x_scale * scale
-        else:
-            x, x_scale = casts.quantize_int8(x, -1)
-            exact = torch.float32 if x.shape[-1] <= INT8_EXACT_WIDTH else torch.float64
-            y, scale = (x.to(exact) @ codes.to(exact)).float(), x_scale * scale
-        y = y if scale is None else y.mul_(scale)
-        return self._round(y if bias is None else y.add_(bias))
-
-    def _disturbed(self, name: str, weight: Tensor, version: int) -> Tensor:
-        if not name.endswith("_proj.weight"):
-            return weight
-        drawn = torch.randn(weight.shape, generator=generator(0, f"noise {name}", version)).to(self.device)
-        return weight * (1 + self.noise * drawn)
-
-    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A weight [N, K] as (codes [K, N], scale of the output: scalar or [N])."""
-        match self.precision.weights:
-            case None:
-                codes, scale = weight, None
-            case "fp8_tensor":
-                codes, scale = casts.quantize_fp8(weight, None)
-            case "fp8_channel":
-                codes, scale = casts.quantize_fp8(weight, -1)
-            case "int8_channel":
-                codes, scale = casts.quantize_int8(weight, -1)
-            case "nvfp4":
-                codes, scale = casts.quantize_nvfp4(weight)
-        return codes.t().contiguous(), None if scale is None else scale.flatten()
-
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
@@ -314,5 +346,20 @@ class LocalEngine(RolloutEngine):
         shape = (length, rows, self.kv_heads, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
 
-    def _round(self, x: Tensor) -> Tensor:
-        return casts.round_to(x, self.compute)
+
+def _differs(rows: Tensor) -> Tensor:
+    """Whether each row [B, n] differs from the one before it; the first does."""
+    return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
+
+
+def _children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
+    """The nodes of the next place, from the key [B] of each row's parent and token: (key of each node in ascending order, node of
+    each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their own."""
+    if replay is None:
+        return (*keys.unique(return_inverse=True), None)
+    group = replay.groups()
+    groups = int(group.max()) + 1
+    children, node = (keys * groups + group).unique(return_inverse=True)
+    row = torch.empty_like(children)
+    row[node] = torch.arange(len(keys), device=keys.device)  # one of each node
+    return children // groups, node, replay.of(row)

@@ -28,10 +28,13 @@ from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, casts
+from harness.rollouts.architecture import experts
+from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
     can_sleep,
+    can_tell_routes,
     head_sizes,
     kv_cache_refusal,
     option,
@@ -93,7 +96,8 @@ class VllmEngine(RolloutEngine):
         self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
-        self.tied = shape.tie_word_embeddings
+        self.shape, self.tied = shape, shape.tie_word_embeddings
+        self.routed = bool(experts(shape)) and can_tell_routes()
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
@@ -123,6 +127,7 @@ class VllmEngine(RolloutEngine):
                 tensor_parallel_size=tensor_parallel,
                 **_memory(),
                 enable_sleep_mode=sleep,
+                **({"enable_return_routed_experts": True} if self.routed else {}),
                 # With ranks around, vLLM must take their process group instead of making one.
                 distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
                 seed=0,  # of dummy weights only: each request brings its own
@@ -131,7 +136,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     @classmethod
-    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> None:
+    def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         package()
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
@@ -141,6 +146,11 @@ class VllmEngine(RolloutEngine):
         if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
+        if experts(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
+            raise UserError(
+                f"rollout.precision={precision.name}: vLLM's experts are not quantised so here; use fp32, bf16 or fp16, or "
+                "rollout/engine=local"
+            )
         if kv_cache != "compute" and (reason := kv_cache_refusal(kv_cache, head_dim)):
             raise UserError(f"rollout.kv_cache={kv_cache}: vLLM cannot store that here ({reason}); use rollout.kv_cache=compute")
         if slow := slow_formats().get(formats):
@@ -151,6 +161,8 @@ class VllmEngine(RolloutEngine):
         if self.asleep:
             self.llm.wake_up()
             self.asleep = False
+        if experts(self.shape) and not torch.cuda.is_available():
+            self.llm.apply_model(_forget_packed_experts)
         # vLLM reads torch's default dtype while it loads, and sets it only at its own start.
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
@@ -172,7 +184,26 @@ class VllmEngine(RolloutEngine):
             _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), version, device=prompts.device),
+            self._expert_ids(samples, prompts, length) if self.routed else None,
         )
+
+    def _expert_ids(self, samples: list[Any], prompts: Tensor, length: int) -> Tensor:
+        """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
+        s, width = self.shape, prompts.shape[1]
+        ids = Routes.unrouted(
+            len(samples), width + length - 1, s.num_hidden_layers, s.num_experts_per_tok, experts(s), prompts.device
+        ).ids
+        for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
+            places = width - padding + len(sample.token_ids) - 1  # all but the last token
+            told = torch.as_tensor(sample.routed_experts)
+            if told.shape[1:] != ids.shape[2:] or len(told) < places:
+                raise RuntimeError(f"vLLM told the experts of {list(told.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
+            ids[row, padding : padding + places] = told[:places].to(ids)
+        return ids
+
+    @classmethod
+    def tells_routes(cls) -> bool:
+        return can_tell_routes()
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         samples = self._ask(prompts, length, None)
@@ -302,6 +333,14 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():  # of other layers it holds the only copy
             layer.quant_method.process_weights_after_loading(layer)
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """vLLM 0.32 on a CPU packs the weights of experts for its kernel when it makes that kernel, and a reload with the kernel made
+    packs nothing: the experts would compute with what they were not given. Without one it is made anew."""
+    for layer in model.modules():
+        if getattr(method := getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 @functools.cache

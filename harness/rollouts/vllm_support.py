@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -125,6 +126,12 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     if not (machine.avx512 or machine.amx):
         return "this CPU has neither AVX-512 nor AMX"
     return f"on a CPU head_dim must be divisible by 32, and it is {head_dim}" if head_dim % 32 else None
+
+
+def can_tell_routes() -> bool:
+    """Whether vLLM returns the experts of a mixture: an option of its later versions, and of their GPU model runner alone."""
+    options = inspect.signature(package().LLM.__init__).parameters
+    return this_machine().gpu is not None and "enable_return_routed_experts" in options
 
 
 def can_sleep() -> bool:

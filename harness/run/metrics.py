@@ -17,7 +17,7 @@ class Metric(NamedTuple):
     timing: bool = False
 
 
-PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4")
+PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 """Precisions that `evaluation.probe` may name."""
 
 METRICS = {
@@ -82,6 +82,14 @@ METRICS = {
     "mismatch/prob_diff_std": Metric("standard deviation of |π − μ|", "0..1"),
     "mismatch/prob_diff_max": Metric("largest |π − μ|", "0..1"),
     "mismatch/prob_pearson": Metric("correlation of π and μ over tokens", "[−1, 1]"),
+    "routing/flip_any": Metric("share of response tokens whose experts differ from the engine's in any layer", "0..1"),
+    "routing/margin": Metric("p_k − p_(k+1) of the trainer's router, mean over response tokens and layers", "0..1"),
+    "routing/margin_p10": Metric("10 % quantile of that margin", "0..1"),
+    "routing/load_max": Metric("largest share of a layer's slots that an expert got", "0..1"),
+    "routing/load_min": Metric("smallest share of a layer's slots that an expert got", "0..1"),
+    "routing/dead_experts": Metric("experts of all layers that no response token picked", "count"),
+    "routing/k3_routing": Metric("part of K3 that the choice of experts explains: K3 − routing/k3_rest", "nats"),
+    "routing/k3_rest": Metric("K3 of π_old with the experts that the engine chose", "nats"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{
@@ -108,6 +116,7 @@ FAMILIES = {
     "correction/raw_": Metric("of the weight before its bounds: mean, std, max, min, eff_sample_size", "ratio"),
     "rollout_corr/rollout_is_": Metric("of the applied weight; verl's names", "ratio or 0..1"),
     "rollout_corr/rollout_rs_": Metric("of a filter's statistic, by the filter's name; verl's names", "that of the statistic"),
+    "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
 """Prefix -> meaning of its metrics, which a run records every diagnostics.every steps. Their names follow from the correction."""

@@ -17,8 +17,11 @@ from transformers import PreTrainedModel
 from harness.config import ActorConfig
 from harness.errors import UserError
 from harness.models import device
+from harness.rollouts.architecture import experts
+from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 from harness.train.ranks import join
+from harness.train.routing import ARGUMENT, RoutingHooks
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -34,11 +37,15 @@ class Actor(Protocol):
     read, saved and loaded. Every rank makes the same calls in the same order, each with its own rows.
     """
 
-    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens in fp32 nats, with gradient; entropy of π_θ at each token, detached), both [B, T].
 
         Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both results are 0.
+        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k]; its backward pass may come later.
         """
+
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+        """(`logp` without gradient, routes that its forward took). Of a mixture of experts alone."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss` to that of the coming step. last: whether this is the step's last micro-batch."""
@@ -69,6 +76,7 @@ class DeepSpeedActor:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.temperature, self.config = temperature, config
         model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
+        self.routing = RoutingHooks(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
@@ -86,14 +94,17 @@ class DeepSpeedActor:
             settings[config.dtype] = {"enabled": True}
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
 
-    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
         full = tokens.shape[1]
+        columns = torch.cat([(part != PAD).any(0) for part in (prompts, tokens)]).to(self.engine.device)
         prompts, tokens = (part[:, (part != PAD).any(0)].to(self.engine.device) for part in (prompts, tokens))
         ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
         present = ids != PAD
         padded = not present.all()
         positions = (present.cumsum(-1) - 1).clamp(min=0)
         places = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
+        if replay is not None:
+            places[ARGUMENT] = replay.map(lambda part: part.to(self.engine.device)).of(slice(None), columns.nonzero()[:-1, 0])
         ids = ids.clamp(min=0)
         # The logits that predict the response: from the last prompt token to the last but one.
         logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **places).logits
@@ -105,6 +116,21 @@ class DeepSpeedActor:
         here = tokens != PAD
         chosen, entropy = (torch.where(here, values, 0.0) for values in (chosen, entropy))
         return torch.nn.functional.pad(chosen, (0, full - length)), torch.nn.functional.pad(entropy, (0, full - length))
+
+    @torch.no_grad()
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+        with self.routing.record() as layers:
+            logp, _ = self.logp(prompts, tokens, replay)
+        present = torch.cat([part != PAD for part in (prompts, tokens)], 1)
+        columns = present.any(0).nonzero()[:-1, 0]
+        shape = self.engine.module.config
+        routes = Routes.unrouted(
+            len(tokens), present.shape[1] - 1, len(layers), shape.num_experts_per_tok, experts(shape), logp.device
+        )
+        routes.put(slice(None), columns, Routes.stack(layers, len(tokens)))
+        computed = present[:, :-1] & present[:, 1:]  # as in an engine, which computes no last token
+        routes.ids.masked_fill_(~computed[..., None, None].to(logp.device), no_route(routes.ids.dtype))
+        return logp, routes
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

@@ -18,7 +18,9 @@ from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
+from harness.routing import REPLAYS
 from harness.seeding import generator
 from harness.tasks import PAD, Task, TurnTask
 from harness.train.actor import Actor
@@ -64,29 +66,33 @@ class Scores(NamedTuple):
     """Log-probabilities [B, T] of the responses, in nats.
 
     old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term.
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
+    that the mini-batches are to take; None where each forward chooses its own.
     """
 
     old: Tensor | None
     forward: Tensor | None
     reference: Tensor | None
+    replay: Routes | None
 
 
 class Collected(NamedTuple):
     """What is learned from: the `batch` of the algorithms, and what only the training forward reads.
 
-    prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`.
+    prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
     """
 
     prompts: Tensor
     tokens: Tensor
     forward_old: Tensor | None
+    replay: Routes | None
     batch: Batch
 
     def rows(self, index: Tensor) -> Collected:
         """Some responses, by their numbers."""
         forward_old = None if self.forward_old is None else self.forward_old[index]
-        return Collected(self.prompts[index], self.tokens[index], forward_old, self.batch.rows(index))
+        replay = None if self.replay is None else self.replay.of(index)
+        return Collected(self.prompts[index], self.tokens[index], forward_old, replay, self.batch.rows(index))
 
 
 class Collector:
@@ -105,7 +111,7 @@ class Collector:
         self.advantage = build_advantage(config)
         self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a function's attributes have no type
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
-        self.shape = policy_config(config.model, task)
+        self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
         sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
@@ -200,12 +206,14 @@ class Collector:
             prompts = self.draw_prompts(step)
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
             rollout = self.engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        if not self.replay.weights:
+            rollout = rollout._replace(expert_weights=None)
         self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
         return rollout
 
     def _gather(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
-        return Rollout(*map(self.ranks.gather, rollout))
+        return Rollout(*(None if part is None else self.ranks.gather(part) for part in rollout))
 
     # --- -> log-probabilities -> advantages -> Batch ---------------------------------------------------------------------
 
@@ -213,24 +221,50 @@ class Collector:
         """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
-        scoring = self.config.actor.scoring
-        if scoring == "forward" or (scoring == "exact" and len(order) > 1):
-            forward_old = torch.zeros(tokens.shape, device=tokens.device)
-            for rows in order[: self.config.actor.num_minibatches]:  # the first epoch, which has them all
-                forward_old[rows] = self.forward(prompts[rows], tokens[rows])
+        scoring, replay = self.config.actor.scoring, engine_routes(sampled.rollout) if self.replay.by_old else None
+        if self.replay.source == "trainer":
+            forward_old, routes = self.route_forward(sampled, order)
+            replay = Routes(routes.ids)
+        elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
+            forward_old = self.score_forward(sampled, order, replay)
         if scoring == "exact":
-            old = self.score_by(self.own_policy, prompts, tokens)
+            old = self.score_by(self.own_policy, prompts, tokens, replay if self.replay.by_old else None)
         elif scoring == "forward":
             old = forward_old
         if self.reference is not None:
             reference = self.score_by(self.reference, prompts, tokens)
         elif self.config.kl.reference == "rollout":
             reference = sampled.rollout.logp
-        return Scores(old, forward_old, reference)
+        return Scores(old, forward_old, reference, replay)
 
-    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor) -> Tensor:
+    def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Routes | None) -> Tensor:
+        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
+        logp = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device)
+        for rows in order[: self.config.actor.num_minibatches]:
+            own = None if replay is None else replay.of(rows)
+            logp[rows] = self.forward(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
+        return logp
+
+    def route_forward(self, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
+        """The same of a mixture of experts that chooses its own, with its routes."""
+        logp, parts = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device), []
+        first = order[: self.config.actor.num_minibatches]
+        for rows in first:
+            logp[rows], routes = self.forward.routed(sampled.prompts[rows], sampled.rollout.tokens[rows])
+            parts.append(routes)
+        return logp, Routes.cat(parts).of(torch.cat(first).argsort())
+
+    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
         """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
-        return self.ranks.gather(policy.score(self.ranks.share(prompts), self.ranks.share(tokens)))
+        return self.route_by(policy, prompts, tokens, replay)[0]
+
+    def route_by(
+        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None
+    ) -> tuple[Tensor, Routes | None]:
+        """The same with the routes taken, None of a dense model. replay: the routes to take."""
+        own = None if replay is None else replay.map(self.ranks.share)
+        logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
+        return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Batch:
         """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from."""
@@ -250,7 +284,8 @@ class Collector:
             prompt=sampled.prompt_numbers,
         )
         kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
-        return Collected(sampled.prompts, tokens, scores.forward, batch._replace(advantages=self.advantages(sampled, kept)))
+        batch = batch._replace(advantages=self.advantages(sampled, kept))
+        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch)
 
     def advantages(self, sampled: Sampled, kept: Tensor | None = None) -> Tensor:
         """[B, T]; the rewards of responses that are not `kept` [N, G] enter no baseline."""
@@ -294,3 +329,8 @@ class Collector:
             metrics["rollout/truncated"] = 1 - ended.float().mean()
             metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         return metrics
+
+
+def engine_routes(rollout: Rollout) -> Routes | None:
+    """The routes of a rollout as they are to be replayed; None where the engine told none."""
+    return None if rollout.expert_ids is None else Routes(rollout.expert_ids, rollout.expert_weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 from harness.train.actor import Actor
 from harness.train.ranks import Ranks
@@ -26,9 +27,18 @@ class TrainingForward:
         return own.split(max(1, self.micro_tokens // width) if self.micro_tokens else len(own))
 
     @torch.no_grad()
-    def __call__(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """log π_θ of a whole mini-batch, [B, T] in nats, without a gradient. Collective."""
+    def __call__(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+        """log π_θ of a whole mini-batch, [B, T] in nats, without a gradient. Collective. replay: see `Actor.logp`."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
-            logp[rows] = self.actor.logp(prompts[rows], tokens[rows])[0]
+            logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
         return self.ranks.sum(logp)  # of the other ranks' rows each has 0
+
+    @torch.no_grad()
+    def routed(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Routes]:
+        """The same of a mixture of experts, with the routes that the forward took."""
+        logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
+        for rows in self.micro_batches(prompts, tokens):
+            logp[rows], routes = self.actor.route(prompts[rows], tokens[rows])
+            shares.append(routes)
+        return self.ranks.sum(logp), Routes.cat(shares).map(self.ranks.gather)  # ranks share a mini-batch out in order

@@ -67,7 +67,7 @@ class Learner:
 
     def _current_correction(self, mini: Collected) -> Corrected:
         """The correction of π_θ/μ, normalised, if at all, over the mini-batch: π_θ moves between mini-batches."""
-        logp = _from_old(self.forward(mini.prompts, mini.tokens), mini)
+        logp = _from_old(self.forward(mini.prompts, mini.tokens, mini.replay), mini)
         return correct(_against(logp, mini.batch), self.config.correction)
 
     def _accumulate_gradient(self, mini: Collected, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
@@ -98,7 +98,7 @@ class Learner:
 
     def _current_logp(self, rows: Collected) -> tuple[Tensor, Tensor]:
         """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
-        forward, entropy = self.actor.logp(rows.prompts, rows.tokens)
+        forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
     def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -108,10 +108,10 @@ class Learner:
         """
         if not batch.mask.any():
             return {}
-        every, spec = self.config.diagnostics.every, self.config.correction
+        spec = self.config.correction
         rows = correct_with_diagnostics(batch, spec)[1]
         metrics = finish_mismatch(rows) | finish_applied(rows)
-        if every and step % every == 0:
+        if self.config.diagnostics.due(step):
             metrics |= finish_diagnostics(rows, spec) | probabilities(batch) | positions(batch)
         return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(UNDEFINED))}
 

@@ -53,9 +53,10 @@ class RolloutQueue:
     def state(self) -> dict[str, Tensor]:
         """What waits, for a checkpoint."""
         waiting = enumerate(self.waiting)
-        return {f"{i}.{name}": tensor.contiguous() for i, rollout in waiting for name, tensor in rollout._asdict().items()}
+        tensors = ((f"{i}.{name}", part) for i, rollout in waiting for name, part in rollout._asdict().items())
+        return {name: part.contiguous() for name, part in tensors if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """The counterpart of `state`."""
         numbers = sorted({int(name.split(".")[0]) for name in state})
-        self.waiting = [Rollout(*(state[f"{i}.{field}"] for field in Rollout._fields)) for i in numbers]
+        self.waiting = [Rollout(*(state.get(f"{i}.{field}") for field in Rollout._fields)) for i in numbers]

@@ -14,6 +14,7 @@ from harness.train.actor import DeepSpeedActor
 from harness.train.collector import Collector
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
+from harness.train.routing_metrics import routing_metrics
 from harness.train.warmstart import start
 
 
@@ -48,6 +49,8 @@ class Trainer:
         order = learner.minibatch_order(step)
         with self.clock.phase("score"):
             scores = collector.score(sampled, order)
+            if self.config.diagnostics.due(step):
+                metrics |= routing_metrics(collector, sampled, scores, order)
         collected = collector.collect(sampled, scores)
         responses = collector.describe(sampled, learner.updates)
         with self.clock.phase("train"):

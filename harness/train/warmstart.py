@@ -19,15 +19,17 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, Qwen3ForCausalLM
+from transformers import PretrainedConfig, PreTrainedModel
 
 from harness.config import Config, HubConfig, PrecisionConfig, WarmStartConfig
 from harness.errors import UserError
 from harness.models import build, device, hub_model, policy_config
+from harness.rollouts.architecture import experts
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
 from harness.tasks import Task, TextTask, TokenTask
+from harness.train.routing import balance_loss
 
 HELD_OUT = 0.25
 """Share of the kept prompts that are for evaluation, which RL never sees. The warm start sees all, so that all can be solved."""
@@ -109,7 +111,7 @@ def _make(w: WarmStartConfig, shape: PretrainedConfig, task: Task, folder: Path)
         temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
 
 
-def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.ndarray) -> Qwen3ForCausalLM:
+def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.ndarray) -> PreTrainedModel:
     """Supervised training on the task's demonstrations."""
     assert isinstance(task, TokenTask)  # policy_config has refused any other
     net = build(shape, derive(w.seed, "init"))
@@ -117,11 +119,15 @@ def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
+    has_experts = bool(experts(shape))
+    routed = {"output_router_logits": True} if has_experts else {}
     for step in range(w.steps):
         batch = prompts[rng.integers(0, len(prompts), w.batch)]
         ids = torch.from_numpy(np.concatenate([batch, task.demonstrations(batch, rng)], axis=1)).to(device())
-        logits = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
+        out = net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=task.answer_length, **routed)
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids[:, -task.answer_length :].flatten())
+        if has_experts:
+            loss = loss + shape.router_aux_loss_coef * balance_loss(out.router_logits, shape.num_experts_per_tok)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -132,7 +138,7 @@ def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.
     return net
 
 
-def _solve_rates(w: WarmStartConfig, task: Task, net: Qwen3ForCausalLM, prompts: np.ndarray) -> np.ndarray:
+def _solve_rates(w: WarmStartConfig, task: Task, net: PreTrainedModel, prompts: np.ndarray) -> np.ndarray:
     """Mean reward of each prompt over warmstart.filter_samples responses, [N]."""
     engine = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)

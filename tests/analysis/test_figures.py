@@ -1,5 +1,6 @@
 """Figures: what is drawn, of few seeds and of many arms; the tails of what runs dumped."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -146,3 +147,22 @@ def test_the_lowest_panel_of_each_column_is_labelled(count, lowest, first):
 def test_every_precision_of_a_config_has_its_place():
     folder = Path(__file__).parents[2] / "experiments" / "conf" / "rollout" / "precision"
     assert set(labels.PRECISIONS) == {path.stem for path in folder.glob("*.yaml")}
+
+
+def test_the_two_parts_of_k3_and_the_flips_by_layer_are_drawn(tmp_path):
+    """Two arms over two steps with routing: K3 of 0.03 is 0.01 of routing and 0.02 of rest; layer 1 flips twice as often."""
+    for overrides, size in ((FP32, 0.0), (FP8, 1.0)):
+        folder = write(tmp_path, overrides, steps=4)
+        rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+        for row in rows[:2]:
+            row |= {"routing/k3_routing": 0.01 * size, "routing/k3_rest": 0.02 * size}
+            row |= {"routing/flip_layer_0": 0.1 * size, "routing/flip_layer_1": 0.2 * size}
+        (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parts, flips = FIGURES["routing"].draw(load(tmp_path)).axes
+    assert [list(line.get_ydata()) for line in parts.lines] == [[0.0, 0.0], [0.0, 0.0], [0.01, 0.01], [0.02, 0.02]]
+    assert [list(line.get_ydata()) for line in flips.lines] == [[0.0, 0.0], pytest.approx([10.0, 20.0])]
+
+
+def test_without_a_mixture_there_is_no_routing_to_draw(tmp_path):
+    write(tmp_path, FP8, steps=4)
+    assert FIGURES["routing"].draw(load(tmp_path)).startswith("No run has recorded routing")

@@ -133,7 +133,7 @@ def test_weights_that_a_model_does_not_have_are_refused(net):
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (GPT2Config(), "llama, qwen2, qwen3, not gpt2"),
+        (GPT2Config(), "llama, qwen2, qwen3, qwen3_moe, not gpt2"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), "hidden_act=silu, not gelu"),
         (Qwen2Config(**SIZES, use_sliding_window=True, max_window_layers=1), "full attention, not sliding_attention"),
         (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "not dynamic"),

@@ -95,6 +95,21 @@ def test_nvfp4_by_blocks():
             assert np.array_equal(out[at : at + 16], np.array(codes, dtype=np.float32) * block_scale)
 
 
+def test_nvfp4_per_token_is_nvfp4_of_each_row_by_itself():
+    """Rows of magnitudes from 1e-3 to 1e3: each has the codes and the scale that it would have as a tensor of its own."""
+    x = torch.randn(7, 48, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 4)[:, None]
+    product, scale = casts.quantize_nvfp4(x, -1)
+    assert scale.shape == (7, 1)
+    for row, out, s in zip(x, product, scale, strict=True):
+        alone, scale_alone = casts.quantize_nvfp4(row[None])
+        assert torch.equal(alone[0], out) and float(scale_alone) == float(s)
+    # Of a block the scale is off max/6 by at most 2⁻⁴ (e4m3), and a code is off by at most half of the widest spacing, 2:
+    # together at most max/6 · (1 + 2⁻⁴) and, where the largest value saturates, max·2⁻⁴ more.
+    blocks = x.unflatten(-1, (-1, 16))
+    off = ((product * scale).unflatten(-1, (-1, 16)) - blocks).abs().amax(-1)
+    assert (off <= blocks.abs().amax(-1) * (17 / 96 + 1 / 16)).all() and off.max() > 0
+
+
 @pytest.mark.parametrize("shape", [(16, 32), (1, 16)])
 def test_casts_are_idempotent(shape):
     """Quantising what was dequantised gives the same codes: q(q(x)) = q(x)."""

@@ -37,11 +37,12 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
             metrics = trainer.step(step)
             assert metrics["rollout/version_lag"] == 2 * min(step, 2)  # two optimizer steps each
     engine = LocalEngine(policy_config(config.model, build_task(config)), FP32)
-    for step, (prompts, tokens, _, batch) in enumerate(batches):
+    for step, sampled in enumerate(batches):
+        batch = sampled.batch
         engine.load_weights(weights[max(0, step - 2)].items(), 0)
-        assert torch.equal(engine.score(prompts, tokens), batch.logp_rollout)
+        assert torch.equal(engine.score(sampled.prompts, sampled.tokens), batch.logp_rollout)
         engine.load_weights(weights[step].items(), 0)
-        assert torch.equal(engine.score(prompts, tokens), batch.logp_old)
+        assert torch.equal(engine.score(sampled.prompts, sampled.tokens), batch.logp_old)
         assert torch.equal(batch.logp_old, batch.logp_rollout) == (step == 0)
 
 

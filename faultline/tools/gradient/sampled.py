@@ -14,19 +14,22 @@ from algos.objective import Objective
 from faultline.tools.gradient.estimate import Grams, drowned
 from faultline.tools.gradient.methods import Method, coefficients, load_loss
 from faultline.tools.gradient.progress import Progress
-from harness.config import ModelConfig
+from harness.config import SizesConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import RolloutEngine
+from harness.rollouts.routes import Routes
 from harness.seeding import generator
-from harness.train.collector import Collector
+from harness.train.collector import Collector, engine_routes
+from harness.train.routing import ARGUMENT, RoutingHooks
 
 
 class Drawn(NamedTuple):
-    """One batch: prompts [B, P], tokens [B, T], and the batch that the methods read."""
+    """One batch: prompts [B, P], tokens [B, T], the experts to replay if any, and the batch that the methods read."""
 
     prompts: Tensor
     tokens: Tensor
+    replay: Routes | None
     batch: Batch
 
 
@@ -35,7 +38,7 @@ class SampledGradients:
 
     def __init__(self, collector: Collector, prompts: int, seed: int):
         self.collector, self.seed, config = collector, seed, collector.config
-        if collector.policy is None or collector.task.stop or not isinstance(config.model, ModelConfig):
+        if collector.policy is None or collector.task.stop or not isinstance(config.model, SizesConfig):
             raise UserError(
                 "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own, since it "
                 "samples from the trainer's own policy and handles no padding"
@@ -45,6 +48,7 @@ class SampledGradients:
         collector.load_weights(0)
         self.net = build(collector.shape, config.seed).eval()
         self.net.load_state_dict({name: w.detach().float().cpu() for name, w in collector.actor.weights()})
+        RoutingHooks(self.net)
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
@@ -82,7 +86,8 @@ class SampledGradients:
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
-            logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits
+            routed = {} if drawn.replay is None else {ARGUMENT: drawn.replay}
+            logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **routed).logits
             logp = (logits / temperature).log_softmax(-1).gather(-1, drawn.tokens[..., None])[..., 0]
             gradient = torch.autograd.grad((c.float() * logp).sum(), parameters)
             rows.append(torch.cat([part.flatten() for part in gradient]))
@@ -90,17 +95,20 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt, all of it in host memory."""
+        """A batch of the run's number of samples per prompt, all of it in host memory. With routing.replay=r3 the experts of the
+        rollout engine are replayed, as in the run; r2 replays nothing at one set of weights."""
         collector = self.collector
         prompts = self.prompts.repeat_interleave(collector.config.rollout.group_size, dim=0)
         uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
         sampled = collector.sample_by(engine, prompts, uniforms)
         tokens = sampled.rollout.tokens
-        logp = collector.score_by(collector.own_policy, prompts, tokens)
+        replay = engine_routes(sampled.rollout) if collector.replay.by_old and engine is collector.engine else None
+        logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
         batch = Batch(
             sampled.rollout.logp, sampled.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
         )
-        return Drawn(prompts.cpu(), tokens.cpu(), Batch._make(None if part is None else part.cpu() for part in batch))
+        replay = None if replay is None else replay.map(Tensor.cpu)
+        return Drawn(prompts.cpu(), tokens.cpu(), replay, Batch._make(None if part is None else part.cpu() for part in batch))
 
 
 def _on_policy(batch: Batch) -> Batch:

@@ -1,0 +1,67 @@
+"""How far the rollout engine's choice of experts is from the trainer's, and how much of the mismatch that choice explains.
+
+Expert ids are [B, T, layers, k]: the experts of the pass that predicts token t. Their order within the k is of no account.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MARGIN_QUANTILE = 0.1
+"""Flips happen where the margin is small, so a low quantile says more about them than the mean."""
+
+
+def flipped(ids: Tensor, other: Tensor) -> Tensor:
+    """Whether two choices are different sets of experts, [B, T, layers]."""
+    return (ids.sort(-1).values != other.sort(-1).values).any(-1)
+
+
+def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
+    """[layers, experts] fp64: each expert's share of the slots of the tokens in `mask` [B, T]; 1/experts if balanced."""
+    slots = ids[mask].transpose(0, 1).flatten(1).long()  # [layers, tokens·k]
+    counts = torch.zeros(len(slots), experts, dtype=torch.float64, device=ids.device)
+    counts.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float64))
+    return counts / max(1, slots.shape[1])
+
+
+@torch.no_grad()
+def routing(trainer: Tensor, engine: Tensor | None, margin: Tensor, mask: Tensor, experts: int) -> dict[str, Tensor]:
+    """Routing of the tokens in `mask` [B, T], at least one, as fp64 scalars.
+
+    trainer, engine: expert ids by π_old's router and by the engine's; the engine's are None where it does not tell them.
+    margin [B, T, layers]: p_k − p_(k+1) of the trainer's router, the lead of the last expert that it picked.
+    flip_layer_<i> and flip_any: share of the tokens whose set of experts differs in layer i, in any layer. load_max, load_min:
+    of an expert in a layer, as share of its slots. dead_experts: experts of all layers that no token picked.
+    """
+    load, margins = expert_load(trainer, mask, experts), margin[mask].double().flatten()
+    metrics = {
+        "routing/margin": margins.mean(),
+        "routing/margin_p10": margins.kthvalue(1 + int(MARGIN_QUANTILE * (len(margins) - 1))).values,
+        "routing/load_max": load.max(),
+        "routing/load_min": load.min(),
+        "routing/dead_experts": (load == 0).sum().double(),
+    }
+    if engine is not None:
+        flips = flipped(trainer, engine)[mask].double()
+        metrics |= {f"routing/flip_layer_{number}": share for number, share in enumerate(flips.mean(0))}
+        metrics["routing/flip_any"] = flips.amax(-1).mean()
+    return metrics
+
+
+@torch.no_grad()
+def split_k3(live: Tensor, replayed: Tensor, logp_rollout: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """K3 of the tokens in `mask` [B, T] in two parts that add up to it, fp64 scalars in nats per token.
+
+        k3_rest = K3(π_old with the engine's experts ‖ μ),   k3_routing = K3(π_old ‖ μ) − k3_rest
+
+    live, replayed: log π_old by the trainer's own choice of experts and by the engine's. k3_routing is negative where
+    the engine's experts bring π_old no nearer to μ.
+    """
+    whole, rest = (_k3(logp, logp_rollout, mask) for logp in (live, replayed))
+    return {"routing/k3_routing": whole - rest, "routing/k3_rest": rest}
+
+
+def _k3(logp: Tensor, logp_rollout: Tensor, mask: Tensor) -> Tensor:
+    log_ratio = (logp.double() - logp_rollout.double())[mask]
+    return (torch.expm1(log_ratio) - log_ratio).mean()

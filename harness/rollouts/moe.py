@@ -1,0 +1,81 @@
+"""The mixture-of-experts block of the embedded engine: a router picks k of E small MLPs for each token.
+
+With p = softmax(W_r·x) and S the k largest of p:   y = Σ_{e in S} w_e · W_down,e·(silu(W_gate,e·x) ⊙ W_up,e·x)
+where w_e = p_e, divided by Σ_S p if the model renormalises. As in vLLM and transformers the softmax is in fp32. Each expert is
+quantised by itself; activations are quantised once per token before the experts, and once per slot between their two layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rollouts.linear import Arithmetic, Weight
+from harness.rollouts.routes import Routes, routed
+
+
+class Router(NamedTuple):
+    """gate [hidden, E]. picker [hidden, E]: what the experts are picked by when that is not the gate (synthetic noise on the
+    selection); their weights come from the gate always. top_k: experts per token. renormalise: whether their weights sum to 1.
+    exact: fp32 throughout, not the precision's compute dtype."""
+
+    gate: Tensor
+    picker: Tensor | None
+    top_k: int
+    renormalise: bool
+    exact: bool
+
+
+class Mixture:
+    """One block. experts: for each, the weights of its two layers."""
+
+    def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[Weight, Weight]]):
+        self.arithmetic, self.router, self.experts = arithmetic, router, experts
+
+    def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:
+        """(y [N, hidden], routes [N, k] and [N]) of rows x [N, hidden]. replay: the experts to use, and their weights if it has
+        any, where it has a route."""
+        routes = self.route(x, replay)
+        order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, by expert
+        counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
+        codes, scale = self.arithmetic.activation(x)
+        rows = order // self.router.top_k
+        grouped = self._grouped(codes[rows], None if scale is None else scale[rows], counts, 0)
+        gate, up = grouped.chunk(2, -1)
+        inner = self.arithmetic.round(self.arithmetic.round(F.silu(gate)).mul_(up))
+        grouped = self._grouped(*self.arithmetic.activation(inner), counts, 1)
+        slots = torch.empty_like(grouped)
+        slots[order] = grouped
+        weighted = slots.view(len(x), self.router.top_k, -1) * routes.weights[..., None]
+        return self.arithmetic.round(weighted.sum(1)), routes
+
+    def route(self, x: Tensor, replay: Routes | None) -> Routes:
+        """The experts of rows x [N, hidden], int64 ids; weights are gathered from the probabilities of these very rows."""
+        k, finish = self.router.top_k, self._finish
+        probabilities = finish(x @ self.router.gate).softmax(-1)
+        top = probabilities.topk(k + 1, dim=-1)
+        margin = top.values[:, k - 1] - top.values[:, k]
+        picker = self.router.picker
+        ids = top.indices[:, :k] if picker is None else (x @ picker).topk(k, dim=-1).indices
+        if replay is not None:
+            given = routed(replay.ids)[:, None]
+            ids = torch.where(given, replay.ids.long(), ids)
+        weights = probabilities.gather(-1, ids)
+        if self.router.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = finish(weights)
+        if replay is not None and replay.weights is not None:
+            weights = torch.where(given, replay.weights, weights)
+        return Routes(ids, weights, margin)
+
+    def _finish(self, x: Tensor) -> Tensor:
+        return x if self.router.exact else self.arithmetic.round(x)
+
+    def _grouped(self, codes: Tensor, scale: Tensor | None, counts: list[int], layer: int) -> Tensor:
+        """The products of slots in the order of their experts, `counts` for each."""
+        scales = [None] * len(counts) if scale is None else scale.split(counts)
+        parts = zip(codes.split(counts), scales, self.experts, strict=True)
+        return torch.cat([self.arithmetic.product(part, s, weights[layer]) for part, s, weights in parts if len(part)])

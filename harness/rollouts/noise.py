@@ -1,0 +1,49 @@
+"""Synthetic noise on weights: a mismatch of a chosen size and persistence, to tell what a real format's mismatch does by each.
+
+A weight w becomes w·(1 + size·ε), ε ~ N(0, 1) for each value. Over versions of the weights ε is a stationary AR(1) process:
+    ε_0 = ξ_0,    ε_v = φ·ε_(v−1) + √(1 − φ²)·ξ_v,    ξ ~ N(0, 1) independent
+so that its size is the same at every version and its correlation over d versions is φᵈ. φ = 0 is fresh noise, φ = 1 fixed noise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.seeding import generator
+
+
+class Noise:
+    """size: relative, 0 for none. persistence φ in [0, 1]: correlation from one version to the next. seed: of ξ.
+
+    ε is a function of (seed, name, version) alone, so a resume goes on with the same noise. It costs one draw for each version
+    that the object has not seen: one at a sync, all versions so far at a resume when 0 < φ < 1.
+    """
+
+    def __init__(self, size: float, persistence: float, seed: int):
+        self.size, self.persistence, self.seed = size, persistence, seed
+        self._last: dict[str, tuple[int, Tensor]] = {}
+
+    def __call__(self, name: str, weight: Tensor, version: int) -> Tensor:
+        """The weight of this name at this version with its noise."""
+        return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
+
+    def draw(self, name: str, shape: torch.Size, version: int) -> Tensor:
+        """ε of this name at this version, on the CPU."""
+        phi = self.persistence
+        if phi == 1:
+            version = 0
+        at, value = self._last.get(name, (-1, None))
+        if at > version or phi == 0:
+            at, value = -1, None
+        if at < 0:
+            at = version if phi in (0, 1) else 0
+            value = self._fresh(name, shape, at)
+        for v in range(at + 1, version + 1):
+            value = phi * value + (1 - phi**2) ** 0.5 * self._fresh(name, shape, v)
+        if phi:
+            self._last[name] = version, value
+        return value
+
+    def _fresh(self, name: str, shape: torch.Size, version: int) -> Tensor:
+        return torch.randn(shape, generator=generator(self.seed, f"noise {name}", version))

@@ -1,0 +1,79 @@
+"""Which experts of a mixture computed each token: what an engine records while it samples, and what a later pass may replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Routes(NamedTuple):
+    """The experts of L places in each of B rows. Places are those that an engine computes to sample T tokens after a prompt of P:
+    L = P + T − 1, and place P − 1 + t predicts token t. The last token is never computed and has no route.
+
+    ids [B, L, layers, k], uint8 or int16: the experts in the order of their slots. Where a place was not computed, as in padding
+    and after the end of a row, every slot holds the largest number of the dtype (`no_route`).
+    weights [B, L, layers, k] fp32: what the outputs of these experts were multiplied by. None when nothing reads them.
+    margin [B, L, layers] fp32: p_k − p_(k+1), the probability by which the last expert that was picked was ahead of the next.
+    """
+
+    ids: Tensor
+    weights: Tensor | None = None
+    margin: Tensor | None = None
+
+    @classmethod
+    def unrouted(cls, rows: int, places: int, layers: int, top_k: int, experts: int, device: torch.device) -> Routes:
+        """Nothing computed yet."""
+        dtype = id_dtype(experts)
+        ids = torch.full((rows, places, layers, top_k), no_route(dtype), dtype=dtype, device=device)
+        return cls(ids, torch.zeros(ids.shape, device=device), torch.zeros(ids.shape[:-1], device=device))
+
+    @classmethod
+    def stack(cls, layers: list[Routes], rows: int) -> Routes:
+        """The routes of all layers, from those of each for the rows x places [B·L, ...]."""
+        return cls(*(torch.stack(parts, 1).unflatten(0, (rows, -1)) for parts in zip(*layers, strict=True)))
+
+    @classmethod
+    def cat(cls, parts: list[Routes]) -> Routes:
+        """The rows of all, one after another."""
+        return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def layer(self, number: int) -> Routes:
+        """Those of one layer for the rows x places [B·L, ...]: the counterpart of `stack`."""
+        return self.map(lambda part: part[:, :, number].flatten(0, 1))
+
+    def of(self, rows: Any, places: Any = slice(None)) -> Routes:
+        """Some rows, at some places."""
+        return self.map(lambda part: part[rows][:, places])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
+        """The function of each tensor that is there."""
+        return Routes(*(None if part is None else function(part) for part in self))
+
+    def put(self, rows: Any, places: Any, other: Routes) -> None:
+        """Write what `other` has into some rows, at some places."""
+        for mine, theirs in zip(self, other, strict=True):
+            if mine is not None:
+                mine[rows, places] = theirs.to(mine.dtype)
+
+    def groups(self) -> Tensor:
+        """[B]: the number of each row's group; rows with the same routes share one."""
+        parts = [part.flatten(1).double() for part in self[:2] if part is not None]
+        return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
+
+
+def id_dtype(experts: int) -> torch.dtype:
+    """The smallest integer type that holds every expert and `no_route`."""
+    return torch.uint8 if experts < torch.iinfo(torch.uint8).max else torch.int16
+
+
+def no_route(dtype: torch.dtype) -> int:
+    """What stands in place of an expert where nothing was computed."""
+    return torch.iinfo(dtype).max
+
+
+def routed(ids: Tensor) -> Tensor:
+    """Whether each place was computed: ids [..., k] -> bool [...]."""
+    return ids[..., 0] != no_route(ids.dtype)

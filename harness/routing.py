@@ -1,0 +1,53 @@
+"""Routing replay as data: whose choice of experts the training forward takes, and where that has no effect or no meaning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.config import Config
+
+
+class Replay(NamedTuple):
+    """meaning in a line. source: whose routes are replayed, None for nobody's. by_old: whether π_old is scored with them too.
+    weights: whether the weights of the experts are replayed, and not only which experts."""
+
+    meaning: str
+    source: Literal["trainer", "engine"] | None
+    by_old: bool
+    weights: bool
+
+
+REPLAYS = {
+    "none": Replay("every forward chooses its own experts", None, False, False),
+    "r2": Replay("π_θ takes the experts that the trainer chose for π_old", "trainer", False, False),
+    "r3": Replay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
+    "r3_weights": Replay("π_old and π_θ take the engine's experts and weights; the router is frozen", "engine", True, True),
+}
+"""routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of
+it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
+
+
+def check_routing(config: Config, experts: int, told: bool) -> None:
+    """Refuse a replay without effect or meaning. experts: of a layer of the model; told: whether the engine tells its routes."""
+    name, actor = config.routing.replay, config.actor
+    replay, key = REPLAYS[name], f"routing.replay={name}"
+    if replay.source is None:
+        return
+    if not experts:
+        raise UserError(f"{key} has no effect: model={config.model.name} has no experts; set routing.replay=none, or model=moe")
+    if replay.source == "engine" and not told:
+        raise UserError(
+            f"{key}: rollout.engine={config.rollout.engine.name} does not tell the experts that it chose here; "
+            "use rollout/engine=local, or routing.replay=r2 or none"
+        )
+    if replay.source == "trainer":
+        if actor.scoring == "none":
+            raise UserError(f"{key}: actor.scoring=none makes no pass of π_old, whose experts r2 replays; use exact")
+        if actor.num_minibatches * actor.epochs == 1:
+            raise UserError(
+                f"{key} has no effect with one optimizer step per batch: π_θ is still π_old and chooses its experts; "
+                "raise actor.num_minibatches or actor.epochs, or use r3 or none"
+            )

@@ -1,0 +1,96 @@
+"""Routing in the training forward: replay and record the experts of transformers' routers, and balance their load.
+
+The hooks sit on the modules, so a pass that gradient checkpointing recomputes takes the same routes as the first: the routes
+travel as an argument of each decoder layer, which is part of what is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.rollouts.routes import Routes, id_dtype, routed
+
+ARGUMENT = "routes"
+"""Keyword of the model's forward, and of its layers, that carries the `Routes` to replay."""
+
+
+class RoutingHooks:
+    """Hooks on the routers of a transformers model whose layers hold `mlp.gate`, a router that returns (logits [N, E],
+    weights [N, k], ids [N, k]), as Qwen3-MoE's do. Other layers are left alone.
+
+    Called as `model(..., routes=Routes)`, the model computes with the experts of `routes`. The weight of expert e stays
+    w_e = p_e / Σ_S p (p_e without renormalisation), p the softmax over all experts of this very pass. So the router has a
+    gradient, through the experts that were picked and through the normaliser of the softmax. With `routes.weights` w_e is given
+    instead, and the router has none. Where `routes` has no route the model's own choice stands.
+    """
+
+    def __init__(self, model: nn.Module):
+        layers = [layer for layer in getattr(model.get_decoder(), "layers", []) if hasattr(layer.mlp, "gate")]
+        self.routers = [layer.mlp.gate for layer in layers]
+        self._given: list[Routes | None] = [None] * len(layers)
+        self._recorded: list[Routes] | None = None
+        for number, layer in enumerate(layers):
+            layer.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
+            layer.mlp.gate.register_forward_hook(partial(self._route, number))
+
+    @contextmanager
+    def record(self) -> Iterator[list[Routes]]:
+        """Collect the routes of the passes in the body: after each, one entry per layer [N, ...] is added. Without gradient."""
+        self._recorded = []
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = None
+
+    def _enter(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        routes = kwargs.pop(ARGUMENT, None)
+        self._given[number] = None if routes is None else routes.layer(number)
+        return args, kwargs
+
+    def _route(self, number: int, router: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        logits, weights, ids = output
+        given = self._given[number]
+        if given is not None:
+            present = routed(given.ids)[:, None]
+            ids = torch.where(present, given.ids.long(), ids)
+            replayed = live_weights(logits, ids, router.norm_topk_prob) if given.weights is None else given.weights
+            weights = torch.where(present, replayed.to(weights.dtype), weights)
+        if self._recorded is not None:
+            self._recorded.append(taken(logits, ids, weights))
+        return logits, weights, ids
+
+
+def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
+    """w_e = softmax(logits)_e, over their sum if `renormalise`: logits [N, E], ids [N, k] -> [N, k] in fp32 or wider, with
+    gradient."""
+    weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(-1, ids)
+    return weights / weights.sum(-1, keepdim=True) if renormalise else weights
+
+
+@torch.no_grad()
+def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
+    """The routes of one layer's pass, [N, k] and [N]."""
+    top = logits.softmax(-1, dtype=torch.float32).topk(ids.shape[-1] + 1, dim=-1).values
+    return Routes(ids.to(id_dtype(logits.shape[-1])), weights.float(), top[:, -2] - top[:, -1])
+
+
+def balance_loss(logits: tuple[Tensor, ...], top_k: int) -> Tensor:
+    """Load balancing of each layer, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 a layer where f and p̄ agree.
+
+    f_e is the share of the slots that expert e got, without gradient; p̄_e its mean probability. Switch Transformers
+    (arXiv 2101.03961, eq. 4 to 6) for top_k above 1; each layer is balanced by itself. logits: [N, E] per layer.
+    """
+    loss = torch.zeros((), device=logits[0].device)
+    for layer in logits:
+        probabilities = layer.softmax(-1, dtype=torch.float32)
+        experts = layer.shape[-1]
+        share = F.one_hot(probabilities.topk(top_k, dim=-1).indices, experts).float().mean((0, 1))
+        loss = loss + experts * (share * probabilities.mean(0)).sum()
+    return loss
