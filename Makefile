@@ -44,7 +44,8 @@ stage() { \
 	summary="$$summary\n$$end  $$name, $$(($$(date +%s) - began)) s"; \
 }; \
 stage "ruff" $(VENV)/bin/ruff check .; \
-stage "import contracts" $(VENV)/bin/lint-imports;
+stage "import contracts" $(VENV)/bin/lint-imports; \
+stage "types" $(VENV)/bin/mypy;
 endef
 
 test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed chromium

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -20,7 +21,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from harness.config import HubConfig, MixtureConfig, SizesConfig
+from harness.config import HubConfig, MixtureConfig, ModelConfig
 from harness.errors import UserError, first_line
 from harness.tasks import Task, TokenTask
 
@@ -38,7 +39,7 @@ def synchronize() -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def policy_config(model: SizesConfig | HubConfig, task: Task) -> PretrainedConfig:
+def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) -> PretrainedConfig:
     """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
 
     Raises UserError for a task without tokens of its own where the model has none either.
@@ -50,15 +51,14 @@ def policy_config(model: SizesConfig | HubConfig, task: Task) -> PretrainedConfi
     return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
 
 
-def qwen3_config(model: SizesConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
+def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
+    kind: type[Qwen3Config] | type[Qwen3MoeConfig] = Qwen3Config
+    sizes: dict[str, Any] = model.model_dump(exclude={"name"})
     if isinstance(model, MixtureConfig):
-        kind, special = Qwen3MoeConfig, {"mlp_only_layers": [], "decoder_sparse_step": 1}
-    else:
-        kind, special = Qwen3Config, {}
+        kind, sizes = Qwen3MoeConfig, sizes | {"mlp_only_layers": [], "decoder_sparse_step": 1}
     return kind(
-        **model.model_dump(exclude={"name"}),
-        **special,
+        **sizes,
         vocab_size=vocab_size,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=False,

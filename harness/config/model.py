@@ -100,7 +100,7 @@ class HubConfig(Strict):
 
 
 def _tag(value: Any) -> str:
-    return {"hub": "<hub>", "qwen3_moe": "<qwen3_moe>"}.get(name_of(value), "<qwen3>")
+    return {"hub": "<hub>", "qwen3_moe": "<qwen3_moe>"}.get(name_of(value) or "", "<qwen3>")
 
 
 PolicyConfig = Annotated[

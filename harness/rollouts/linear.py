@@ -58,14 +58,14 @@ class Arithmetic:
     def activation(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Rows x [B, K] in the precision's format: codes, and a scale for each row."""
         match self.activations:
-            case None:
-                return x, None
             case "fp8_token":
                 return casts.quantize_fp8(x, -1)
             case "int8_token":
                 return casts.quantize_int8(x, -1)
             case "nvfp4_token":
                 return casts.quantize_nvfp4(x, -1)
+            case _:
+                return x, None
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: Weight) -> Tensor:
         """What `activation` gave, times a weight: [B, N], rounded once."""
@@ -73,7 +73,7 @@ class Arithmetic:
             y = (codes.double() @ weight.codes.double()).float()
         else:
             y = codes @ weight.codes
-        if scale is not None:
+        if scale is not None and weight.scale is not None:
             y = y.mul_(scale * weight.scale)
         elif weight.scale is not None:
             y = y.mul_(weight.scale)

@@ -115,8 +115,8 @@ class LocalEngine(RolloutEngine):
             raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
         self.version = version
 
-    def _layer(self, prefix: str, plain: Callable[..., Tensor], version: int) -> dict:
-        layer = {}
+    def _layer(self, prefix: str, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
+        layer: dict[str, Any] = {}
         for key in ("qkv", "o") if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
@@ -136,7 +136,8 @@ class LocalEngine(RolloutEngine):
         picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
         router = Router(gate.t().contiguous(), picker, self.shape.top_k, self.shape.renormalise, self.exact_router)
         stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
-        experts = [tuple(map(self.arithmetic.weight, layers)) for layers in zip(*stacked, strict=True)]
+        cast = self.arithmetic.weight
+        experts = [(cast(gate_up), cast(down)) for gate_up, down in zip(*stacked, strict=True)]
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -205,8 +206,8 @@ class LocalEngine(RolloutEngine):
         if replay is not None:
             first |= _differs(replay.of(slice(None), asked).groups()[:, None])
         roots = prompts[first]
-        padding = (roots == PAD).sum(1)
-        padding = padding if bool(padding.any()) else None
+        missing = (roots == PAD).sum(1)
+        padding = missing if bool(missing.any()) else None
         cache = self._allocate(len(roots), start + length)
         given = None if replay is None else replay.of(first, asked)
         logits, taken = self._forward(roots.clamp(min=0), 0, cache, padding, given)
@@ -216,6 +217,7 @@ class LocalEngine(RolloutEngine):
         node = first.cumsum(0) - 1  # where in the tree each of them stands
         routes = self._unrouted(len(prompts), width + length - 1)
         if routes is not None:
+            assert taken is not None
             routes.put(rows, asked, taken.of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
         for t in range(length):
@@ -235,6 +237,7 @@ class LocalEngine(RolloutEngine):
                 padding = None if padding is None else padding[parents]
             logits, taken = self._forward((children % vocabulary)[:, None], start + t, cache, padding, given)
             if routes is not None:
+                assert taken is not None
                 routes.put(rows, place, taken.of(node))
         return tokens, chosen, routes
 

@@ -49,6 +49,7 @@ class Mixture:
         grouped = self._grouped(*self.arithmetic.activation(inner), counts, 1)
         slots = torch.empty_like(grouped)
         slots[order] = grouped
+        assert routes.weights is not None  # a route of this engine has them
         weighted = slots.view(len(x), self.router.top_k, -1) * routes.weights[..., None]
         return self.arithmetic.round(weighted.sum(1)), routes
 

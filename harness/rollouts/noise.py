@@ -33,12 +33,11 @@ class Noise:
         phi = self.persistence
         if phi == 1:
             version = 0
-        at, value = self._last.get(name, (-1, None))
-        if at > version or phi == 0:
-            at, value = -1, None
-        if at < 0:
+        known = self._last.get(name)
+        if known is None or known[0] > version or phi == 0:
             at = version if phi in (0, 1) else 0
-            value = self._fresh(name, shape, at)
+            known = at, self._fresh(name, shape, at)
+        at, value = known
         for v in range(at + 1, version + 1):
             value = phi * value + (1 - phi**2) ** 0.5 * self._fresh(name, shape, v)
         if phi:

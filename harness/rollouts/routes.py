@@ -50,12 +50,13 @@ class Routes(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
         """The function of each tensor that is there."""
-        return Routes(*(None if part is None else function(part) for part in self))
+        weights, margin = (None if part is None else function(part) for part in self[1:])
+        return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
         """Write what `other` has into some rows, at some places."""
         for mine, theirs in zip(self, other, strict=True):
-            if mine is not None:
+            if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:

@@ -339,7 +339,8 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
     """vLLM 0.32 on a CPU packs the weights of experts for its kernel when it makes that kernel, and a reload with the kernel made
     packs nothing: the experts would compute with what they were not given. Without one it is made anew."""
     for layer in model.modules():
-        if getattr(method := getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class DeepSpeedActor:
         present = ids != PAD
         padded = not present.all()
         positions = (present.cumsum(-1) - 1).clamp(min=0)
-        places = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
+        places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
         if replay is not None:
             places[ARGUMENT] = replay.map(lambda part: part.to(self.engine.device)).of(slice(None), columns.nonzero()[:-1, 0])
         ids = ids.clamp(min=0)

@@ -213,7 +213,8 @@ class Collector:
 
     def _gather(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
-        return Rollout(*(None if part is None else self.ranks.gather(part) for part in rollout))
+        parts = {name: part for name, part in rollout._asdict().items() if part is not None}
+        return Rollout(**{name: self.ranks.gather(part) for name, part in parts.items()})
 
     # --- -> log-probabilities -> advantages -> Batch ---------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from harness.rollouts.routes import Routes, id_dtype, routed
 
@@ -31,7 +32,7 @@ class RoutingHooks:
     instead, and the router has none. Where `routes` has no route the model's own choice stands.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         layers = [layer for layer in getattr(model.get_decoder(), "layers", []) if hasattr(layer.mlp, "gate")]
         self.routers = [layer.mlp.gate for layer in layers]
         self._given: list[Routes | None] = [None] * len(layers)
@@ -60,7 +61,7 @@ class RoutingHooks:
         if given is not None:
             present = routed(given.ids)[:, None]
             ids = torch.where(present, given.ids.long(), ids)
-            replayed = live_weights(logits, ids, router.norm_topk_prob) if given.weights is None else given.weights
+            replayed = live_weights(logits, ids, bool(router.norm_topk_prob)) if given.weights is None else given.weights
             weights = torch.where(present, replayed.to(weights.dtype), weights)
         if self._recorded is not None:
             self._recorded.append(taken(logits, ids, weights))

@@ -19,6 +19,7 @@ def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, orde
     if not number or scores.old is None or not sampled.mask.any():
         return {}
     live_logp, live = _score_live(collector, sampled, order)
+    assert live.margin is not None  # the trainer's own choice has one
     first = sampled.prompts.shape[1] - 1  # the place that predicts the first token
     theirs = engine_routes(sampled.rollout)
     metrics = routing(live.ids[:, first:], None if theirs is None else theirs.ids[:, first:], live.margin[:, first:],
@@ -33,7 +34,9 @@ def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, orde
 def _score_live(collector: Collector, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
     """(log π_old by its own choice of experts, its routes), by the pass that actor.scoring names."""
     if collector.config.actor.scoring == "exact":
-        return collector.route_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens)
+        logp, routes = collector.route_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens)
+        assert routes is not None  # the model is a mixture
+        return logp, routes
     return collector.route_forward(sampled, order)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from harness.build import build_task
@@ -42,7 +44,7 @@ class Trainer:
         collector, learner = self.collector, self.learner
         self.clock.restart()
         seed_globals(self.config.seed, step)
-        metrics = self.load_weights()
+        metrics: dict[str, Any] = self.load_weights()
         if step % self.config.evaluation.every == 0:
             metrics |= self.evaluate()
         sampled = collector.sample(step)
