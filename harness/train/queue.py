@@ -59,4 +59,5 @@ class RolloutQueue:
     def restore(self, state: dict[str, Tensor]) -> None:
         """The counterpart of `state`."""
         numbers = sorted({int(name.split(".")[0]) for name in state})
-        self.waiting = [Rollout(**{field: state[key] for field in Rollout._fields if (key := f"{i}.{field}") in state}) for i in numbers]
+        fields = {i: {name: state.get(f"{i}.{name}") for name in Rollout._fields} for i in numbers}
+        self.waiting = [Rollout(**{name: part for name, part in own.items() if part is not None}) for own in fields.values()]
