@@ -89,7 +89,9 @@ def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
     Pydantic can read these itself, but not of the dataclasses of algos, and it takes a fifth of the import of harness.config.
     """
-    meanings = _docstrings(getattr(config, name, None) or getattr(spec, name))
+    section = getattr(config, name, None) or getattr(spec, name)
+    own = [kind for kind in section.__mro__ if kind.__module__.partition(".")[0] in ("harness", "algos")]
+    meanings = {key: text for kind in reversed(own) for key, text in _docstrings(kind).items()}  # a base's fields are its fields
     fields = schema["properties"].items()
     return schema | {"properties": {key: {**field, "description": meanings.get(key, "")} for key, field in fields}}
 
