@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import hydra
 from hydra.errors import HydraException
@@ -18,10 +19,18 @@ from harness.errors import UserError
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def _compose_and_run(composed: DictConfig) -> str:
     """Check the composed config, then run it. Returns the state in which the run ended."""
-    config = parse(plain(composed))
-    from harness.run.loop import train
+    try:
+        config = parse(plain(composed))
+        from harness.run.loop import train
 
-    return train(config)
+        return train(config)
+    except UserError as error:  # here, since Hydra puts a line of its own before an error that reaches it
+        _refuse(str(error))
+
+
+def _refuse(why: str) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def main(arguments: list[str]) -> None:
@@ -38,11 +47,9 @@ def main(arguments: list[str]) -> None:
         else:
             _compose_and_run()
     except UserError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(error))
     except (HydraException, OmegaConfBaseException, OSError) as error:
-        print(refusal(error), file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(refusal(error))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from there", file=sys.stderr)
         raise SystemExit(130) from None
