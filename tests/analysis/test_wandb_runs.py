@@ -169,13 +169,18 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(found.steps) == 31 and found.runs.state.item() == "running" and found.runs.outcome.item() == "unfinished"
 
 
-def test_a_row_does_not_wait_for_its_mirror(tmp_path, monkeypatch):
+def _end_service() -> None:
+    """W&B's process of this process, and the environment variable by which it would be found again."""
+    wandb.teardown()
+    os.environ.pop("WANDB_SERVICE", None)
+
+
+def test_a_row_does_not_wait_for_its_mirror(tmp_path):
     """W&B's process stands still while 20 rows of 60 metrics are logged: a call that waits for its answer would not return.
 
     Twenty rows fit into the socket between the two processes. Once the socket is full, W&B makes the caller wait.
     """
-    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # the service of an earlier test would be used instead of an own one
-    wandb.teardown()
+    _end_service()  # that of an earlier test would be used instead of an own one
     config = parse(compose(*TINY, f"run.root={tmp_path}", "tracking=wandb", "tracking.mode=offline"))
     tracker = Tracker(config, tmp_path / "run")
     (mirror,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "wandb-core"]
@@ -187,4 +192,5 @@ def test_a_row_does_not_wait_for_its_mirror(tmp_path, monkeypatch):
     finally:
         mirror.resume()
     tracker.finish(0, state="done")
+    _end_service()  # the next test must not look for this one
     assert len(load(f"wandb-offline:{tmp_path / 'run'}").steps) == 20
