@@ -35,5 +35,5 @@ def test_the_file_trains_by_its_command(tmp_path, name, code, command):
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [json.loads(line) for line in next((tmp_path / "own").glob("*/metrics.jsonl")).read_text().splitlines()]
     assert len([row for row in rows if "actor/loss" in row]) == 2
-    if name == "my_filter":  # torch.quantile interpolates: of 64 tokens exactly the largest lies beyond the quantile of 0.99
+    if name == "my_filter":  # int(0.99 · 64) = 63 of 64 tokens
         assert {row["correction/kept_tokens"] for row in rows if "actor/loss" in row} == {63 / 64}
