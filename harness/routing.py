@@ -24,7 +24,7 @@ REPLAYS = {
     "none": Replay("every forward chooses its own experts", None, False, False),
     "r2": Replay("π_θ takes the experts that the trainer chose for π_old", "trainer", False, False),
     "r3": Replay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
-    "r3_weights": Replay("π_old and π_θ take the engine's experts and weights; the router is frozen", "engine", True, True),
+    "r3_weights": Replay("π_old and π_θ take the engine's experts and weights; the router gets no gradient", "engine", True, True),
 }
 """routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of
 it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
@@ -43,6 +43,8 @@ def check_routing(config: Config, experts: int, told: bool) -> None:
             f"{key}: rollout.engine={config.rollout.engine.name} does not tell the experts that it chose here; "
             "use rollout/engine=local, or routing.replay=r2 or none"
         )
+    if replay.weights and config.rollout.engine.name == "vllm":
+        raise UserError(f"{key}: vLLM tells the experts that it chose without their weights; use routing.replay=r3")
     if replay.source == "trainer":
         if actor.scoring == "none":
             raise UserError(f"{key}: actor.scoring=none makes no pass of π_old, whose experts r2 replays; use exact")

@@ -15,6 +15,7 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision
 from harness.config import Config, PrecisionConfig
+from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
@@ -222,7 +223,7 @@ class Collector:
         """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
-        scoring, replay = self.config.actor.scoring, engine_routes(sampled.rollout) if self.replay.by_old else None
+        scoring, replay = self.config.actor.scoring, self.replayed_routes(sampled.rollout)
         if self.replay.source == "trainer":
             forward_old, routes = self.route_forward(sampled, order)
             replay = Routes(routes.ids)
@@ -245,6 +246,18 @@ class Collector:
             own = None if replay is None else replay.of(rows)
             logp[rows] = self.forward(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
         return logp
+
+    def replayed_routes(self, rollout: Rollout) -> Routes | None:
+        """The engine's routes that π_old is scored with; None where `routing.replay` takes none of the engine's.
+
+        Raises UserError when the rollout lacks what is to be replayed, as one that another setting has sampled ahead.
+        """
+        if not self.replay.by_old:
+            return None
+        routes = engine_routes(rollout, weights=self.replay.weights)
+        if routes is None:
+            raise UserError(f"routing.replay={self.config.routing.replay}: the rollout does not tell the engine's experts")
+        return routes
 
     def route_forward(self, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts that chooses its own, with its routes."""
@@ -332,6 +345,13 @@ class Collector:
         return metrics
 
 
-def engine_routes(rollout: Rollout) -> Routes | None:
-    """The routes of a rollout as they are to be replayed; None where the engine told none."""
-    return None if rollout.expert_ids is None else Routes(rollout.expert_ids, rollout.expert_weights)
+def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
+    """The experts that the engine chose, with their weights if asked for; None where it told no experts.
+
+    Raises UserError when it told no weights that are asked for.
+    """
+    if rollout.expert_ids is None:
+        return None
+    if weights and rollout.expert_weights is None:
+        raise UserError("routing.replay=r3_weights: the rollout has experts without their weights; use routing.replay=r3")
+    return Routes(rollout.expert_ids, rollout.expert_weights if weights else None)

@@ -21,7 +21,7 @@ def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, orde
     live_logp, live = _score_live(collector, sampled, order)
     assert live.margin is not None  # the trainer's own choice has one
     first = sampled.prompts.shape[1] - 1  # the place that predicts the first token
-    theirs = engine_routes(sampled.rollout)
+    theirs = engine_routes(sampled.rollout, weights=False)
     metrics = routing(live.ids[:, first:], None if theirs is None else theirs.ids[:, first:], live.margin[:, first:],
                       sampled.mask, number)  # fmt: skip
     if theirs is not None:

@@ -5,11 +5,14 @@ import torch
 from transformers import Qwen3MoeConfig
 
 from harness.config import PrecisionConfig
+from harness.errors import UserError
 from harness.models import build
+from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.routes import Routes, no_route, routed
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
+from harness.train.collector import engine_routes
 from harness.train.routing import RoutingHooks, balance_loss
 from tests.harness.test_actor import settings
 
@@ -164,3 +167,14 @@ def test_load_balancing_by_hand():
     # Of four experts in pairs, top 2: experts 0 and 1 get half of the slots each, so 4·(½·.4 + ½·.3) = 1.4.
     quad = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     assert balance_loss((quad,), 2).item() == pytest.approx(1.4, abs=1e-6)
+
+
+def test_the_routes_of_a_rollout_are_those_that_the_replay_takes():
+    """R3 takes the experts and never their weights; r3_weights is refused where the engine told no weights."""
+    ids, weights = torch.zeros(2, 3, 1, 2, dtype=torch.uint8), torch.full((2, 3, 1, 2), 0.5)
+    plain = Rollout(torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.long))
+    told = plain._replace(expert_ids=ids, expert_weights=weights)
+    assert engine_routes(told, weights=False).weights is None and engine_routes(told, weights=True).weights is weights
+    assert engine_routes(plain, weights=True) is None
+    with pytest.raises(UserError, match="r3_weights: the rollout has experts without their weights"):
+        engine_routes(told._replace(expert_weights=None), weights=True)

@@ -20,7 +20,7 @@ from harness.models import build
 from harness.rollouts import RolloutEngine
 from harness.rollouts.routes import Routes
 from harness.seeding import generator
-from harness.train.collector import Collector, engine_routes
+from harness.train.collector import Collector
 from harness.train.routing import ARGUMENT, RoutingHooks
 
 
@@ -102,7 +102,7 @@ class SampledGradients:
         uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
         sampled = collector.sample_by(engine, prompts, uniforms)
         tokens = sampled.rollout.tokens
-        replay = engine_routes(sampled.rollout) if collector.replay.by_old and engine is collector.engine else None
+        replay = collector.replayed_routes(sampled.rollout) if engine is collector.engine else None
         logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
         batch = Batch(
             sampled.rollout.logp, sampled.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
