@@ -24,7 +24,9 @@ REPLAYS = {
     "none": Replay("every forward chooses its own experts", None, False, False),
     "r2": Replay("π_θ takes the experts that the trainer chose for π_old", "trainer", False, False),
     "r3": Replay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
-    "r3_weights": Replay("π_old and π_θ take the engine's experts and weights; the router gets no gradient", "engine", True, True),
+    "r3_weights": Replay(
+        "π_old and π_θ take the engine's experts and weights, so no gradient reaches the router", "engine", True, True
+    ),
 }
 """routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of
 it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
