@@ -17,6 +17,12 @@ CHOICES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    """Of the width that is the default where there is none: lines wrap where these tests expect them."""
+    monkeypatch.setenv("COLUMNS", "130")
+
+
 @pytest.mark.parametrize("overrides", CHOICES, ids=" ".join)
 def test_every_key_has_its_value_and_a_meaning(overrides, capsys):
     show(["--help", *overrides])
