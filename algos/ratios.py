@@ -34,6 +34,7 @@ class Ratio:
     """
 
     def __init__(self, batch: Batch):
+        batch = batch.widened()
         if batch.logp_old is None:
             raise ValueError("the mismatch ratio needs logp_old; for ratio=current give log π_θ in its place")
         self.batch, self.mask = batch, batch.mask

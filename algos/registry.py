@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RegistryError(ValueError):
-    """A name that is unknown, taken, or whose plug-in could not be loaded."""
+    """A name that is unknown or taken, or a plug-in that could not be loaded, whose own error is then the cause."""
 
 
 class Registry:
@@ -45,6 +45,9 @@ class Registry:
                 )
             try:
                 self._loaded[name] = _import(target) if isinstance(target, str) else target()
+            except _Absent as error:
+                remedy = "write package.module:function, found on PYTHONPATH"
+                raise RegistryError(f"{self.kind}={name}: {error}; {remedy}") from None
             except Exception as error:
                 raise RegistryError(f"{self.kind}={name}: the plug-in failed to load ({error})") from error
         return self._loaded[name]
@@ -64,9 +67,23 @@ def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], A
     return targets | {name: load}
 
 
+class _Absent(Exception):
+    """The module or the attribute that a path names is not there: the path is wrong, not the plug-in."""
+
+
 def _import(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise _Absent(f"{module!r} is no name of a module")
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # one that the plug-in imports
+        raise _Absent(f"there is no module {error.name}") from None
+    if not hasattr(loaded, attribute):
+        raise _Absent(f"module {module} has no {attribute!r}")
+    return getattr(loaded, attribute)
 
 
 def _from(module: str, *names: str) -> dict[str, str]:

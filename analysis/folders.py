@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from analysis.records import Status, checked, onsets, processes
 from analysis.store import Record, Source, rows_table, table_of
 from harness.config import recorded
-from harness.errors import UserError
-from harness.run.folder import RunFolder, changes, run_folders
+from harness.errors import UserError, first_line
+from harness.run.folder import LAST_STEP, RunFolder, changes, run_folders
 
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
-
-MADE = {"commit", "diff", "packages", "host", "device", "platform"}
-"""What provenance.json says of each process."""
 
 
 def sources(sweep: Path) -> dict[str, Source]:
@@ -36,51 +37,83 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
     damage: list[str] = []
     try:
         config = recorded(values)
-    except UserError as refusal:
-        why = str(refusal).splitlines()[0]
+    except (UserError, RecursionError) as refusal:
+        why = first_line(refusal)
         raise UserError(f"{folder.path}/config.json: no config of a run ({why}); move the folder away or run it again") from None
-
-    def part(name: str) -> dict:
-        try:
-            return folder.read(name) if (folder.path / name).exists() else {}
-        except UserError as refusal:
-            damage.append(str(refusal).split("; ")[0])
-            return {}
-
-    onsets: dict[str, int] = {}
-    for event in folder.events():  # a resumed run may record an event again; it is the same one
-        if "detector" in event and "onset" not in event:
-            damage.append(f"events.jsonl: {event['detector']} without its onset, left out")
-        elif "detector" in event:
-            onsets.setdefault(event["detector"], event["onset"])
-    status, provenance = part("status.json"), part("provenance.json")
+    status = checked(Status, _part(folder, "status.json", damage), "status.json", damage) or Status()
+    events = _events(folder, damage)
+    made = processes(_part(folder, "provenance.json", damage).get("processes"), "provenance.json", damage)
     rows = _rows(folder, damage)
-    if len(rows) and not status:
-        damage.append("status.json: missing or unreadable, so it is unknown whether the run ended")
-    last = rows["step"][-1].as_py() if len(rows) else -1
-    step = max(status.get("step", 0), last, 0)
-    if last + 1 < step:
-        damage.append(f"metrics.jsonl: ends before step {last + 1}, while the run went on to {step}")
-    state, error = status.get("state", "queued"), status.get("error", "")
-    metrics = rows.column_names[2:]
-    known = [process for process in provenance.get("processes", []) if process.keys() >= MADE]
-    if len(rows) and not known:
+    if len(rows) and not (folder.path / "status.json").exists():
+        damage.append("status.json: missing, so it is unknown whether the run ended")
+    if len(rows) and not made:
         damage.append("provenance.json: does not say which code made the run")
-    processes = [{**process, "diff": changes(process["diff"])} for process in known]
-    return Record(config, processes, state, step, error, onsets, metrics, "; ".join(damage)), rows
+    last = rows["step"][-1].as_py() if len(rows) else -1
+    step = max(status.step, last, 0)
+    branched = [event["step"] for event in events if event.get("kind") == "branched"]
+    damage += _missing(rows["step"].to_numpy(), next(iter(branched), 0), step, status.state == "done")
+    return Record(
+        config=config,
+        provenance=[{**process.model_dump(), "diff": changes(process.diff)} for process in made],
+        state=status.state,
+        step=step,
+        error=status.error,
+        onsets=onsets((event for event in events if "detector" in event), config, "events.jsonl", damage),
+        metrics=rows.column_names[2:],
+        damage="; ".join(damage),
+    ), rows
+
+
+def _part(folder: RunFolder, name: str, damage: list[str]) -> dict[str, Any]:
+    try:
+        return folder.read(name) if (folder.path / name).exists() else {}
+    except UserError as refusal:
+        damage.append(str(refusal).split("; ")[0])
+        return {}
+
+
+def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
+    try:
+        return folder.events()
+    except UserError as refusal:
+        damage.append(str(refusal))
+        return []
+
+
+def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
+    """What the rows of a run lack that began with step `first` and went on to `last`.
+
+    done: the run has ended, and so it has a row after its last step.
+    """
+    end = int(steps[-1]) if len(steps) else first - 1
+    problems = []
+    if lacking := end + 1 - first - int((steps >= first).sum()):
+        problems.append(f"metrics.jsonl: {lacking} of the {end + 1 - first} rows up to step {end} are missing")
+    if end < last - (not done):
+        problems.append(f"metrics.jsonl: ends before step {end + 1}, while the run went on to {last}")
+    return problems
 
 
 def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
     path = folder.path / "metrics.jsonl"
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
         return rows_table(pa.table({"step": pa.array([], pa.int64())}), folder.path.name)
     try:
-        options = pj.ReadOptions(use_threads=False, block_size=path.stat().st_size + 1)
-        rows = pj.read_json(path, read_options=options)
+        content = path.read_bytes()
+        if not _flat(content):  # pyarrow ends the process on a row that is null and on endless nesting
+            raise pa.ArrowInvalid("a row that is no flat object")
+        options = pj.ReadOptions(use_threads=False, block_size=len(content) + 1)
+        rows = pj.read_json(pa.BufferReader(content), read_options=options)
         if rows["step"].null_count or not pa.types.is_integer(rows["step"].type):
             raise pa.ArrowInvalid("a line without a step")
-    except (pa.ArrowInvalid, KeyError):  # a line that a kill cut short: read line by line, the sound ones
-        sound = folder.metrics()
+        if pc.min(rows["step"]).as_py() < 0 or pc.max(rows["step"]).as_py() > LAST_STEP:
+            raise pa.ArrowInvalid("a step that no run has")
+    except (pa.ArrowException, KeyError, OSError):  # a line that a kill cut short: read line by line, the sound ones
+        try:
+            sound = folder.metrics()
+        except UserError as refusal:
+            damage.append(str(refusal))
+            return rows_table(table_of([]), folder.path.name)
         with path.open("rb") as file:
             lost = sum(1 for _ in file) - len(sound)
         if lost:
@@ -89,12 +122,19 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
     return rows_table(rows, folder.path.name)
 
 
+def _flat(lines: bytes) -> bool:
+    """Whether each line is an object without objects or lists in it: all braces stand at the ends of lines."""
+    count = lines.count(b"\n")
+    between = lines.count(b"}\n{") == count - 1 and lines.startswith(b"{") and lines.endswith(b"}\n")
+    return between and lines.count(b"{") == lines.count(b"}") == count and b"[" not in lines
+
+
 def _signature(folder: Path) -> str:
     parts = []
     for name in FILES:
         try:
             stat = os.stat(f"{folder}/{name}")
             parts.append(f"{stat.st_size}:{stat.st_mtime_ns}")
-        except FileNotFoundError:
-            parts.append("-")
+        except OSError as error:
+            parts.append(f"{error.errno}")
     return " ".join(parts)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from tabulate import tabulate
 
 from analysis import labels
 
 WIDTH = 170
 """Characters of a line where the output is no terminal."""
+
+FITTING = 120
+"""Characters of a line of Markdown up to which the columns of a table are padded."""
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -32,19 +35,36 @@ def markdown(table: pd.DataFrame) -> str:
     if table.empty:
         return "Nothing to list."
     head, rows = cells(table)
-    head, *rows = ([cell.replace("|", r"\|") for cell in row] for row in (head, *rows))
-    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
+    return pipes(head, rows)
+
+
+def pipes(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table whose bars stand below each other where a line then fits; a bar within a cell does not split it."""
+    lines = [[plain(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
+    widths = [max(len(name) + 2, *map(len, column)) for name, *column in zip(*lines, strict=True)]
+    if sum(width + 3 for width in widths) + 1 > FITTING:
+        widths = [0] * len(widths)
+    text = ["".join(f"| {cell:{width}} " for cell, width in zip(line, widths, strict=True)) for line in lines]
+    text.insert(1, "".join(f"|:{'-' * (width + 1)}" for width in widths))
+    return "\n".join(f"{line}|" for line in text)
+
+
+def plain(text: str) -> str:
+    """A text for Markdown in which no HTML is left: a name in a run may hold a tag."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 
 def show(title: str, table: pd.DataFrame) -> None:
-    """Print a table to the terminal; brackets in a cell are shown, not read as rich's markup."""
+    """Print a title and a table to the terminal; brackets in a cell are shown, not read as rich's markup."""
     head, rows = cells(table)
-    shown = Table(title=escape(title), title_justify="left")
+    shown = Table()
     for name in head:
         shown.add_column(escape(name), overflow="fold")
     for row in rows:
         shown.add_row(*map(escape, row))
-    terminal().print(shown)
+    console = terminal()
+    console.print(title, style="italic", markup=False, highlight=False)  # the table's own would wrap at the table's width
+    console.print(shown)
 
 
 def terminal() -> Console:

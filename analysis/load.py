@@ -13,73 +13,92 @@ import pyarrow.compute as pc
 
 from algos.registry import RegistryError
 from analysis import folders
+from analysis.judged import judge
 from analysis.results import Results
-from analysis.store import Record, Source, collect
+from analysis.store import Record, Source, cache, collect
 from harness.arms import NONE, Arm, arms
-from harness.collapse import outcome
+from harness.collapse import outcome, replay
+from harness.config.trust import refuse_code
 from harness.errors import UserError
 from harness.run.folder import FINISHED
 
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
+NOISES = ("noise", "router_noise")
+"""Synthetic mismatch of the local engine, by its key."""
 
-def load(source: Path | str, seeds: Collection[int] = ()) -> Results:
+
+def load(
+    source: Path | str, seeds: Collection[int] = (), *, deployed: str | None = None, trust: bool = False
+) -> Results:
     """The runs of a sweep, of `seeds` alone if any are given.
 
     source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or
-    `wandb:[entity/]project[:group]` on a server. Raises UserError when no run can be read.
+    `wandb:[entity/]project[:group]` on a server. deployed: the policy that is judged, one of judged.DEPLOYED; None for the one
+    that each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
+    Without it such a run is left out and named. Raises UserError when no run can be read, or none of that policy.
     """
-    name, folder, found, cache = _source(str(source))
-    records, table, unreadable = collect(found, cache)
-    for run, record in list(records.items()):
-        if why := _unknown_detector(record):
-            unreadable[run] = why
-            del records[run]
+    name, folder, found = _source(str(source))
+    records, table, unreadable = collect(found, cache(str(folder.resolve() if folder else source)))
+    unreadable |= {run: why for run, record in records.items() if (why := _no_outcome(record, trust))}
+    records = {run: record for run, record in records.items() if run not in unreadable}
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
     named = arms({run: record.config for run, record in records.items()})  # of all seeds: some of them change no name
+    unreadable |= _twins(records, named)
+    records = {run: record for run, record in records.items() if run not in unreadable}
     if seeds:
         there = sorted({record.config["seed"] for record in records.values()})
         records = {run: record for run, record in records.items() if record.config["seed"] in seeds}
         if not records:
             wanted = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"{source}: no run has seed {wanted}; it has {', '.join(map(str, there))}")
+    steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
+    if deployed is not None:
+        records, steps = judge(records, steps, deployed)
     return Results(
         name=name,
         folder=folder,
-        runs=_runs(source, records, named),
-        steps=table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True),
+        runs=_runs(records, named),
+        steps=steps,
         configs={run: record.config for run, record in records.items()},
         provenance={run: record.provenance for run, record in records.items() if record.provenance},
         recorded={run: set(record.metrics) for run, record in records.items()},
+        deployed=deployed,
         damaged=unreadable | {run: record.damage for run, record in records.items() if record.damage},
     )
 
 
-def _source(text: str) -> tuple[str, Path | None, dict[str, Source], Path]:
-    """(name of the sweep, its folder if it has one, its runs, where their rows are kept)."""
+def _source(text: str) -> tuple[str, Path | None, dict[str, Source]]:
+    """(name of the sweep, its folder if it has one, its runs)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
-        return folder.resolve().name, folder, folders.sources(folder), folder / ".analysis" / "runs.parquet"
+        return folder.resolve().name, folder, folders.sources(folder)
     from analysis import wandb_runs
 
     if text.startswith(OFFLINE):
         root = Path(text.removeprefix(OFFLINE))
-        return root.resolve().name, None, wandb_runs.offline(root), wandb_runs.cache(text)
+        return root.resolve().name, None, wandb_runs.offline(root)
     name = text.removeprefix(SERVER)
-    return name, None, wandb_runs.server(name), wandb_runs.cache(text)
+    return name, None, wandb_runs.server(name)
 
 
-def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
+def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
+    """Runs that are left out, and why: another run before them has the same arm and seed, as a copied folder does."""
+    first: dict[tuple[Arm, int], str] = {}
+    found = {}
+    for run, record in records.items():
+        seed = record.config["seed"]
+        if (twin := first.setdefault((named[run], seed), run)) != run:
+            found[run] = f"left out, since {twin} is seed {seed} of {named[run]} too; move one of them away"
+    return found
+
+
+def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    seen: dict[tuple[Arm, int], str] = {}
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
         updates = actor["num_minibatches"] * actor["epochs"]
-        twin = seen.setdefault((named[run], seed), run)
-        if twin != run:
-            what = f"seed {seed} of {named[run]}"
-            raise UserError(f"{source}: {twin} and {run} are both {what}; move one of them away")
         ended = outcome(record.onsets, record.config["collapse"]["detectors"])
         kind = ended.kind if record.state in FINISHED or ended.kind == "collapsed" else "unfinished"
         rows.append(
@@ -99,24 +118,34 @@ def _runs(source: Path | str, records: dict[str, Record], named: dict[str, Arm])
         )
     runs = pd.DataFrame(rows).set_index("run")
     # A collapse in the very first step has lived through it: the clock counts steps taken.
-    return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step) * runs.updates)
+    return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step).astype(float) * runs.updates)
 
 
-def _unknown_detector(record: Record) -> str:
+def _no_outcome(record: Record, trust: bool) -> str:
     """Why the outcome of a run cannot be told here, "" if it can."""
     try:
-        outcome(record.onsets, record.config["collapse"]["detectors"])
+        detectors = record.config["collapse"]["detectors"]
+        if not trust:
+            refuse_code({f"collapse.detectors.{name}": name for name in detectors}, "config.json")
+        replay((), detectors)
     except RegistryError as error:
         return f"its outcome is unknown: {error}; install the package of this detector"
+    except (UserError, ValueError) as error:
+        return f"its outcome is unknown: {error}"
     return ""
 
 
+def _noises(config: dict[str, Any]) -> dict[str, float]:
+    sizes = {key: config["rollout"]["engine"].get(key) for key in NOISES}
+    return {key: size for key, size in sizes.items() if isinstance(size, int | float) and size}
+
+
 def _mismatch(config: dict[str, Any]) -> str:
-    """What makes rollouts differ from the trainer: precision, an 8-bit cache, noise, staleness."""
+    """What makes rollouts differ from the trainer: precision, an 8-bit cache, synthetic noise, staleness."""
     rollout = config["rollout"]
     cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
-    noise = [f"noise {rollout['engine']['noise']:g}"] if rollout["engine"].get("noise") else []
+    noise = [f"{key.replace('_', ' ')} {size:g}" for key, size in _noises(config).items()]
     aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
     return ", ".join([rollout["precision"]["name"], *cached, *noise, *aged])
 
@@ -128,4 +157,4 @@ def _own_precision(config: dict[str, Any]) -> bool:
     """
     rollout, own = config["rollout"], config["actor"]["dtype"]
     same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
-    return same and not rollout["engine"].get("noise") and (own == "fp32" or rollout["engine"]["name"] == "local")
+    return same and not _noises(config) and (own == "fp32" or rollout["engine"]["name"] == "local")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
-from analysis.figures.style import COLOURS
-from analysis.frames import markdown, show, terminal
+from analysis.figures.style import COLOURS, save
+from analysis.frames import markdown, plain, show, terminal
 from analysis.load import load
 from analysis.page import Section, page
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
-from harness.arms import OPERATION, shared
+from harness.arms import OPERATION, flatten, shared
 from harness.errors import UserError
 
 LISTED = 3
@@ -27,28 +30,44 @@ BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report 
 """Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
 
 
-def report(source: Path | str, out: Path | None = None, into: Path | None = None, seeds: Collection[int] = ()) -> Path:
+def report(
+    source: Path | str,
+    out: Path | None = None,
+    into: Path | None = None,
+    seeds: Collection[int] = (),
+    *,
+    deployed: str | None = None,
+    margin: float | None = None,
+    trust: bool = False,
+) -> Path:
     """Write the report of a sweep, of `seeds` only if any are given, and print its first table; the page's path.
 
-    report.html, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the sweep's own folder. `into` is a
-    Markdown file that gets the results between its two marks for them.
+    report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
+    sweep's own folder. `into` is a Markdown file that gets the results between its two marks for them. deployed, trust: see
+    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table.
     """
-    results = load(source, seeds)
+    if margin is not None and not 0 < margin <= 1:
+        raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
+    results = load(source, seeds, deployed=deployed, trust=trust)
     out = out or results.folder
     if out is None:
         raise UserError(f"{source}: has no folder of its own; say where the report goes with --out FOLDER")
     answer = verdicts.answer(results)
     _print(results, answer)
-    sections = _tables(results)
+    sections = _tables(results, margin)
     out.mkdir(parents=True, exist_ok=True)
     target = out / "report.html"
-    target.write_text(_page(results, answer, sections), encoding="utf-8")
+    figures = _figures(results)
+    if (first := figures[0].figure) is not None:
+        save(first, out / "report.png")
+    target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
     (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
     results.outcomes.to_csv(out / "arms.csv", index=False)
     results.runs.drop(columns="onsets").join(results.measures).assign(**_onsets(results)).to_csv(out / "runs.csv")
     results.evaluations.to_csv(out / "evaluations.csv", index=False)
     if into is not None:
-        command = f"{source} --seeds {','.join(map(str, seeds))}" if seeds else str(source)
+        chosen = {"seeds": ",".join(map(str, seeds)), "deployed": deployed, "margin": None if margin is None else f"{margin:g}"}
+        command = " ".join([str(source), *(f"--{name} {value}" for name, value in chosen.items() if value)])
         insert(into, command, section(results, command, answer))
     return target
 
@@ -74,10 +93,11 @@ def _question(results: Results) -> tuple[str, str]:
 def _first(results: Results) -> str:
     if len(results.arms) > len(COLOURS):  # more than curves can tell apart at a glance
         return "heatmaps"
-    return "survival" if results.runs.event.any() else "reward"  # without a collapse every survival curve is flat
+    few = results.runs.groupby("arm").size().max() <= LISTED  # the curve of each seed then says more than a share of two
+    return "reward" if few or not results.runs.event.any() else "survival"  # without a collapse every survival curve is flat
 
 
-def _tables(results: Results) -> list[Section]:
+def _tables(results: Results, margin: float | None) -> list[Section]:
     """In the order of the report, each with how to read it."""
     probed = (
         f"Healthy runs reached a held-out reward of {HEALTHY} in at least one evaluation, a maximum over noisy values. "
@@ -95,10 +115,15 @@ def _tables(results: Results) -> list[Section]:
         Section("Mismatch of other precisions", probed, table=results.probes),
         Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
     ]
-    return [section for section in found if section.table is not None and len(section.table)] + [
-        Section("Losses and corrections", tables.MATRIX, table=tables.matrix(results)),
-        Section("Outcomes", tables.OUTCOMES, table=tables.outcomes(results)),
-        Section("Every run", tables.LISTED, table=tables.runs(results)),
+    if margin is not None:
+        found.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, margin)))
+    judged = f"Deployed as: {results.judged}."
+    arms = Section("Arms", f"{tables.LISTED} {judged}", table=tables.runs(results))
+    return [
+        arms,
+        *(section for section in found if section.table is not None and len(section.table)),
+        Section("Losses and corrections", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
+        Section("Outcomes", f"{tables.OUTCOMES} {judged}", table=tables.outcomes(results)),
         Section("Warnings", warned, table=tables.warnings(results)),
         Section("Causes", "Cause: the earliest warning in the 50 steps up to the onset.", table=results.causes),
         Section(
@@ -110,24 +135,40 @@ def _tables(results: Results) -> list[Section]:
     ]
 
 
-def _page(results: Results, answer: list[str], sections: list[Section]) -> str:
-    question, first = _question(results)
-    top, *rest = (_figure(name, results) for name in [first, *(name for name in FIGURES if name != first)])
+def _figures(results: Results) -> list[Section]:
+    """The figures that there are, that of the first screen first; at the end the list of those with nothing to show."""
+    first = _question(results)[1]
+    drawn = {name: FIGURES[name].draw(results) for name in [first, *(name for name in FIGURES if name != first)]}
+    figures = [
+        Section(FIGURES[name].title, FIGURES[name].caption, figure=figure, anchor=name)
+        for name, figure in drawn.items()
+        if not isinstance(figure, str)
+    ]
+    empty = [f"{FIGURES[name].title}: {reason}" for name, reason in drawn.items() if isinstance(reason, str)]
+    return [*figures, Section("Figures with nothing to show", items=empty)]
+
+
+def _page(results: Results, answer: list[str], figures: list[Section], sections: list[Section], out: Path) -> str:
     caveats, link = [], None
     if results.caveats:
         caveats = [Section("Caveats", items=results.caveats, anchor="caveats", warning=True)]
         link = "caveats", f"Caveats: {len(results.caveats)}."
     settings = Section("Shared settings", text=_settings(results))
-    shown = [top, *caveats, *rest, *sections, settings]
-    return page(f"{results.name}: {question}", answer, shown, verdicts.provenance(results), link)
+    *figures, empty = figures
+    shown = [*figures[:1], sections[0], *caveats, *figures[1:], *sections[1:], settings, *([empty] if empty.items else [])]
+    title = f"{results.name}: {_question(results)[0]}"
+    return page(title, answer, shown, verdicts.provenance(results), link, _runs(results, out))
 
 
-def _figure(name: str, results: Results) -> Section:
-    output = FIGURES[name]
-    drawn = output.draw(results)
-    if isinstance(drawn, str):
-        return Section(output.title, f"Not drawn: {drawn}")
-    return Section(output.title, output.caption, figure=drawn, anchor=name)
+def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
+    """What the page says of a run: its arm, seed and folder, and the settings that not all runs share."""
+    common = shared(results.configs.values())
+    rows = {}
+    for run, config in results.configs.items():
+        settings = {key: json.dumps(value) for key, value in flatten(config).items() if key not in common}
+        href = "" if results.folder is None else f"./{quote(os.path.relpath(results.folder / run, out))}/"
+        rows[run] = {"arm": results.runs.arm[run], "seed": int(results.runs.seed[run]), "href": href, "settings": settings}
+    return rows
 
 
 def _settings(results: Results) -> str:
@@ -137,17 +178,17 @@ def _settings(results: Results) -> str:
 
 
 def _markdown(results: Results, answer: list[str], sections: list[Section]) -> str:
-    parts = [f"# {results.name}", _list(answer)]
+    parts = [f"# {plain(results.name)}", _list(answer)]
     if results.caveats:
         parts += ["## Caveats", _list(results.caveats)]
     for part in sections:
         parts += [f"## {part.title}", part.note, *([markdown(part.table)] if part.table is not None else [])]
-    parts += ["## Shared settings", f"```\n{_settings(results)}```", verdicts.provenance(results)]
+    parts += ["## Shared settings", f"```\n{_settings(results)}```", plain(verdicts.provenance(results))]
     return "\n\n".join(parts) + "\n"
 
 
 def _list(sentences: list[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    return "\n".join(f"- {plain(sentence)}" for sentence in sentences)
 
 
 def _print(results: Results, answer: list[str]) -> None:

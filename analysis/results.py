@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import caveats
+from analysis.judged import DEPLOYED
 from analysis.statistics import arms, definitions, measures, outcomes, performance, predictors
 from harness.arms import Arm
 from harness.arms import arms as named
@@ -29,6 +30,7 @@ class Results:
     collapse or the end of the record; event: whether it collapsed, else the time is censored.
 
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
+    deployed: the policy that was asked for, see `analysis.judged`; None for what each run calls eval/reward.
     configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> what of its record is unreadable.
     """
 
@@ -40,6 +42,7 @@ class Results:
     provenance: dict[str, list[dict[str, Any]]]
     recorded: dict[str, set[str]]
     damaged: dict[str, str]
+    deployed: str | None = None
 
     # --- arms ----------------------------------------------------------------------------------------------------------
 
@@ -52,6 +55,14 @@ class Results:
     def references(self) -> dict[str, str]:
         """Arm -> the arm that it is compared with."""
         return arms.references(self.runs)
+
+    @cached_property
+    def judged(self) -> str:
+        """The policy whose rewards and events are shown, in words."""
+        if self.deployed is not None:
+            return DEPLOYED[self.deployed]
+        policies = {"rollout" if config["evaluation"]["policy"] == "rollout" else "trainer" for config in self.configs.values()}
+        return " in some runs and ".join(DEPLOYED[policy] for policy in sorted(policies, reverse=True))
 
     @cached_property
     def control_only(self) -> bool:

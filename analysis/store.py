@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import UserError
 
-VERSION = 3
+VERSION = 4
 """Of the cache's layout; a cache of another version is made again."""
 
 
@@ -44,6 +45,12 @@ class Source(NamedTuple):
     read: Callable[[], tuple[Record, pa.Table]]
 
 
+def cache(source: str) -> Path:
+    """Where the rows of a source are kept: in the user's cache folder, since a file within the source may be forged."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.parquet"
+
+
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
     """Rows in order of step, the later of equal steps; metrics as fp64, what is no number missing; a column `run`."""
     step = rows["step"].to_numpy()
@@ -64,8 +71,15 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
     for name in names[1:]:
         values = [row.get(name) for row in rows]
         number = all(value is None or isinstance(value, int | float) for value in values)
-        columns[name] = pa.array(values, pa.float64()) if number else pa.nulls(len(rows))
+        columns[name] = pa.array(map(_number, values), pa.float64()) if number else pa.nulls(len(rows))
     return pa.table(columns)
+
+
+def _number(value: int | float | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except OverflowError:  # an integer beyond every float
+        return None
 
 
 def _whole(kind: pa.DataType) -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.labels import column, metric
 from analysis.results import Results
+from analysis.statistics import survival
+from analysis.statistics.equivalence import equivalent_p, non_inferior_p
+from analysis.statistics.outcomes import RESAMPLING
 from analysis.statistics.survival import FEW
 
 SHOWN = {"final_reward": ".3f", "best_reward": ".3f", "k3": ".1e", "ess_sequence_min": ".3f", "log_ratio_max": ".2f"}
@@ -24,6 +28,13 @@ OUTCOMES = (
     "Differences are against the reference arm; those of the mean are over shared seeds. "
     "The p-values are exact: log-rank for the time to collapse, permutation of the means for the last reward. "
     f"Holm's adjustment covers the comparisons of one question, precision or correction. {INTERVALS}"
+)
+
+EQUIVALENCE = (
+    "Against the reference arm. A small p refutes that the arm is worse by the margin or more, or that the two differ by "
+    "the margin or more (two one-sided tests). Each p is of an exact permutation of runs. Holm's adjustment covers the table. "
+    "The tests suppose that arms differ by a shift. A rare collapse is none, so the last column has the largest share of "
+    "collapses that the arm's runs leave possible (95%). A claim about the mean does not cover them."
 )
 
 
@@ -75,6 +86,25 @@ def outcomes(results: Results) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def equivalence(results: Results, margin: float) -> pd.DataFrame:
+    """A row per arm with a reference arm: the difference of their mean last rewards, and the tests against the margin."""
+    rng, final, rows = np.random.default_rng(RESAMPLING), results.rewards.final[results.ended.index].dropna(), []
+    arm = results.runs.arm[final.index]
+    for name, reference in results.references.items():
+        x, y = final[arm == name].to_numpy(), final[arm == reference].to_numpy()
+        if reference and len(x) > 1 and len(y) > 1:
+            row = {"arm": name, "reference": reference, "runs": f"{len(x)}, {len(y)}", "difference": x.mean() - y.mean()}
+            tests = {"not worse": non_inferior_p(x, y, margin, rng), "equivalent": equivalent_p(x, y, margin, rng)}
+            fallen = int(results.ended.event[results.ended.arm == name].sum())
+            possible = survival.fraction(fallen, len(x)).upper
+            rows.append(row | {"margin": margin} | tests | {"collapses up to": f"{possible:.0%}"})
+    table = pd.DataFrame(rows)
+    for claim in ("not worse", "equivalent") if rows else ():
+        adjusted = survival.holm(table[claim].to_numpy())
+        table[f"{claim}: p, Holm-adjusted p"] = [_p(p, q) for p, q in zip(table.pop(claim), adjusted, strict=True)]
+    return table
 
 
 def _p(p: float, adjusted: float) -> str:

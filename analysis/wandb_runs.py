@@ -5,9 +5,6 @@ The only file of `analysis` that imports wandb, and the only one anywhere that r
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import struct
 import zlib
 from collections import defaultdict
@@ -18,19 +15,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis.records import Status, checked, onsets, processes
 from analysis.store import Record, Source, rows_table, table_of
 from harness.config import recorded
-from harness.errors import UserError
+from harness.errors import UserError, first_line
+from harness.run.folder import LAST_STEP
+from harness.run.jsonl import loads
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
 """Of a piece of a record: crc32, length, kind (1 whole, 2 first, 3 middle, 4 last), as LevelDB's log has it."""
-
-
-def cache(source: str) -> Path:
-    """Where the rows of a W&B source are kept: the user's cache folder, as the source may lie elsewhere."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.parquet"
 
 
 # --- offline files -----------------------------------------------------------------------------------------------------
@@ -57,34 +51,43 @@ def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
 
     A damaged file is read up to the damage, which stands in the record.
     """
+    from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 
     config: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    damage = []
+    damage: list[str] = []
     for path in fragments:
-        data = path.read_bytes()
-        end = 0
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            damage.append(f"{path}: unreadable ({error.strerror})")
+            continue
+        end, foreign = 0, 0
         for end, content in _records(data):  # noqa: B007 - where the last sound record ends
-            message = Message.FromString(content)
-            kind = message.WhichOneof("record_type")
-            if kind == "history":
-                row = _items(message.history.item)
-                rows.append({"step": int(row.pop("_step")), **{k: v for k, v in row.items() if not k.startswith("_")}})
-            elif kind == "summary":
-                summary |= _items(message.summary.update)
-            elif kind in ("run", "config"):
-                update = message.run.config.update if kind == "run" else message.config.update
-                config |= _items(update)
-                summary |= _items(message.run.summary.update) if kind == "run" else {}
+            try:
+                message = Message.FromString(content)
+                kind = message.WhichOneof("record_type")
+                if kind == "history":
+                    rows.append(_items(message.history.item))
+                elif kind == "summary":
+                    summary |= _items(message.summary.update)
+                elif kind in ("run", "config"):
+                    update = message.run.config.update if kind == "run" else message.config.update
+                    config |= _items(update)
+                    summary |= _items(message.run.summary.update) if kind == "run" else {}
+            except (DecodeError, ValueError):
+                foreign += 1
+        if foreign:
+            damage.append(f"{path}: {foreign} records are none of W&B's; left out")
         if _damaged(data, end):
             damage.append(f"{path}: damaged, read up to byte {end} of {len(data)}")
-    return _run(run, config, summary, rows, "; ".join(damage))
+    return _run(run, config, summary, rows, damage)
 
 
 def _items(items: Any) -> dict[str, Any]:
-    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+    return {item.key or ".".join(item.nested_key): loads(item.value_json.encode()) for item in items}
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -131,22 +134,47 @@ def server(path: str) -> dict[str, Source]:
 
 def read_server(run: Any) -> tuple[Record, pa.Table]:
     """One run of a server; `scan_history` gives every row, where `history` would sample."""
-    rows = [{"step": int(row["_step"]), **{k: v for k, v in row.items() if not k.startswith("_")}} for row in run.scan_history()]
-    return _run(run.id, dict(run.config), {key: run.summary[key] for key in run.summary.keys()}, rows, "")  # noqa: SIM118
+    summary = {key: run.summary[key] for key in run.summary.keys()}  # noqa: SIM118
+    return _run(run.id, dict(run.config), summary, list(run.scan_history()), [])
 
 
-def _run(run: str, config: dict, summary: dict, rows: list[dict], damage: str) -> tuple[Record, pa.Table]:
+def _run(
+    run: str, config: dict[str, Any], summary: dict[str, Any], history: list[dict[str, Any]], damage: list[str]
+) -> tuple[Record, pa.Table]:
     """A run as the harness mirrored it (harness/run/wandb.py)."""
-    if "record" not in config:
-        raise UserError(f"W&B run {run}: no config of this harness in it{'; ' + damage if damage else ''}")
-    record = json.loads(config["record"])
-    onsets = {key.removeprefix("onset/"): int(value) for key, value in summary.items() if key.startswith("onset/")}
-    table = rows_table(table_of([{k: _number(v) for k, v in row.items()} for row in rows]), run)
-    step = int(table["step"][-1].as_py()) if len(table) else 0
-    state = summary.get("state", "running")  # without an end it runs still, or was killed
-    state = "running" if state == "interrupted" else state
-    error, metrics = summary.get("error", ""), table.column_names[2:]
-    return Record(recorded(record["config"]), record["provenance"], state, step, error, onsets, metrics, damage), table
+    try:
+        record = loads(str(config["record"]).encode())
+        values, made = recorded(dict(record["config"])), record["provenance"]
+    except (KeyError, TypeError, ValueError, RecursionError, UserError) as error:
+        why = "; ".join([first_line(error), *damage])
+        raise UserError(f"W&B run {run}: no config of this harness in it ({why})") from None
+    rows = [row for values in history if (row := _row(values))]
+    if len(rows) < len(history):
+        damage.append(f"{len(history) - len(rows)} of its rows have no step; left out")
+    table = rows_table(table_of(rows), run)
+    dated = {key.removeprefix("onset/"): value for key, value in summary.items() if key.startswith("onset/")}
+    events = [{"detector": detector, "onset": onset} for detector, onset in dated.items()]
+    # Without an end the run goes on, or was killed.
+    ended = {key: summary[key] for key in ("state", "error") if key in summary}
+    status = checked(Status, {"state": "running", **ended}, "summary", damage) or Status(state="running")
+    return Record(
+        config=values,
+        provenance=[process.model_dump() for process in processes(made, "provenance", damage)],
+        state="running" if status.state == "interrupted" and not status.error else status.state,
+        step=int(table["step"][-1].as_py()) if len(table) else 0,
+        error=status.error,
+        onsets=onsets(events, values, "summary", damage),
+        metrics=table.column_names[2:],
+        damage="; ".join(damage),
+    ), table
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any] | None:
+    """A row as a run's folder has it; None if it has no step."""
+    step = values.get("_step")
+    if not isinstance(step, int | float) or not (0 <= step <= LAST_STEP and step == int(step)):
+        return None
+    return {"step": int(step), **{key: _number(value) for key, value in values.items() if not key.startswith("_")}}
 
 
 def _number(value: Any) -> Any:

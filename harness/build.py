@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-import math
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from collections.abc import Callable, Sequence
 
 from algos.objective import Objective
+from algos.parameters import check
 from algos.registry import ADVANTAGES, KL, LOSSES, Registry
 from harness.collapse import DETECTORS
-from harness.config import Config, HubConfig, PluginConfig, PrecisionConfig
+from harness.config import Config, HubConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import hub_tokenizer
-from harness.rollouts import ENGINES
+from harness.rollouts import ENGINES, RolloutEngine
 from harness.tasks import TASKS, Task
 
 PROVIDED = {"lengths", "greedy"}
@@ -24,11 +21,13 @@ PROVIDED = {"lengths", "greedy"}
 
 
 def build_objective(config: Config) -> Objective:
-    """loss x correction x proximal x reduction of a config. Raises UserError on a loss that is not decorated."""
-    loss = bound(LOSSES, "loss", config.loss)
-    if not hasattr(loss.func, "anchored"):
-        raise UserError(f"loss.name={config.loss.name}: does not say whether it is anchored; decorate it with @loss(anchored=…)")
-    kl = None if config.kl.name is None else KL[config.kl.name]
+    """loss x correction x proximal x reduction of a config. Raises UserError on a plug-in that is not decorated."""
+    anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
+    _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
+    loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
+    if config.kl.name is not None:
+        inputs = ("logp", "logp_ref", "mask", "logp_prox")
+        kl = bind(KL[config.kl.name], f"kl.name={config.kl.name}", {}, inputs=inputs).func
     return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
 
 
@@ -37,76 +36,77 @@ def build_advantage(config: Config) -> functools.partial:
 
     Raises UserError if it needs an input that a run does not have, or does not declare its inputs.
     """
-    needs = getattr(ADVANTAGES[config.advantage.name], "needs", None)
-    if needs is None:
-        raise UserError(f"advantage.name={config.advantage.name}: does not say what it needs; decorate it with @advantage()")
-    if missing := set(needs) - PROVIDED:
+    needs = "what it needs; decorate it with @advantage()"
+    _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
+    estimator = ADVANTAGES[config.advantage.name]
+    if missing := set(estimator.needs) - PROVIDED:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
-    return bound(ADVANTAGES, "advantage", config.advantage, provided=(*needs, "kept"))
+    return bind(estimator, "advantage", config.advantage.params, provided=(*estimator.needs, "kept"))
 
 
 def build_engine(config: Config) -> functools.partial:
     """The rollout engine of a config with its own parameters bound; see RolloutEngine for the others."""
+    named = config.rollout.engine
+    engine = ENGINES[named.name]
+    if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
+        raise UserError(f"rollout.engine.name={named.name}: no class derived from harness.rollouts.RolloutEngine")
     provided = ("kv_cache", "temperature", "top_p", "top_k", "stop")
-    return bound(ENGINES, "rollout.engine", config.rollout.engine, provided=provided)
+    return bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
 
 
 def build_task(config: Config) -> Task:
     """The task of a config. Raises UserError on data that cannot be used."""
     tokenizer = hub_tokenizer(config.model) if isinstance(config.model, HubConfig) else None
-    return TASKS[config.task.name](config.task, tokenizer)
+    make = TASKS[config.task.name]
+    check(f"task.name={config.task.name}", make, {}, inputs=("config", "tokenizer"))
+    return make(config.task, tokenizer)
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
     """The collapse detectors of a config by name; each is made by a call without arguments."""
-    return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", p) for name, p in config.collapse.detectors.items()}
+    detectors = config.collapse.detectors
+    for name in detectors:
+        _check_marked(DETECTORS, "collapse.detectors", name, "role", "its role; see harness/collapse")
+    return {name: bind(DETECTORS[name], f"collapse.detectors.{name}", params) for name, params in detectors.items()}
 
 
-def bound(registry: Registry, key: str, named: PluginConfig, provided: tuple[str, ...] = ()) -> functools.partial:
-    """A plug-in with its parameters bound. Raises UserError naming a parameter that it does not take or misses."""
-    return bind(registry[named.name], key, named.params, provided)
+def bind(
+    plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
+) -> functools.partial:
+    """`plugin` with `params` bound to its keyword-only parameters; a run passes `inputs` and those in `provided` later.
 
-
-def _annotations(plugin) -> dict[str, Any]:
-    """Types of the parameters by name; empty where a plug-in names types that only a type checker sees."""
-    try:
-        return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
-    except NameError:
-        return {}
-
-
-def bind(plugin, key: str, params: dict, provided: tuple[str, ...] = ()) -> functools.partial:
-    """`plugin` with `params` bound to its keyword-only parameters; the run passes those in `provided` later.
-
-    Raises UserError on an unknown name, a missing one, or a value that is not of the annotated type. NaN is of no type, and true
-    and '2' are no numbers.
+    Raises UserError as `algos.parameters.check` raises ValueError.
     """
-    keywords = [p for p in inspect.signature(plugin).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    accepted = {p.name: p for p in keywords if p.name not in provided}
-    for name in params:
-        if name not in accepted:
-            start = "; for a plug-in start from loss=pg, which sets none" if key == "loss" else ""
-            raise UserError(f"{key}.{name}: unknown; it takes {', '.join(accepted) or 'no parameters'}{start}")
-    for name, parameter in accepted.items():
-        if name not in params and parameter.default is parameter.empty:
-            raise UserError(f"{key}.{name}: missing")
-    types = _annotations(plugin)
-    for name, value in params.items():
-        if isinstance(value, float) and math.isnan(value):
-            raise UserError(f"{key}.{name}=nan: give a number")
-        try:  # as JSON, where a list is a tuple too
-            TypeAdapter(types.get(name, Any)).validate_json(json.dumps(value), strict=True)
-        except ValidationError as error:
-            raise UserError(f"{key}.{name}={value!r}: {error.errors()[0]['msg']}") from None
+    try:
+        check(key, plugin, params, inputs=inputs, provided=provided)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return functools.partial(plugin, **params)
+
+
+def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
+    """What is no plug-in of this kind lacks the attribute `mark`, which says `what`."""
+    if not hasattr(registry[name], mark):
+        raise UserError(f"{key}={name}: does not say {what}")
 
 
 def needs_own_sampler(config: Config) -> bool:
     """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
-    local = config.actor.scoring == "exact" or config.evaluation.policy == "own" or bool(config.evaluation.probe)
+    local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
     return local or (config.kl.name is not None and config.kl.reference == "start")
 
 
 def own_precision(config: Config) -> PrecisionConfig:
     """The precision of the trainer's own policy."""
     return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
+
+
+def samples_as_trainer(config: Config) -> bool:
+    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's dtype, nothing else changed,
+    with the weights of the step."""
+    r, own = config.rollout, own_precision(config)
+    same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
+    whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
+    parameters = inspect.signature(ENGINES["local"]).parameters
+    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in parameters)
+    return r.engine.name == "local" and same and whole and plain

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
+from harness.boundary import refusing
 from harness.config.names import RENAMED, write
 from harness.errors import UserError
+from harness.yaml_file import read_yaml
+
+CONF = Path(__file__).parents[1] / "experiments" / "conf"
 
 
 def compose(*overrides: str) -> dict[str, Any]:
     """The resolved config of a run with these overrides, for `harness.config.parse`. Raises UserError if Hydra refuses."""
-    try:
+    with refusing(" ".join(overrides)):
         return composer()(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(refusal(error)) from None
 
 
 @cache
@@ -59,7 +63,7 @@ class Composer:
         self.chosen: dict[tuple[str, ...], bytes] = {}
 
     def __call__(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The resolved config of one run, without the node `hydra`. Raises HydraException or OmegaConfBaseException.
+        """The resolved config of one run, without the node `hydra`. Raises what `harness.boundary` explains.
 
         Hydra, too, applies values in their order, once all groups are composed, and interpolations are resolved after that.
         """
@@ -78,6 +82,7 @@ class Composer:
         """The override, and whether Hydra must compose anew for it: it chooses a group, or sets where groups are looked for."""
         if text not in self.parsed:
             (override,) = self.parser.parse_overrides([text])
+            check_choices([override])
             is_value = isinstance(override.value(), dict) or not self.loader.repository.group_exists(override.key_or_group)
             self.parsed[text] = override, not is_value or override.key_or_group.startswith("hydra.")
         return self.parsed[text]
@@ -85,17 +90,50 @@ class Composer:
 
 def refusal(error: Exception) -> str:
     """What Hydra refuses, in one line that names the key and the remedy."""
+    if isinstance(error, OverrideParseException):
+        reason = " ".join(str(error).split()).partition(" See https")[0]
+        return f"{error.override}: not KEY=VALUE as Hydra reads it ({reason}); quote a value as KEY='\"...\"'"
     if isinstance(error, MissingConfigException) and error.options:
-        return _plugged(error.missing_cfg_file or "") or (
-            f"{error.missing_cfg_file}: there is no such option; take one of {', '.join(error.options)}"
-        )
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; run.root must name a folder that can be written"
+        missing = error.missing_cfg_file or ""
+        options = _option_names(missing.rpartition("/")[0]) or error.options
+        return _plugged(missing) or f"{missing}: there is no such option; take one of {', '.join(options)}"
+    unchosen = re.match(r"Could not override '(.+?)'.*No match in the defaults list.*use (\+\S+)", str(error), re.S)
+    if unchosen and _option_names(unchosen[1]):
+        return f"{unchosen[1]}: not in the config so far; write {unchosen[2]}"
     if unknown := re.match(r"Could not override '(.+?)'", str(error)):
         if unknown[1] in RENAMED:
             return f"{unknown[1]}: renamed; write {write(unknown[1])}"
         return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
     return " ".join(str(error).split())
+
+
+def check_choices(overrides: Iterable[Override]) -> None:
+    """Raise UserError on an override that chooses what is no name of an option: Hydra's own error lacks the key."""
+    for override in overrides:
+        options, value = _option_names(override.key_or_group), override.value()
+        if not override.key_or_group:
+            raise UserError(f"{override.input_line}: no key; write KEY=VALUE")
+        deleted = override.is_delete()
+        if not options or override.is_sweep_override() or isinstance(value, dict) or (deleted and value is None):
+            continue
+        names = value if isinstance(value, list) and not deleted else [value]
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"{override.input_line}: {override.key_or_group} takes one of {', '.join(options)}")
+
+
+def check_files(folder: str | None) -> None:
+    """Raise UserError on a file below --config-dir that Hydra could not read, or could not end to read."""
+    for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
+        read_yaml(file)
+
+
+def _option_names(group: str) -> list[str]:
+    """The options of a group in experiments/conf, and its folders of options; none if there is no such group."""
+    if not re.fullmatch(r"\w[\w/]*", group) or not (CONF / group).is_dir():
+        return []
+    entries = sorted((CONF / group).iterdir())
+    folders = [f"{entry.name}/..." for entry in entries if entry.is_dir() and not entry.name.startswith("_")]
+    return [entry.stem for entry in entries if entry.suffix == ".yaml"] + folders
 
 
 def _plugged(option: str) -> str | None:
@@ -123,23 +161,22 @@ class Choices(NamedTuple):
 
 def choices(*overrides: str) -> Choices:
     """What there is to choose, and what these overrides choose. Raises UserError if Hydra refuses them."""
-    try:
+    with refusing(" ".join(overrides)):
         with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
+            assert isinstance(loader, ConfigLoaderImpl)
             composed = hydra.compose("config", list(overrides), return_hydra_config=True)
         groups = composed.hydra.runtime.choices.items()
         chosen = {group: str(option) for group, option in groups if not group.startswith("hydra/")}
         with open_dict(composed):
             del composed["hydra"]
-        return Choices(plain(composed), chosen, dict(_options(loader, "")))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(refusal(error)) from None
+        return Choices(plain(composed), chosen, dict(_options(loader.repository, "")))
 
 
-def _options(loader: ConfigLoader, parent: str) -> Iterator[tuple[str, list[str]]]:
-    for name in loader.list_groups(parent):
+def _options(repository: IConfigRepository, parent: str) -> Iterator[tuple[str, list[str]]]:
+    for name in repository.get_group_options(parent, ObjectType.GROUP):
         group = f"{parent}/{name}" if parent else name
         if group != "hydra":
-            if options := loader.get_group_options(group):
+            if options := repository.get_group_options(group, ObjectType.CONFIG):
                 yield group, sorted(options)
-            yield from _options(loader, group)
+            yield from _options(repository, group)

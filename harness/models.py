@@ -83,21 +83,21 @@ def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 def hub_config(model: HubConfig) -> PretrainedConfig:
     """The transformers config of a pretrained model."""
     with _explained(model):
-        return AutoConfig.from_pretrained(model.path)
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=False)
 
 
 def hub_model(model: HubConfig) -> PreTrainedModel:
     """A pretrained model in fp32, from safetensors only: nothing of a checkpoint is executed."""
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+            model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
         )
 
 
 def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a pretrained model."""
     with _explained(model):
-        return AutoTokenizer.from_pretrained(model.path)
+        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
 
 
 MADE = Path("models")

@@ -8,6 +8,7 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.config import Config
+    from harness.rollouts import Told
 
 
 class Replay(NamedTuple):
@@ -32,21 +33,29 @@ REPLAYS = {
 it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
 
 
-def check_routing(config: Config, experts: int, told: bool) -> None:
-    """Refuse a replay without effect or meaning. experts: of a layer of the model; told: whether the engine tells its routes."""
+def check_routing(config: Config, experts: int, told: Told) -> None:
+    """Refuse a replay without effect or meaning. experts: of a layer of the model; told: by the engine."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:
         return
     if not experts:
         raise UserError(f"{key} has no effect: model={config.model.name} has no experts; set routing.replay=none, or model=moe")
-    if replay.source == "engine" and not told:
+    if replay.source == "engine" and told == "nothing":
         raise UserError(
             f"{key}: rollout.engine={config.rollout.engine.name} does not tell the experts that it chose here; "
             "use rollout/engine=local, or routing.replay=r2 or none"
         )
-    if replay.weights and config.rollout.engine.name == "vllm":
-        raise UserError(f"{key}: vLLM tells the experts that it chose without their weights; use routing.replay=r3")
+    if replay.weights and told != "experts and weights":
+        raise UserError(
+            f"{key}: rollout.engine={config.rollout.engine.name} tells the experts it chose without their weights; "
+            "use routing.replay=r3"
+        )
+    if replay.weights and actor.weight_decay:
+        raise UserError(
+            f"{key} with actor.weight_decay={actor.weight_decay:g}: the router gets no gradient, so decay alone would move it; "
+            "set actor.weight_decay=0, or use routing.replay=r3"
+        )
     if replay.source == "trainer":
         if actor.scoring == "none":
             raise UserError(f"{key}: actor.scoring=none makes no pass of π_old, whose experts r2 replays; use exact")

@@ -18,7 +18,7 @@ from harness.config import ArithmeticConfig, Config, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
-from harness.rollouts.architecture import describe, experts
+from harness.rollouts.architecture import architecture_of, expert_count
 from harness.routing import check_routing
 from harness.tasks import TurnTask
 
@@ -43,8 +43,8 @@ def check(config: Config) -> None:
         if error.__cause__ is not None:
             raise
         raise UserError(str(error)) from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{error}") from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _try_out(objective: Objective) -> None:
@@ -52,10 +52,12 @@ def _try_out(objective: Objective) -> None:
     one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
-            bind(CORRECTIONS[filter_.function], f"correction.reject.{name}.params", filter_.params)
+            key, inputs = f"correction.reject.{name}.params", ("log_ratio", "mask")
+            bind(CORRECTIONS[filter_.function], key, filter_.params, inputs=inputs)
     turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    batch = objective.select(Batch(one, mask, one, one, turn, one, prompt))
-    objective(one, batch, correct(batch, objective.correction), Counts.of(mask, prompt))
+    batch = Batch(one, mask, one, one, turn, one, prompt)
+    corrected = correct(batch, objective.correction)
+    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt))
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:
@@ -98,6 +100,15 @@ def _built(config: Config) -> _Built:
     return _BUILT[sections]
 
 
+def _check_persistence(config: Config) -> None:
+    rollout = config.rollout
+    if config.diagnostics.persistence.every and rollout.engine.name == "vllm" and rollout.temperature != 1:
+        raise UserError(
+            f"diagnostics.persistence with rollout.temperature={rollout.temperature:g}: vLLM scores given responses at "
+            "temperature 1 alone; set rollout.temperature=1 or diagnostics.persistence.every=null"
+        )
+
+
 def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
@@ -105,14 +116,15 @@ def _check_model_and_task(config: Config) -> None:
     shape, has_turns = _built(config)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
-    check_routing(config, experts(shape), engine.tells_routes())
+    _check_persistence(config)
+    check_routing(config, expert_count(shape), engine.tells())
     if needs_own_sampler(config):
         try:
-            describe(shape)
+            architecture_of(shape)
         except UserError as error:
             raise UserError(
-                f"actor.scoring=exact, evaluation.policy=own, .probe and kl need the trainer's own policy as a local engine "
-                f"({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
+                f"actor.scoring=exact, evaluation.policy other than rollout, .probe and kl need the trainer's own policy as "
+                f"a local engine ({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
             ) from None
     by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
     if by_turn and not has_turns:

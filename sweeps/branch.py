@@ -5,7 +5,6 @@ An error in the command is found before torch is imported.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from harness.collapse import DETECTORS
 from harness.compose import compose
 from harness.config import Config, parse
 from harness.errors import UserError
+from harness.routing import REPLAYS
 from harness.run.folder import RunFolder
+from harness.run.manifest import read_state
 from harness.run.restore import Checkpoint, find, transplant
 from sweeps.launch import launch
 from sweeps.launchers.local import Local
@@ -26,17 +27,17 @@ FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollo
 """Keys that a checkpoint depends on: the policy, its optimizer, and what the detectors have seen."""
 
 
-def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False) -> Path:
+def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
     """Run `seeds` seeds of each arm, and of an unchanged one, from the run `origin` at step `at`. Returns the report's path.
 
     arms: overrides of a run, separated by spaces, as "correction=icepop steps=400". noise: add an arm that samples in the
-    trainer's own precision, with synthetic noise of the same K3 as the run's rollouts. The runs form the sweep
-    <sweep>-branch-<hash>-<step>. The same command again resumes or skips them. Raises UserError on an override that the
-    checkpoint cannot take, and on a checkpoint after a collapse.
+    trainer's own precision, with synthetic noise of the same K3 as the run's rollouts. trust: see `find`. The runs form
+    the sweep <sweep>-branch-<hash>-<step>. The same command again resumes or skips them. Raises UserError on an override
+    that the checkpoint cannot take, and on a checkpoint after a collapse.
     """
-    checkpoint = find(origin, at)
-    events = json.loads((checkpoint.folder / "state.json").read_text())["events"]
-    if any(DETECTORS[name].role == "collapse" for name in events):
+    checkpoint = find(origin, at, trust=trust)
+    events = read_state(checkpoint.folder).events
+    if any(DETECTORS[name].role == "collapse" for name in checkpoint.config.collapse.detectors if name in events):
         raise UserError(f"{checkpoint.folder}: the run had collapsed before this checkpoint; branch from an earlier one")
     sweep = f"{checkpoint.config.run.sweep}-branch-{checkpoint.config.digest[:6]}-{checkpoint.step}"
     configs = [config for arm in ["", *arms] for config in _seeded(checkpoint, arm, seeds, sweep)]
@@ -52,11 +53,10 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     for config in configs:
         folder = RunFolder(config.path)
         with folder.claim():
-            if not (folder.path / "checkpoints").exists():
+            if not folder.checkpoints:
                 transplant(checkpoint, folder)
-                folder.log_event("branched", checkpoint.step, origin=str(checkpoint.folder))
     launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
-    return report(configs[0].path.parent)
+    return report(configs[0].path.parent, trust=trust)
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
@@ -115,9 +115,22 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
     for key in sorted(before.keys() | after.keys()):
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
+    _check_waiting(checkpoint.config, config, overrides)
     if config.steps <= checkpoint.step:
         earlier = ", ".join(f"--at {step}" for step in RunFolder(checkpoint.folder.parents[1]).checkpoints if step < config.steps)
         remedy = f"branch from an earlier one: {earlier}" if earlier else "a larger checkpoint.keep would have kept earlier ones"
         left = f"the checkpoint is of step {checkpoint.step}, with nothing left to train"
         raise UserError(f"steps={config.steps}: {left}; {remedy}")
     return config
+
+
+def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
+    """Rollouts that wait in the checkpoint tell of their experts what the run's engine told and its replay needed."""
+    replay, kept = REPLAYS[config.routing.replay], REPLAYS[origin.routing.replay]
+    other = config.rollout.engine.name != origin.rollout.engine.name
+    if origin.rollout.staleness and replay.source == "engine" and (other or (replay.weights and not kept.weights)):
+        raise UserError(
+            f"{overrides}: routing.replay={config.routing.replay} reads what the {origin.rollout.staleness} rollouts that wait "
+            f"in the checkpoint may lack, of rollout.engine={origin.rollout.engine.name} and "
+            f"routing.replay={origin.routing.replay}; keep both"
+        )

@@ -87,6 +87,7 @@ def cancel(path: Path) -> None:
     elif launcher is None:
         raise UserError(f"{path}: nothing is running; a launcher that is just starting stops by itself")
     elif not search:
+        sweep.log("cancelled", [run for run, state in sweep.states().items() if state.state in ("submitted", "running")])
         os.kill(launcher.pid, signal.SIGTERM)
         print(f"launcher {launcher.pid} stops at a checkpoint")
 

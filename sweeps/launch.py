@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from harness.arms import flatten
@@ -39,6 +40,7 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
             _check_unchanged(sweep, grid, states)
         active = executor.active(sweep, states)
         plan(sweep, grid, states)
+        _enter_missing_ends(sweep)
         save_launcher(sweep, settings)
         todo = [run for run in grid if run not in active and _is_todo(sweep, run, states.get(run), retry_failed)]
         print_plan(sweep, grid, todo, active, executor)
@@ -83,7 +85,8 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Execu
     with Display(list(grid.values()), names) as display:
         ended = executor.run(sweep, todo, display.update)
     if ended:
-        _enter_missing_ends(sweep)
+        left = [run for run, state in sweep.states().items() if state.state in ("submitted", "running")]
+        _enter_missing_ends(sweep, [run for run in left if not is_claimed(sweep.folder(run))])
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if ended:
         report(sweep, states)
@@ -92,10 +95,13 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Execu
     return states
 
 
-def _enter_missing_ends(sweep: Sweep) -> None:
-    """Enter the ends that no process entered into the ledger: a launcher may have been killed, with its runs or after them."""
+def _enter_missing_ends(sweep: Sweep, gone: Collection[str] = ()) -> None:
+    """Enter the ends that no process entered into the ledger: of runs that were finished without a launcher, and of `gone`.
+
+    gone: runs whose launcher was killed, with them or after them.
+    """
     for run, state in sweep.states().items():
-        if state.state in ("submitted", "running") and not is_claimed(sweep.folder(run)):
+        if state.state not in FINISHED and (sweep.finished(run) or run in gone):
             end = sweep.state_from_folder(run, state, "its launcher is gone")
             sweep.log("ended", [run], state=end.state, job=state.job, error=end.error)
 

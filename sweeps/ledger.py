@@ -27,7 +27,7 @@ from harness.errors import Unavailable, UserError
 from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder, writing
 from sweeps.lock import LauncherLock
-from sweeps.states import EVENTS, RunState, is_event
+from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
@@ -73,11 +73,18 @@ class Sweep:
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, oldest first. A damaged line is left out and named in `damaged`."""
+        """All events, oldest first. A damaged line is left out and named in `damaged`.
+
+        Raises Unavailable when the file cannot be read.
+        """
         path = self.home / "ledger.jsonl"
+        try:
+            lines = list(jsonl.read(path))
+        except OSError as error:
+            raise Unavailable(f"{path}: unreadable ({error.strerror}); make it readable, or move it away") from None
         self.damaged = []
         events = []
-        for number, event in jsonl.read(path):
+        for number, event in lines:
             if event is not None and is_event(event):
                 events.append(event)
             else:
@@ -119,7 +126,7 @@ class Sweep:
             status = self.folder(run).read("status.json")
         except UserError:
             status = {"state": "queued"}
-        if status["state"] in (*FINISHED, "failed", "preempted"):
+        if status["state"] in ENDS:
             return state._replace(state=status["state"], error=status.get("error", ""))
         return state._replace(state="interrupted", error=error)
 

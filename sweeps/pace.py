@@ -7,6 +7,7 @@ import json
 import statistics
 
 from harness.config import Config
+from harness.errors import UserError
 from harness.run.folder import RunFolder
 from sweeps.ledger import Sweep
 from sweeps.progress import clock
@@ -38,9 +39,15 @@ def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}
-        for event in sweep.events():
+        try:
+            events = sweep.events()
+        except UserError:  # another sweep's, which is no business of this one
+            continue
+        for event in events:
             if event["event"] == "planned":
-                costs[event["run"]] = event.get("cost", "")
-            elif event["event"] == "ended" and event.get("steps") and event.get("seconds"):
-                paces.setdefault(costs.get(event["run"], ""), []).append(event["seconds"] / event["steps"])
+                costs[event["run"]] = str(event.get("cost", ""))
+            elif event["event"] == "ended":
+                steps, seconds = event.get("steps"), event.get("seconds")
+                if isinstance(steps, int) and isinstance(seconds, int | float) and min(steps, seconds) > 0:
+                    paces.setdefault(costs.get(event["run"], ""), []).append(seconds / steps)
     return paces

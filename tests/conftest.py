@@ -51,12 +51,17 @@ def _llm() -> bool:
     return Path("models/smollm2/model.safetensors").exists()
 
 
+def _oldest() -> bool:
+    return Path(".venv/oldest/installed").exists()
+
+
 UNITS = {"gpu": ("a GPU", _gpu), "cpu_fp8_cache": ("a CPU on which vLLM has an FP8 cache", _cpu_fp8_cache)}
 SOFTWARE = {
     "vllm": ("vLLM: make vllm", _vllm),
     "slurm": ("Slurm: apt-get install slurm-wlm munge", _slurm),
     "chromium": ("chromium: apt-get install chromium", _chromium),
     "llm": ("SmolLM2: make llm", _llm),
+    "oldest": ("an environment with an old torch: make .venv/oldest/installed", _oldest),
 }
 NEEDS = UNITS | SOFTWARE
 """Marker -> what a test with it needs, whether this machine has it."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
+from algos.parameters import check
 from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, sizes
 from algos.registry import CORRECTIONS
 
@@ -17,7 +18,8 @@ class Corrected(NamedTuple):
     """What a correction does to a batch, detached.
 
     weights: [B, T], multiplies the token loss (0 off the response). kept: [B, T] bool, the response mask after
-    rejection. counted: [B, T] bool, the mask whose counts the reduction divides by.
+    rejection. counted: [B, T] bool, what a response consists of for the counts of the reduction, for a loss's mean or
+    product over the response, and for a selection among its tokens.
     """
 
     weights: Tensor
@@ -121,12 +123,15 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(batch: Batch, spec: Correction) -> Tensor:
     """The mask that the plug-ins leave, [B, T] bool. They see the whole batch, because their bounds may depend on it.
 
-    Raises ValueError naming a plug-in that does not return [B, T] bool: [B] would spread over the tokens where B = T.
+    Raises ValueError naming a parameter that is not of its type, or a plug-in that does not return [B, T] bool, since
+    [B] would spread over the tokens where B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
     left, mask = batch.mask, batch.mask
     for name, plugin in plugins.items():
-        keep = CORRECTIONS[plugin.function](Ratio(batch).l, left, **plugin.params)
+        function = CORRECTIONS[plugin.function]
+        check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
+        keep = function(Ratio(batch).l, left, **plugin.params)
         if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
             returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
             raise ValueError(

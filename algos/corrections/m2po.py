@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
+
+from algos.parameters import SMALL
+
+SecondMoment = Annotated[
+    float, Interval(ge=SMALL, le=1e6), "the largest mean of (log ρ)², positive, up to 1e6 (0.04 is the paper's)"
+]
 
 
 @torch.no_grad()
-def m2po(log_ratio: Tensor, mask: Tensor, *, tau: float) -> Tensor:
+def m2po(log_ratio: Tensor, mask: Tensor, *, tau: SecondMoment) -> Tensor:
     """Drop the tokens with the largest (log ρ)² until the mean of those that stay is at most τ; [B, T] bool.
 
     keep = {t: l_t² ≤ c},  c = max{c: mean(l² | l² ≤ c) ≤ τ}
@@ -15,10 +24,7 @@ def m2po(log_ratio: Tensor, mask: Tensor, *, tau: float) -> Tensor:
     where l = `log_ratio` [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper. The mean is over the tokens of `mask`,
     so give it the whole batch: a part of it ranks differently. Source: arXiv 2510.01161 section 3.
     Limits: τ → ∞ keeps everything; l = 0 keeps everything; tokens of equal l² stay or go together.
-    Raises ValueError on τ ≤ 0.
     """
-    if not tau > 0:
-        raise ValueError(f"tau={tau}: the largest mean of (log ρ)², a positive number (0.04 is the paper's)")
     moments = torch.where(mask, log_ratio.double().square(), torch.inf)
     ranked = moments.flatten().sort().values
     present = ranked.isfinite()

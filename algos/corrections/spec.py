@@ -11,6 +11,8 @@ import numbers
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from algos.parameters import LARGE, SMALL
+
 Level = Literal["token", "sequence", "geometric", "segment", "segment_geometric"]
 """Where ρ is taken. token: each token. sequence: the product over the response. geometric: exp of the mean log ratio of
 the response. segment and segment_geometric: these two over each segment (turn) of the response."""
@@ -160,7 +162,8 @@ class Correction:
     normalize: Normalize = "none"
     """batch: divide the weights by their mean over the batch."""
     denominator: Denominator = "original"
-    """Tokens that the reduction divides by after a rejection: all, or those that were kept."""
+    """What a response consists of after a rejection: all its tokens, or the kept ones. Reductions count these tokens, and
+    gspo, gmpo, luspo, topr, vespo, clip_cov and kl_cov take their means, products and selections over them."""
 
     def __post_init__(self) -> None:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():
@@ -230,6 +233,8 @@ def _check_numbers(lower: float | None, upper: float | None) -> None:
     for key, value in {"lower": lower, "upper": upper}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value)):
             raise ValueError(f"{key}={value!r} is not a number; give one, or null for no bound")
+        if value is not None and LARGE < abs(value) < math.inf:
+            raise ValueError(f"{key}={value} is beyond every ratio: they are computed up to e²⁰; give at most 1e9")
 
 
 def _check_ratios(lower: float | None, upper: float | None) -> None:
@@ -238,6 +243,8 @@ def _check_ratios(lower: float | None, upper: float | None) -> None:
         raise ValueError(f"upper={upper} is below 1, the ratio of two equal policies; upper must be ≥ 1")
     if lower is not None and not 0 <= lower <= 1:
         raise ValueError(f"lower={lower} is outside [0, 1]; 1 is the ratio of two equal policies")
+    if lower is not None and 0 < lower < SMALL:
+        raise ValueError(f"lower={lower} is below every ratio: they are computed down to e⁻²⁰; give at least 1e-9")
     _check_apart(lower, upper)
 
 

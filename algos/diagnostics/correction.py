@@ -6,7 +6,20 @@ from algos.chunks import chunked
 from algos.corrections.apply import Corrected, bounded_weights, correct, passes, raw_weights, statistic
 from algos.corrections.spec import Correction, Reject
 from algos.diagnostics.mismatch import finish_mismatch, ratio_rows
-from algos.diagnostics.rows import Rows, count, extreme, highest, lowest, mean_present, row_sum, share, squares
+from algos.diagnostics.rows import (
+    SUMS,
+    Rows,
+    count,
+    extreme,
+    highest,
+    lowest,
+    mean_present,
+    moments,
+    row_sum,
+    share,
+    squares,
+    sums,
+)
 from algos.ratios import Ratio
 
 
@@ -177,7 +190,7 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
     off: values − their value for equal policies, which they have off the mask. Summing these lets small spreads survive
     the batch's own precision. With `bounds`, also how many values are beyond them.
     """
-    rows = {"off": row_sum(off), "off_sq": squares(off)}
+    rows = sums(torch.where(ratio.mask.any(-1, keepdim=True) if values.shape[-1] == 1 else ratio.mask, values, 0.0), off)
     if bounds is not None:
         rows |= {"low": count(values < bounds[0]), "high": count(values > bounds[1])}
     n, mask = count(ratio.mask), ratio.mask
@@ -193,18 +206,14 @@ def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[
     """
     if not spreads:
         return {}
-    stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in ("n", "off", "off_sq", "min", "max")}
-    n, off_sum, smallest, largest = stacked["n"], stacked["off"], stacked["min"], stacked["max"]
+    stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in (*SUMS, "n", "min", "max")}
+    n, smallest, largest = stacked["n"], stacked["min"], stacked["max"]
     lower, upper, centre = torch.tensor(list(spreads.values()), dtype=torch.float64).to(n.device).T[:, :, None]
-    present = n[0] > 0
-    tokens = n.sum(-1).clamp(min=1)
-    off = off_sum.sum(-1) / tokens
-    variance = (stacked["off_sq"].sum(-1) / tokens - off.square()).clamp(min=0)
-    mean = centre[:, 0] + off
-    row = centre + off_sum / n.clamp(min=1)
+    present, tokens = n[0] > 0, n.sum(-1).clamp(min=1)
+    row, row_off, mean, _, variance = moments(stacked, n, centre)
     means = mean_present(torch.stack([row, (row > upper).double(), (row < lower).double()]), present)
     deviations = torch.where(present, (row - means[0][:, None]).square(), 0.0).sum(-1)
-    ends = extreme(torch.stack([largest, -smallest, row, -row, (row - centre).abs()]), present)
+    ends = extreme(torch.stack([largest, -smallest, row, -row, row_off.abs()]), present)
     statistics = {
         "mean": mean,
         "std": variance.sqrt(),

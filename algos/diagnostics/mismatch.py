@@ -11,7 +11,7 @@ from torch import Tensor
 from algos.batch import Batch
 from algos.chunks import chunked
 from algos.diagnostics.pareto import pareto_k
-from algos.diagnostics.rows import Rows, count, extreme, highest, lowest, mean_present, row_sum, squares
+from algos.diagnostics.rows import SUMS, Rows, count, extreme, highest, lowest, mean_present, moments, row_sum, share, sums
 from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
@@ -31,13 +31,19 @@ def ratio_rows(ratio: Ratio) -> Rows:
     return {
         "n": count(ratio.mask),
         "l": row_sum(ratio.l),
-        "excess": row_sum(ratio.excess),
-        "excess_sq": squares(ratio.excess),
+        **ratio_sums(ratio),
         "l_max": highest(ratio.l, ratio.mask).clamp(min=0),  # of l and 0, the value for equal policies
         "l_min": lowest(ratio.l, ratio.mask).clamp(max=0),
         "beyond": count(ratio.l.abs() > LOG_RATIO_BOUND),
         "rollout": row_sum(torch.where(ratio.mask, ratio.batch.logp_rollout, 0.0)),
     }
+
+
+def ratio_sums(ratio: Ratio) -> Rows:
+    """Of ρ over each response, unbounded as `Ratio.excess` is."""
+    rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
+    rho = torch.where(ratio.mask, rho, 0.0)
+    return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}
 
 
 @torch.no_grad()
@@ -58,9 +64,8 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     mean_l = rows["l"] / n.clamp(min=1)
     sequence = torch.where(present, rows["l"], -torch.inf)
     sequence_ess = _ess(sequence, present)
-    excess, excess_sq = rows["excess"].sum() / tokens, rows["excess_sq"].sum() / tokens
-    variance = (excess_sq - excess.square()).clamp(min=0)
-    token_chi2 = variance / (1 + excess).square()
+    rho = moments({key: rows[f"ratio/{key}"] for key in SUMS}, n, n.new_ones(1))
+    token_chi2 = share(rho.variance, rho.mean.square())
     kl = -rows["l"].sum() / tokens
     rollout = -rows["rollout"] / n.clamp(min=1)
     means = {
@@ -78,16 +83,16 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     ).unbind()
     return dict(zip(means, mean_present(torch.stack(list(means.values())), present).unbind(), strict=True)) | {
         "rollout_corr/kl": kl,
-        "rollout_corr/k3_kl": (excess + kl).clamp(min=0),
-        "rollout_corr/chi2_token": excess_sq + 2 * excess,
+        "rollout_corr/k3_kl": (rho.off + kl).clamp(min=0),
+        "rollout_corr/chi2_token": rho.variance + rho.off * (2 + rho.off),
         "rollout_corr/log_ppl_diff_max": most,
         "rollout_corr/log_ppl_diff_min": -least,
         "mismatch/ess_token": 1 / (1 + token_chi2),
         "mismatch/ess_sequence": sequence_ess,
         "mismatch/chi2_token_normalized": token_chi2,
         "mismatch/chi2_sequence_normalized": 1 / sequence_ess - 1,
-        "mismatch/ratio_mean": 1 + excess,
-        "mismatch/ratio_std": variance.sqrt(),
+        "mismatch/ratio_mean": rho.mean,
+        "mismatch/ratio_std": rho.variance.sqrt(),
         "mismatch/ratio_max": highest_l.exp(),
         "mismatch/ratio_min": (-lowest_l).exp(),
         "mismatch/log_ratio_max_abs": torch.maximum(highest_l, lowest_l),

@@ -8,6 +8,7 @@ global batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,45 @@ def row_sum(values: Tensor) -> Tensor:
 def squares(values: Tensor) -> Tensor:
     """Sum of the squares of each row, without a tensor of squares."""
     return torch.linalg.vecdot(values, values)
+
+
+SUMS = ("off", "off_sq", "sum", "sum_sq")
+
+
+def sums(values: Tensor, off: Tensor) -> Rows:
+    """Sums over each row of `values` (0 off the mask) and of `off`, these less their value for equal policies, and of squares."""
+    return {"off": row_sum(off), "off_sq": squares(off), "sum": row_sum(values), "sum_sq": squares(values)}
+
+
+class Moments(NamedTuple):
+    """row, row_off [..., B]: mean of each response, and less `centre`. mean, off, variance [...]: of the batch's tokens."""
+
+    row: Tensor
+    row_off: Tensor
+    mean: Tensor
+    off: Tensor
+    variance: Tensor
+
+
+def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
+    """The moments from four sums over each response's n [B] tokens: off, off_sq of values − centre, sum, sum_sq of values.
+
+    All sums are [..., B], and centre [..., 1] is the values' value for equal policies.
+
+    Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of
+    values − 1 would lose the values. Each response takes the sums that lose less. The variance is that within responses
+    plus that of their means, so that no two large numbers are subtracted.
+    """
+    tokens, size = n.sum(-1).clamp(min=1), n.clamp(min=1)
+    near = rows["off"] / size > -0.5
+    row = torch.where(near, centre + rows["off"] / size, rows["sum"] / size)
+    row_off = torch.where(near, rows["off"] / size, row - centre)
+    within = torch.where(near, rows["off_sq"] - size * row_off.square(), rows["sum_sq"] - size * row.square())
+    off = (n * row_off).sum(-1) / tokens
+    between = n * (row_off - off[..., None]).square()
+    variance = (within.clamp(min=0) + torch.where(n > 0, between, 0.0)).sum(-1) / tokens
+    mean = torch.where(off > -0.5, centre.squeeze(-1) + off, (n * row).sum(-1) / tokens)
+    return Moments(row, row_off, mean, off, variance)
 
 
 def count(flags: Tensor) -> Tensor:

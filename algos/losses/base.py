@@ -1,9 +1,10 @@
-"""What every loss shares: its signature, the masking of its inputs, and the checks of its parameters.
+"""What every loss shares: its signature, the masking of its inputs, and the check of its parameters.
 
 Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, each tensor [B, T].
 logp: log π_θ in nats, the only tensor that carries gradient. logp_prox: the anchor, π_old or μ, in nats; None for a loss
 that does not read it. mask: bool, True on response tokens. params: the keys of the loss's config, keyword-only without
-defaults. A correction multiplies the result, and `reductions.reduce` makes it a scalar.
+defaults, with types as in `algos.parameters`. A correction multiplies the result, and `reductions.reduce` makes it a
+scalar.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from algos.parameters import check_values
+
 
 class TokenLoss(NamedTuple):
     """loss: [B, T], unreduced, 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a
-    loss without bounds. capped: [B, T] bool, where that bound is the dual clip; None without one."""
+    loss without bounds. capped: [B, T] bool, where that bound is the dual clip or dppo's cap; None without one."""
 
     loss: Tensor
     clipped: Tensor | None = None
@@ -33,12 +36,13 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
     anchored: whether it reads `logp_prox`. A run whose loss does not may skip that forward pass.
     select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole
     mini-batch differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
-    Raises ValueError when `logp_prox` is missing, AssertionError on shapes.
+    Raises ValueError when `logp_prox` is missing or a parameter is not of its type, AssertionError on shapes.
     """
 
     def mark(function: Callable) -> Callable:
         @functools.wraps(function)
         def masked(logp, logp_prox, advantages, mask, *selected, **params) -> TokenLoss:
+            check_values("loss", function, params)
             logp, logp_prox, advantages = _prepared(logp, logp_prox if anchored else None, advantages, mask)
             if anchored and logp_prox is None:
                 raise ValueError(f"loss={function.__name__} is anchored: it needs logp_prox, π_old or μ")
@@ -66,21 +70,3 @@ def _prepared(
         dtype = torch.promote_types(dtype, logp_prox.dtype)
         logp_prox = torch.where(mask, logp_prox.detach().to(dtype), 0.0)
     return torch.where(mask, logp.to(dtype), 0.0), logp_prox, torch.where(mask, advantages.detach().to(dtype), 0.0)
-
-
-def check_clip_range(eps_low: float, eps_high: float) -> None:
-    """Check offsets from ratio 1. eps_high may be infinite; eps_low = 1 means no lower clip."""
-    check("eps_low", eps_low, 0 <= eps_low <= 1, "an offset from ratio 1 in [0, 1]")
-    check("eps_high", eps_high, eps_high >= 0, "an offset from ratio 1, ≥ 0")
-
-
-def check_ratio_range(lower: float, upper: float) -> None:
-    """Check absolute ratios, which must contain 1, the ratio of two equal policies."""
-    check("lower", lower, 0 <= lower <= 1, "an absolute ratio in [0, 1], 1 being the ratio of two equal policies")
-    check("upper", upper, upper >= 1, "an absolute ratio ≥ 1, the ratio of two equal policies")
-
-
-def check(key: str, value: float, accepted: bool, meaning: str) -> None:
-    """Raise ValueError naming `loss.<key>`, the value and what is accepted. A NaN fails every comparison."""
-    if not accepted:
-        raise ValueError(f"loss.{key}={value}: must be {meaning}")

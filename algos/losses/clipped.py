@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check, check_clip_range, loss
+from algos.losses.base import TokenLoss, loss
+from algos.parameters import LARGE, LowerOffset, UpperOffset
 from algos.ratios import bounded_exp
+
+DualClip = Annotated[Annotated[float, Interval(gt=1, le=LARGE)] | None, "an absolute ratio above 1, up to 1e9, or null"]
 
 
 @loss(anchored=True)
@@ -16,9 +22,9 @@ def ppo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    eps_low: float,
-    eps_high: float,
-    dual_clip: float | None,
+    eps_low: LowerOffset,
+    eps_high: UpperOffset,
+    dual_clip: DualClip,
 ) -> TokenLoss:
     """Proximal policy optimisation with separate clip ranges and an optional dual clip.
 
@@ -30,9 +36,6 @@ def ppo(
     Limits: at r = 1, or for ε_low = 1, ε_high → ∞ without dual clip, the gradient of −A·r.
     Raises ValueError on ε < 0, ε_low > 1 or c ≤ 1.
     """
-    check_clip_range(eps_low, eps_high)
-    if dual_clip is not None:
-        check("dual_clip", dual_clip, dual_clip > 1, "an absolute ratio above 1, or null")
     return TokenLoss(*clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high, dual_clip))
 
 

@@ -8,12 +8,19 @@ random generator is used, so ranks and restarts agree too.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check, check_clip_range, loss
+from algos.losses.base import TokenLoss, loss
 from algos.losses.clipped import clipped_surrogate
+from algos.parameters import LARGE, LowerOffset, Share, UpperOffset
 from algos.ratios import bounded_exp
+
+Covariance = Annotated[float, Interval(ge=-LARGE, le=LARGE)]
+Coefficient = Annotated[float, Interval(ge=0, le=1e6), "a coefficient ≥ 0, up to 1e6"]
 
 
 def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -29,8 +36,8 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
     """⌊share·tokens⌋ tokens (at least one) with lower < cov < upper, drawn by a hash of their own two numbers."""
-    check("share", share, 0 < share <= 1, "a share of the tokens in (0, 1]")
-    check("lower", lower, lower < upper, f"a covariance below loss.upper={upper}")
+    if not lower < upper:
+        raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)
     return _first(_hash(logp_prox, advantages), mask & (cov > lower) & (cov < upper), mask, share)
 
@@ -38,7 +45,6 @@ def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: f
 @torch.no_grad()
 def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, **_):
     """The ⌊share·tokens⌋ tokens (at least one) of largest covariance."""
-    check("share", share, 0 < share <= 1, "a share of the tokens in (0, 1]")
     return _first(-covariance(logp_prox, advantages, mask), mask, mask, share)
 
 
@@ -50,11 +56,11 @@ def clip_cov(
     mask: Tensor,
     selected: Tensor,
     *,
-    eps_low: float,
-    eps_high: float,
-    share: float,
-    lower: float,
-    upper: float,
+    eps_low: LowerOffset,
+    eps_high: UpperOffset,
+    share: Share,
+    lower: Covariance,
+    upper: Covariance,
 ) -> TokenLoss:
     """Clip-Cov: PPO without the gradient of a few tokens of high covariance.
 
@@ -65,7 +71,6 @@ def clip_cov(
     Source: arXiv 2505.22617 section 4, Clip-Cov. Gradient: that of `ppo`, 0 on selected tokens.
     Limits: an empty band is `ppo`. Raises ValueError on ε < 0, ε_low > 1, share outside (0, 1], lower ≥ upper.
     """
-    check_clip_range(eps_low, eps_high)
     value, clipped, _ = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
     return TokenLoss(torch.where(selected, 0.0, value), clipped | selected)
 
@@ -78,8 +83,8 @@ def kl_cov(
     mask: Tensor,
     selected: Tensor,
     *,
-    share: float,
-    coef: float,
+    share: Share,
+    coef: Coefficient,
 ) -> TokenLoss:
     """KL-Cov: importance-sampled policy gradient with a penalty on the few tokens of highest covariance.
 
@@ -90,7 +95,6 @@ def kl_cov(
     nat. Source: arXiv 2505.22617 section 4, KL-Cov. Gradient: (−A·r + coef·sign(log r)·1{selected})·∇log π_θ.
     Limits: coef = 0 the gradient of −A·r. Raises ValueError on share outside (0, 1] or coef < 0.
     """
-    check("coef", coef, coef >= 0, "a coefficient ≥ 0")
     log_r = logp - logp_prox
     return TokenLoss(-advantages * bounded_exp(log_r) + torch.where(selected, coef * log_r.abs(), 0.0))
 

@@ -11,14 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check_clip_range, check_ratio_range, loss
+from algos.losses.base import TokenLoss, loss
 from algos.losses.clipped import clipped_surrogate
+from algos.parameters import LowerOffset, LowerRatio, UpperOffset, UpperRatio
 from algos.ratios import at_level, bounded_exp
 
 
 @loss(anchored=True)
 def gspo(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: float, eps_high: float
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: LowerOffset, eps_high: UpperOffset
 ) -> TokenLoss:
     """Group sequence policy optimisation, in its token form.
 
@@ -30,14 +31,13 @@ def gspo(
     Limits: at θ = θ_prox the gradient of `ppo`; for A constant in a row, the gradient through the mean ratio.
     Raises ValueError on ε < 0 or ε_low > 1.
     """
-    check_clip_range(eps_low, eps_high)
     ratio = _straight_through(at_level((logp - logp_prox).detach(), mask, "geometric"), logp)
     return TokenLoss(*clipped_surrogate(ratio, advantages, eps_low, eps_high))
 
 
 @loss(anchored=True)
 def luspo(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: float, eps_high: float
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, eps_low: LowerOffset, eps_high: UpperOffset
 ) -> TokenLoss:
     """Length-unbiased sequence policy optimisation: `gspo` times the length of the response.
 
@@ -52,7 +52,9 @@ def luspo(
 
 
 @loss(anchored=True)
-def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float) -> TokenLoss:
+def gmpo(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
+) -> TokenLoss:
     """Geometric-mean policy optimisation: the ratio is the geometric mean of one-sidedly clipped token ratios.
 
     L = −A·g,  g = exp(mean_τ log c_τ),  c = min(r, upper) where A ≥ 0, max(r, lower) where A < 0
@@ -63,7 +65,6 @@ def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, l
     Limits: at θ = θ_prox the gradient of `ppo`; lower = 0, upper = ∞ is `gspo` without clipping.
     Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
     """
-    check_ratio_range(lower, upper)
     log_r, up = logp - logp_prox, advantages >= 0
     log_lower, log_upper = math.log(lower) if lower > 0 else -math.inf, math.log(upper)
     log_c = torch.where(up, log_r.clamp(max=log_upper), log_r.clamp(min=log_lower))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check, loss
+from algos.losses.base import TokenLoss, loss
+from algos.parameters import SMALL
 from algos.ratios import bounded_exp
+
+Temperature = Annotated[float, Interval(ge=SMALL, le=1e6), "a positive temperature, from 1e-9 to 1e6"]
+Beta = Annotated[float, Interval(ge=SMALL, le=1e6), "a positive coefficient, from 1e-9 to 1e6; use loss=pg for none"]
 
 
 @loss(anchored=True)
 def sapo(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, tau_pos: float, tau_neg: float
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, tau_pos: Temperature, tau_neg: Temperature
 ) -> TokenLoss:
     """Soft adaptive policy optimisation: a sigmoid gate in place of the clip.
 
@@ -22,14 +29,12 @@ def sapo(
     Limits: at r = 1 the gradient of `ppo` (the value is −2A/τ, not −A); τ → 0 the gradient of −A·r.
     Raises ValueError on τ ≤ 0.
     """
-    check("tau_pos", tau_pos, tau_pos > 0, "a positive temperature")
-    check("tau_neg", tau_neg, tau_neg > 0, "a positive temperature")
     tau = torch.where(advantages > 0, advantages.new_full((), tau_pos), tau_neg)
     return TokenLoss(-advantages * torch.sigmoid(tau * (bounded_exp(logp - logp_prox) - 1)) * 4 / tau)
 
 
 @loss(anchored=True)
-def dro(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, beta: float) -> TokenLoss:
+def dro(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, beta: Beta) -> TokenLoss:
     """Direct reward optimisation: policy gradient with a quadratic penalty on the log ratio.
 
     L = −(A·log π_θ − (β/2)·(log π_θ − log π_prox)²)
@@ -38,5 +43,4 @@ def dro(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, be
     2405.19107, token by token; the same form is Kimi k1.5's with β = τ (arXiv 2501.12599 section 2.3).
     Gradient: −(A − β·log r)·∇log π_θ. Limits: at r = 1 the gradient of `pg`; β → 0 is `pg`. Raises ValueError on β ≤ 0.
     """
-    check("beta", beta, beta > 0, "a positive coefficient; use loss=pg for none")
     return TokenLoss(-(advantages * logp - beta / 2 * (logp - logp_prox).square()))

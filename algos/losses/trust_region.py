@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check, loss
+from algos.losses.base import TokenLoss, loss
+from algos.parameters import LARGE, Infinite
 from algos.ratios import bounded_exp
+
+Delta = Annotated[
+    Annotated[float, Interval(ge=0, le=LARGE)] | Infinite,
+    "≥ 0: a probability in [0, 1] for tv, nats for kl, or .inf for no bound",
+]
+Cap = Annotated[Annotated[float, Interval(ge=1, le=LARGE)] | None, "an absolute ratio ≥ 1, up to 1e9, or null"]
 
 
 @loss(anchored=True)
@@ -16,32 +26,36 @@ def dppo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    divergence: str,
-    delta_low: float,
-    delta_high: float,
+    divergence: Literal["tv", "kl"],
+    delta_low: Delta,
+    delta_high: Delta,
+    upper: Cap,
 ) -> TokenLoss:
     """Divergence proximal policy optimisation: a divergence of the sampled token, not its ratio, ends the update.
 
-    L = −A·r·M,  M = 0 where (A > 0, r > 1, D > δ_high) or (A < 0, r < 1, D > δ_low), else 1
+    L = −A·min(r, upper)·M,  M = 0 where (A > 0, r > 1, D > δ_high) or (A < 0, r < 1, D > δ_low), else 1
     D = |p − q| (divergence=tv)  or  q·log(q/p) + (1 − q)·log((1 − q)/(1 − p)) (divergence=kl)
 
     where p = π_θ, q = π_prox the probabilities of the sampled token (`logp`, `logp_prox`), r = p/q, A = `advantages`,
-    δ = `delta_low`, `delta_high`: probabilities in [0, 1] for tv, nats for kl. The paper anchors on μ
-    (proximal=rollout). Source: arXiv 2602.04879, binary TV and binary KL. Gradient: −A·r·M·∇log π_θ; M carries none.
-    Limits: at r = 1 the gradient of `ppo`; δ → ∞ the gradient of −A·r. No cap on r: add a correction for one.
-    Raises ValueError on an unknown divergence or a negative δ (for tv also above 1).
+    δ = `delta_low`, `delta_high`: probabilities in [0, 1] for tv, nats for kl. `upper` is an absolute ratio, None for no
+    cap; it truncates the weight and not the gradient, so it differs from a clip. The paper anchors on μ
+    (proximal=rollout). Source: arXiv 2602.04879, binary TV and binary KL, section 5.4 for the cap.
+    Gradient: −A·min(r, upper)·M·∇log π_θ; M carries none. Limits: at r = 1 the gradient of `ppo`; δ → ∞ without a cap
+    the gradient of −A·r. Raises ValueError on an unknown divergence, a negative δ (for tv also above 1) or upper < 1.
     """
-    if divergence not in ("tv", "kl"):
-        raise ValueError(f"loss.divergence={divergence}: must be tv or kl")
-    most, meaning = (1.0, "a probability in [0, 1]") if divergence == "tv" else (torch.inf, "≥ 0, in nats")
-    check("delta_low", delta_low, 0 <= delta_low <= most, meaning)
-    check("delta_high", delta_high, 0 <= delta_high <= most, meaning)
-    now = logp.detach()
+    for key, delta in {"delta_low": delta_low, "delta_high": delta_high}.items():
+        if divergence == "tv" and delta > 1:
+            raise ValueError(f"loss.{key}={delta}: must be a probability in [0, 1] with divergence=tv")
+    now, ratio = logp.detach(), bounded_exp(logp - logp_prox)
     distance = _binary_tv(now, logp_prox) if divergence == "tv" else _binary_kl(now, logp_prox)
     too_high = (advantages > 0) & (now > logp_prox) & (distance > delta_high)
     too_low = (advantages < 0) & (now < logp_prox) & (distance > delta_low)
     dropped = too_high | too_low
-    return TokenLoss(torch.where(dropped, 0.0, -advantages * bounded_exp(logp - logp_prox)), dropped)
+    if upper is None:
+        return TokenLoss(torch.where(dropped, 0.0, -advantages * ratio), dropped)
+    capped = ~dropped & (ratio > upper)
+    ratio = torch.where(capped, upper * (1 + logp - now), ratio)  # the value upper, with the gradient of a weight upper
+    return TokenLoss(torch.where(dropped, 0.0, -advantages * ratio), dropped | capped, capped)
 
 
 def _binary_tv(logp: Tensor, logq: Tensor) -> Tensor:

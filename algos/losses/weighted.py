@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from algos.losses.base import TokenLoss, check, check_ratio_range, loss
+from algos.losses.base import TokenLoss, loss
+from algos.parameters import LARGE, SMALL, Infinite, LowerRatio, UpperRatio
 from algos.ratios import LOG_RATIO_BOUND, at_level, bounded_exp
+
+Taper = Annotated[
+    Annotated[float, Interval(ge=SMALL, le=LARGE)] | Infinite,
+    "a positive absolute ratio, 1 in the paper: from 1e-9 to 1e9, or .inf for no bound",
+]
+Kernel = Annotated[float, Interval(ge=0, le=100), "≥ 0 and finite, at most 100"]
 
 
 @loss(anchored=False)
@@ -34,7 +44,7 @@ def cross_entropy(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, ma
 
 @loss(anchored=True)
 def cispo(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
 ) -> TokenLoss:
     """Clipped importance-sampling policy optimisation: the weight is clipped, no token loses its gradient.
 
@@ -45,14 +55,13 @@ def cispo(
     Limits: at r = 1 the gradient of `ppo` and `pg`; lower = 0, upper → ∞ the gradient of −A·r; lower = upper = 1 is
     `pg`. Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
     """
-    check_ratio_range(lower, upper)
     ratio = bounded_exp((logp - logp_prox).detach())
     return TokenLoss(-ratio.clamp(lower, upper) * advantages * logp, (ratio < lower) | (ratio > upper))
 
 
 @loss(anchored=True)
 def rollout_is(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: float, upper: float
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
 ) -> TokenLoss:
     """Importance-sampled policy gradient that drops tokens whose ratio is out of range.
 
@@ -64,14 +73,13 @@ def rollout_is(
     Limits: at r = 1 the gradient of `ppo`; lower = 0, upper → ∞ the gradient of −A·r.
     Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
     """
-    check_ratio_range(lower, upper)
     ratio = bounded_exp((logp - logp_prox).detach())
     outside = (ratio < lower) | (ratio > upper)
     return TokenLoss(-torch.where(outside, 0.0, ratio) * advantages * logp, outside)
 
 
 @loss(anchored=True)
-def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: float) -> TokenLoss:
+def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: Taper) -> TokenLoss:
     """Tapered off-policy REINFORCE: negative responses are tapered by their truncated sequence ratio, positive ones are
     not.
 
@@ -82,7 +90,6 @@ def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, u
     upper. Gradient: −w·A·∇log π_θ. Limits: at r = 1 and upper ≥ 1 the gradient of `pg`; A ≥ 0 is `pg`.
     Raises ValueError on upper ≤ 0.
     """
-    check("upper", upper, upper > 0, "a positive absolute ratio, 1 in the paper")
     product = bounded_exp(at_level((logp - logp_prox).detach(), mask, "sequence"))
     negative = advantages < 0
     weight = torch.where(negative, product.clamp(max=upper), 1.0)
@@ -96,10 +103,10 @@ def vespo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    k_pos: float,
-    lambda_pos: float,
-    k_neg: float,
-    lambda_neg: float,
+    k_pos: Kernel,
+    lambda_pos: Kernel,
+    k_neg: Kernel,
+    lambda_neg: Kernel,
 ) -> TokenLoss:
     """Variational sequence-level soft policy optimisation: the sequence ratio is reshaped by a gamma-shaped kernel.
 
@@ -110,8 +117,6 @@ def vespo(
     Limits: w = 1 gives φ = 1, the gradient of `pg`; k = λ = 0 is `pg`; k = 1, λ = 0 is the untruncated sequence weight.
     Raises ValueError on a negative k or λ.
     """
-    for key, value in {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}.items():
-        check(key, value, 0 <= value < torch.inf, "≥ 0 and finite")
     log_w = at_level((logp - logp_prox).detach(), mask, "sequence").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     w = log_w.exp()
     phi = torch.where(advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w)).exp()

@@ -30,7 +30,7 @@ FIGURES = {
     "reward": Output(
         "Held-out reward",
         "Reward of the trainer's own policy on held-out prompts. Up to five seeds of an arm are drawn one by one. Of more, the "
-        "median is drawn until the first record ends, with ten seeds faint behind it.",
+        "median is drawn until the first record ends, with ten seeds faint behind it. Grey: the control.",
         outcome.reward_curves,
     ),
     "forest": Output(

@@ -131,7 +131,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """Held-out reward of each seed, or of many their median, one panel per precision, loss and setting."""
+    """Held-out reward of each seed, or of many their median, a panel per precision, loss and setting, over the control's."""
     if "eval/reward" not in results.steps:
         return "No run has recorded a held-out reward."
     evaluated = results.steps.dropna(subset=["eval/reward"])
@@ -141,14 +141,19 @@ def reward_curves(results: Results) -> Figure | str:
     panels = [(key, part) for key, arms in _panels(begun, order(begun)) for part in chunks(arms)]
     figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
     by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
+    controls = begun[begun.control]
     for axis, (key, arms) in zip(axes, panels, strict=True):
+        behind = controls[(controls.loss == key[1]) & (controls.setting == key[2]) & ~controls.arm.isin(arms)]
+        for j, run in enumerate(behind.index[:10]):
+            curve = thinned(by_run[run].step, by_run[run]["eval/reward"])
+            axis.plot(*curve, linewidth=0.7, color="#BBBBBB", zorder=0, label="" if j else "control", gid=run)
         for i, arm in enumerate(arms):
             runs = begun[begun.arm == arm]
             curves, label = [by_run[run] for run in runs.index], short(runs.correction.iloc[0])
             few = len(curves) <= survival.FEW
-            for j, curve in enumerate(curves[:10]):
+            for j, (run, curve) in enumerate(zip(runs.index[:10], curves, strict=False)):
                 how = {**look(i), "label": "" if j else label} if few else {"color": COLOURS[i], "alpha": 0.18}
-                axis.plot(*thinned(curve.step, curve["eval/reward"]), linewidth=0.7, **how)
+                axis.plot(*thinned(curve.step, curve["eval/reward"]), linewidth=0.7, gid=run, **how)
             if not few:
                 pooled = pd.concat(curves).groupby("step")["eval/reward"].agg(["median", "size"])
                 middle = pooled["median"][pooled["size"] == len(curves)]  # else it would jump where a run's record ends

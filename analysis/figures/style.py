@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808000")
 """Okabe and Ito's palette, with olive for their yellow, which print loses."""
@@ -47,7 +51,12 @@ def chunks(items: Sequence, size: int = len(COLOURS)) -> list[list]:
 def short(text: str, width: int = 34) -> str:
     """A label in lines of `width`, keys without the groups that they stand in."""
     words = [word.rpartition("=") for word in text.split(" ")]
-    return textwrap.fill(" ".join(key.split(".")[-1] + equals + value for key, equals, value in words), width)
+    return literal(textwrap.fill(" ".join(key.split(".")[-1] + equals + value for key, equals, value in words), width))
+
+
+def literal(text: str) -> str:
+    """A text that matplotlib shows as it is: two dollars would make a formula of what is between them, or an error."""
+    return re.sub(r"(?<!\\)\$", r"\$", text)
 
 
 def subplots(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
@@ -81,8 +90,54 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
             axis.set_ylabel(y)
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element."""
+class Drawn(NamedTuple):
+    """An SVG element, and where its curves of single runs lie.
+
+    curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
+    "curves": [{"id": of the SVG element, "run", "panel", "colour", "x": [...], "y": [...]}]}.
+    """
+
+    svg: str
+    curves: dict[str, list[dict[str, Any]]]
+
+
+def draw(figure: Figure, name: str) -> Drawn:
+    """The figure as SVG. name: begins the ids of its curves. A line whose gid is set is the curve of the run with that id.
+
+    A run may have chosen any of the texts.
+    """
+    for text in figure.findobj(Text):
+        text.set_text(literal(text.get_text()))
+    curves: list[dict[str, Any]] = []
+    for number, axis in enumerate(figure.axes):
+        for line in axis.lines:
+            if (run := line.get_gid()) is not None:
+                line.set_gid(f"{name}-curve-{len(curves)}")
+                x, y = (np.asarray(values, float) for values in line.get_data())
+                points = {"x": [_plain(value) for value in x], "y": [_plain(value) for value in y]}
+                colour = to_hex(line.get_color())
+                curves.append({"id": line.get_gid(), "run": run, "panel": number, "colour": colour, **points})
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    panels = [_panel(figure, axis) for axis in figure.axes] if curves else []  # once the layout is settled
+    return Drawn(buffer.getvalue()[buffer.getvalue().index("<svg") :], {"panels": panels, "curves": curves})
+
+
+def save(figure: Figure, path: Path) -> None:
+    """The figure as a PNG for a text or a talk; the same figure gives the same bytes."""
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _plain(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _panel(figure: Figure, axis: Axes) -> dict[str, Any]:
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    place = axis.get_position()
+    box = [place.x0 * width, (1 - place.y1) * height, place.width * width, place.height * height]
+    return {
+        "box": [round(value, 2) for value in box],
+        "x": [*map(float, axis.get_xlim()), axis.get_xscale() == "log"],
+        "y": [*map(float, axis.get_ylim()), axis.get_yscale() == "log"],
+    }

@@ -51,3 +51,11 @@ FIGURES["lead"].draw(results)
 
 # %%
 FIGURES["dose"].draw(results)
+
+# %% [markdown]
+# ## Ask your own question
+# Change the metric and the step. Here: does the mismatch of the first 20 steps differ between runs that collapse and others?
+
+# %%
+early = results.steps[results.steps.step < 20]
+early.groupby(early.run.astype(str).map(results.runs.outcome))["rollout_corr/k3_kl"].describe()

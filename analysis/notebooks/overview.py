@@ -52,3 +52,11 @@ FIGURES["costs"].draw(results)
 
 # %%
 results.steps.drop(columns=["run", "step"]).describe().T[["count", "mean", "min", "max"]]
+
+# %% [markdown]
+# ## Ask your own question
+# `results` has more columns than the tables above show: `results.runs.columns`, `results.measures.columns`. Change the query.
+# Here: the best run of each arm, and the mismatch that it had.
+
+# %%
+results.runs[["arm", "seed", "outcome"]].join(results.measures).sort_values("best_reward").groupby("arm").tail(1)

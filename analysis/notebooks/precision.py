@@ -60,3 +60,13 @@ FIGURES["density"].draw(results)
 
 # %%
 FIGURES["frontier"].draw(results)
+
+# %% [markdown]
+# ## Ask your own question
+# Change the metric. Here: how does the mismatch of each precision change from the first to the last tenth of a run?
+
+# %%
+tenth = results.steps.step // (results.steps.step.max() / 10 + 1)
+part = results.steps[tenth.isin([0, 9])]
+k3 = part.groupby([results.of("precision"), tenth.map({0: "first tenth", 9: "last tenth"})])["rollout_corr/k3_kl"].median()
+k3.unstack()

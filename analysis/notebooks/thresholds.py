@@ -37,3 +37,11 @@ FIGURES["gap"].draw(results)
 
 # %%
 tables.robustness(results)
+
+# %% [markdown]
+# ## Ask your own question
+# Change the columns. Here: which share of the tokens does each correction reject, and where do its runs end?
+
+# %%
+columns = ["tokens_rejected", "final_reward", "best_reward"]
+results.runs[["correction", "setting"]].join(results.measures[columns]).groupby(["correction", "setting"]).mean()

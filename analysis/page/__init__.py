@@ -1,17 +1,21 @@
-"""One HTML page that needs nothing else: no script, no network. Everything but the figures is escaped."""
+"""One HTML page that needs nothing else: a file, no network. Everything but the figures is escaped.
+
+Its script adds hover, sorting and filtering. Without scripts all of the page can be read.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis.figures.style import svg
+from analysis.figures.style import draw
 from analysis.frames import cells
 
 
@@ -31,17 +35,40 @@ class Section(NamedTuple):
     warning: bool = False
     wrapped: bool = True
 
+    @property
+    def name(self) -> str:
+        """Its name in links."""
+        return self.anchor or re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+class Picture(NamedTuple):
+    """A figure as SVG, and its curves as `figures.style.Drawn` has them."""
+
+    svg: Markup
+    curves: dict[str, list[dict[str, Any]]]
+
 
 def page(
-    title: str, answer: Sequence[str], sections: Sequence[Section], note: str = "", link: tuple[str, str] | None = None
+    title: str,
+    answer: Sequence[str],
+    sections: Sequence[Section],
+    note: str = "",
+    link: tuple[str, str] | None = None,
+    runs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """The page: title, answer as a list of sentences, note with a link (anchor, words), then the sections."""
-    shown = [(section, _svg(section.figure), _table(section.table)) for section in sections]
-    return _template().render(title=title, answer=answer, note=note, link=link, sections=shown)
+    """The page: title, answer as a list of sentences, note with a link (anchor, words), then the sections.
+
+    runs: of the curves, id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}.
+    """
+    shown = [(section, _picture(section), _table(section.table)) for section in sections]
+    return _template().render(title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {})
 
 
-def _svg(figure: Figure | None) -> Markup:
-    return Markup(svg(figure)) if figure is not None else Markup("")
+def _picture(section: Section) -> Picture | None:
+    if section.figure is None:
+        return None
+    drawn = draw(section.figure, section.name)
+    return Picture(Markup(drawn.svg), drawn.curves)
 
 
 def _table(table: pd.DataFrame | None) -> tuple[list[str], list[list[str]]] | None:

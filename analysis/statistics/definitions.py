@@ -27,6 +27,17 @@ def curves(steps: pd.DataFrame) -> Curves:
     return {str(run): part.to_dict("records") for run, part in rows.groupby("run", observed=True)}
 
 
+def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The detectors of a run that read the held-out reward, with their parameters."""
+    configured = config["collapse"]["detectors"]
+    return {name: configured[name] for name in ("drawdown", "learning") if name in configured}
+
+
+def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
+    """The onsets by detector that these evaluations have, of the detectors that read them."""
+    return {name: event["onset"] for name, event in replay(rows, of_reward(config)).items()}
+
+
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
     """Runs that collapse by a drawdown alone, per arm (rows) for each (δ, m) (columns), all else as configured.
 
@@ -48,9 +59,8 @@ def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evalua
     """A sentence per detector that, given a run's rows again, finds another onset than the run recorded."""
     sentences = []
     for run, rows in evaluated.items():
-        mine, configured = runs.loc[run], configs[run]["collapse"]["detectors"]
-        watched = {name: configured[name] for name in ("drawdown", "learning") if name in configured}
-        again = {name: event["onset"] for name, event in replay(rows, watched).items()}
+        mine, watched = runs.loc[run], of_reward(configs[run])
+        again = reread(rows, configs[run])
         for name in watched:
             if again.get(name) != mine.onsets.get(name):
                 by_rows, by_events = (_onset(onsets.get(name)) for onsets in (again, mine.onsets))

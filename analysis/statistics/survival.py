@@ -1,7 +1,7 @@
 """Time to collapse: survival curves, exact tests for few seeds, and differences of the restricted mean survival time.
 
 Times are in optimizer steps. `event` is True for a run that collapsed, False for one whose record ended before (administrative
-censoring). Kaplan-Meier curves come from lifelines, their bands from Fay, Brittain and Proschan, which hold for few seeds.
+censoring). The bands of Kaplan-Meier curves are those of Fay, Brittain and Proschan, which hold for few seeds.
 """
 
 from __future__ import annotations
@@ -47,19 +47,17 @@ def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
     Without censoring it is Clopper and Pearson's interval; before the first collapse it goes down to (α/2)^(1/n), where
     Greenwood's would have no width.
     """
-    from lifelines import KaplanMeierFitter
-
-    fitted = KaplanMeierFitter().fit(time, event, label="survival")
-    table = fitted.event_table
-    died, risk = table["observed"].to_numpy(float), table["at_risk"].to_numpy(float)
+    at = np.unique([0, *time])
+    risk = (time >= at[:, None]).sum(1).astype(float)
+    died = (event & (time == at[:, None])).sum(1).astype(float)
     first, second = _moments(risk - died + 1, died)
     first, second = np.cumprod(first), np.cumprod(second)
     upper = _beta_quantile(0.975, first, second, 1.0)
-    after = risk - table["removed"].to_numpy(float)
+    after = (time > at[:, None]).sum(1).astype(float)
     one, two = _moments(after, np.ones_like(after))
     lower = np.where(after > 0, _beta_quantile(0.025, first * one, second * two, 0.0), 0.0)
-    out = pd.DataFrame({"survival": fitted.survival_function_["survival"], "lower": lower, "upper": upper, "at_risk": risk})
-    return out.rename_axis("time").reset_index()
+    survival = np.cumprod(1 - died / risk)
+    return pd.DataFrame({"time": at, "survival": survival, "lower": lower, "upper": upper, "at_risk": risk})
 
 
 def _moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -138,14 +136,21 @@ def means_exact(values: np.ndarray, group: np.ndarray, rng: np.random.Generator)
 
 def _permutation(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
     """Share of the subsets of the group's size whose |sum of scores| is at least that of the group; the scores sum to 0."""
+    observed, sums, drawn = permutation_sums(scores, group, rng)
+    return float((drawn + (np.abs(sums) >= abs(observed) - 1e-9).sum()) / (drawn + len(sums)))
+
+
+def permutation_sums(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> tuple[float, np.ndarray, int]:
+    """(sum of the group's scores, sums of subsets of its size, 1 if these are drawn and 0 if they are all that there are).
+
+    A p-value counts the observed subset beside drawn ones, and has it among enumerated ones.
+    """
     group = np.asarray(group, bool)
     size, n = int(group.sum()), len(group)
-    observed = abs(scores[group].sum())
+    observed = float(scores[group].sum())
     if comb(n, size) <= ENUMERATED:
-        sums = np.array([scores[list(subset)].sum() for subset in combinations(range(n), size)])
-        return float((np.abs(sums) >= observed - 1e-9).mean())
-    drawn = np.array([scores[rng.permutation(n)[:size]].sum() for _ in range(ENUMERATED // 10)])
-    return float((1 + (np.abs(drawn) >= observed - 1e-9).sum()) / (1 + len(drawn)))
+        return observed, np.array([scores[list(subset)].sum() for subset in combinations(range(n), size)]), 0
+    return observed, np.array([scores[rng.permutation(n)[:size]].sum() for _ in range(ENUMERATED // 10)]), 1
 
 
 def _logrank_scores(time: np.ndarray, event: np.ndarray) -> np.ndarray:

@@ -1,15 +1,12 @@
 """Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors, with the outputs that verl has.
 
-Times are CPU seconds of this process, the least of several rounds that take turns. Memory is the highest resident size
-during a call over that before it.
+Memory is the highest resident size during a call over that before it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +21,7 @@ from algos.diagnostics.correction import correct_with_diagnostics, finish_diagno
 from algos.losses import ppo
 from algos.objective import Objective
 from algos.reductions import Counts
+from experiments.bench.measure import in_turns, milliseconds, peak, ratio
 
 SHAPES = ((256, 1024), (512, 8192))
 ROUNDS = 7
@@ -93,9 +91,10 @@ def _verl() -> Callable:
 def _compare(name: str, ours: Callable, theirs: Callable) -> None:
     (our_loss, _), (their_loss, _) = ours(), theirs()
     torch.testing.assert_close(our_loss.detach(), their_loss.detach(), rtol=1e-4, atol=1e-6)
-    a, b = _interleaved(ours, theirs)
-    more, less = _peak(theirs), _peak(ours)
-    print(f"  correction, diagnostics, loss {name}: {1e3 * a:.0f} ms, verl {1e3 * b:.0f} ms, {b / a:.1f} times; "
+    seconds = in_turns(ROUNDS, {"ours": ours, "theirs": theirs})
+    more, less = peak(theirs), peak(ours)
+    print(f"  correction, diagnostics, loss {name}: {milliseconds(seconds['ours'])}, verl {milliseconds(seconds['theirs'])}, "
+          f"{ratio(seconds['theirs'], seconds['ours'])} times as fast; "
           f"memory {less >> 20} MiB, verl {more >> 20} MiB, {less / more:.2f}")  # fmt: skip
 
 
@@ -105,8 +104,9 @@ def _share(case: Case) -> None:
     alone = functools.partial(correct, case.batch, TOKEN_TIS.correction)
     corrected = alone()
     counts = Counts.of(corrected.counted)
-    cost, whole = _interleaved(alone, lambda: TOKEN_TIS(logp, case.batch, corrected, counts)[0].backward())
-    print(f"  token TIS: {1e3 * cost:.1f} ms, {cost / whole:.0%} of loss and backward ({1e3 * whole:.1f} ms)")
+    seconds = in_turns(ROUNDS, {"alone": alone, "whole": lambda: TOKEN_TIS(logp, case.batch, corrected, counts)[0].backward()})
+    cost = ratio(seconds["alone"], seconds["whole"])
+    print(f"  token TIS: {milliseconds(seconds['alone'])}, {cost} of loss and backward ({milliseconds(seconds['whole'])})")
 
 
 def _case(rows: int, columns: int) -> Case:
@@ -119,27 +119,3 @@ def _case(rows: int, columns: int) -> Case:
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, columns).contiguous()
     length = torch.randint(columns // 4, columns + 1, (rows, 1), generator=generator)
     return Case(logp, Batch(rollout, torch.arange(columns)[None] < length, old, advantages))
-
-
-def _interleaved(a: Callable, b: Callable) -> tuple[float, float]:
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for run, taken in ((a, times[0]), (b, times[1])):
-            began = time.process_time()
-            run()
-            taken.append(time.process_time() - began)
-    return min(times[0]), min(times[1])
-
-
-def _peak(run: Callable) -> int:
-    """Highest resident size during a call over that before it, in bytes."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = _status("VmRSS")
-    run()
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024

@@ -1,46 +1,83 @@
-"""`make bench`, replay: all thresholds of all levels at once against one, on a parquet dump, on one core."""
+"""Part of `make bench`: all bounds at once on a parquet dump, against verl's function, which takes one at a time."""
 
 from __future__ import annotations
 
 import tempfile
-import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
 from algos.corrections.apply import correct
 from algos.diagnostics.rows import merge
+from experiments.bench.measure import in_turns, ratio
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
 
-TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
+TOKENS, LENGTH, PER_STEP, ROUNDS = 10_000_000, 1000, 1000, 3
+ALL, MANY, ONE = f"{len(DEFAULT):,} bounds, all levels", f"{len(DEFAULT):,} bounds, level token", "1 bound, level token"
+VERL = "1 bound by verl, of tensors in memory"
 
 
 def main() -> None:
-    """Print seconds for 1,000 thresholds of all levels, and for 1,000 and for one of a single level."""
+    """Print seconds for 1,000 bounds and for one, of one level and of all, and the ratios to verl's function."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dump = Dump(_write(Path(folder)))
         print(f"\nreplay of {TOKENS:,} tokens in {TOKENS // LENGTH // PER_STEP} batches, parquet read from disk each time")
-        for families, what in ((None, "all levels"), ([Family("truncate", "token")], "level token")):
-            seconds = {}
-            for c in (DEFAULT, np.array([2.0])):
-                thresholds = Thresholds(c, families)
-                began = time.process_time()
-                for batch in dump.batches():
-                    thresholds.add(batch)
-                thresholds.table()
-                seconds[len(c)] = time.process_time() - began
-            many, one = seconds.values()
-            print(f"  {what}, {len(thresholds.families)} families: {many:.1f} s for {len(DEFAULT)} bounds, {one:.1f} s for one")
-        began = time.process_time()
-        spec = Family("truncate", "token").at(2.0)
-        finish_effect(merge([effect_rows(batch, correct(batch, spec)) for batch in map(padded, dump.batches())]))
-        print(f"  the training step's own correction for one threshold of level token: {time.process_time() - began:.1f} s")
+        token = [Family("truncate", "token")]
+        runs: dict[str, Callable[[], None]] = {
+            ALL: partial(_replay, dump, DEFAULT, None),
+            MANY: partial(_replay, dump, DEFAULT, token),
+            ONE: partial(_replay, dump, np.array([2.0]), token),
+            "1 bound by the training step's correction": partial(_correct, dump),
+        }
+        seconds = in_turns(ROUNDS, runs | _verl(dump))
+        for name, taken in seconds.items():
+            print(f"  {name}: {median(taken):.2f} s")
+        if VERL in seconds:
+            verl = seconds[VERL]
+            many = [len(DEFAULT) * taken for taken in verl]
+            print(f"  against verl, once a bound: {ratio(many, seconds[MANY])} times as fast at "
+                  f"1,000 bounds, {ratio(verl, seconds[ONE])} at one")  # fmt: skip
+
+
+def _replay(dump: Dump, bounds: np.ndarray, families: list[Family] | None) -> None:
+    thresholds = Thresholds(bounds, families)
+    for batch in dump.batches():
+        thresholds.add(batch)
+    thresholds.table()
+
+
+def _correct(dump: Dump) -> None:
+    spec = Family("truncate", "token").at(2.0)
+    finish_effect(merge([effect_rows(batch, correct(batch, spec)) for batch in map(padded, dump.batches())]))
+
+
+def _verl(dump: Dump) -> dict[str, Callable[[], None]]:
+    """verl's function at one bound, with its metrics: on tensors that are in memory, as it reads no dump."""
+    if find_spec("verl") is None:
+        print("  verl is not installed: `make bench` puts it on the path of this part")
+        return {}
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    batches = [padded(batch) for batch in dump.batches()]
+
+    def run() -> None:
+        for batch in batches:
+            mask = batch.mask.float()
+            compute_rollout_correction_and_rejection_mask(
+                batch.logp_old, batch.logp_rollout, mask, rollout_is="token", rollout_is_threshold=2.0
+            )
+
+    return {VERL: run}
 
 
 def _write(folder: Path) -> Path:

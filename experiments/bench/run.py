@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from statistics import median
 
@@ -12,6 +10,7 @@ from torch.profiler import profile
 from transformers import GenerationConfig
 
 from algos.corrections.apply import correct
+from experiments.bench.measure import in_turns, ratio
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, PrecisionConfig, parse
@@ -28,16 +27,16 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
 
 
 def main(root: str) -> None:
-    """Sampling, and the phases of a step, of the demo's run."""
-    config = _demo(f"run.root={root}")
+    """Sampling, and the phases of a step, of the default run with FP8 rollouts."""
+    config = _default(f"run.root={root}")
     sampling(config)
     phases(config)
 
 
 def sampling(config: Config) -> None:
-    """Tokens per second of the local engine and of transformers' own generate: same weights, prompts, length and precision.
+    """Tokens per second of CPU time of the local engine and of transformers' own generate, of the same weights and prompts.
 
-    Once on the demo's batch, where the samples of a prompt share what they have in common, and once on single samples of
+    Once on the run's batch, where the samples of a prompt share what they have in common, and once on single samples of
     different prompts, where nothing is shared.
     """
     task = build_task(config)
@@ -60,17 +59,18 @@ def sampling(config: Config) -> None:
             uniforms = torch.rand(len(prompts), length, generator=generator(0, "bench"))
             ours = partial(engine.generate, prompts, uniforms)
             theirs = partial(net.generate, prompts, attention_mask=torch.ones_like(prompts), generation_config=settings)
-            a, b = _interleaved(ours, theirs)
+            seconds = in_turns(ROUNDS, {"ours": ours, "theirs": theirs})
+            a, b = (median(seconds[name]) for name in ("ours", "theirs"))
             tokens, answers = uniforms.numel(), engine.generate(prompts, uniforms).tokens
             rows = [len(torch.cat([prompts, answers[:, :t]], 1).unique(dim=0)) for t in range(1, length)]
-            print(
-                f"  {name}, {what}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, "
-                f"ratio {b / a:.2f} (decode steps walk {sum(rows) / len(rows) / len(prompts):.0%} of the rows)"
-            )
+            walked = sum(rows) / len(rows) / len(prompts)
+            times = ratio(seconds["theirs"], seconds["ours"])
+            print(f"  {name}, {what}: local {tokens / a:,.0f} tokens/s, transformers generate {tokens / b:,.0f} tokens/s, ratio "
+                  f"{times}; decode steps walk {walked:.0%} of the rows")  # fmt: skip
 
 
 def phases(config: Config) -> None:
-    """One RL step of the demo by phase, what its correction costs, and the share that is neither matrix product nor optimizer."""
+    """One RL step of it by phase, what its correction costs, and the share that is neither matrix product nor optimizer."""
     folder = RunFolder(config.path)
     with folder.claim():
         trainer, batches = Trainer(config, folder), []
@@ -83,7 +83,7 @@ def phases(config: Config) -> None:
         spent = {phase: median(row[f"time/{phase}"] for row in rows) for phase in ("sync", "generate", "score", "train")}
         for phase, seconds in spent.items():
             print(f"  {phase}: {seconds * 1e3:.0f} ms, {seconds / whole:.0%}")
-        (cost,) = _interleaved(partial(correct, batches[-1], config.correction))
+        cost = median(in_turns(ROUNDS, {"correct": partial(correct, batches[-1], config.correction)})["correct"])
         share = cost / spent["train"]
         print(f"  of train (forward, loss, backward, optimizer) the token truncation: {cost * 1e3:.2f} ms, {share:.1%}")
         with profile() as profiled:
@@ -97,17 +97,5 @@ def phases(config: Config) -> None:
     )
 
 
-def _interleaved(*runs: Callable) -> list[float]:
-    """Median seconds of each, in turns, after a first round that does not count."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(ROUNDS + 1):
-        for run, taken in zip(runs, times, strict=True):
-            began = time.perf_counter()
-            with torch.no_grad():
-                run()
-            taken.append(time.perf_counter() - began)
-    return [median(taken[1:]) for taken in times]
-
-
-def _demo(*overrides: str) -> Config:
-    return parse(compose("+experiment=demo/fp8_token_truncate", "tracking=disabled", *overrides))
+def _default(*overrides: str) -> Config:
+    return parse(compose("rollout/precision=fp8_tensor", "correction=token_truncate", "tracking=disabled", *overrides))

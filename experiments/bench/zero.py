@@ -1,21 +1,20 @@
-"""Part of `make bench`: an optimizer step of the actor at each ZeRO stage against the same step in plain torch, as ratios."""
+"""Part of `make bench`: an optimizer step of the actor at each ZeRO stage against the same step in plain torch."""
 
 from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from transformers import Qwen3ForCausalLM
 
+from experiments.bench.measure import in_turns, milliseconds, ratio
 from harness.config import ActorConfig, ModelConfig
 from harness.models import build, device, qwen3_config
 from harness.train.actor import DeepSpeedActor
 
-ROUNDS, ROWS, TOKENS, VOCABULARY = 5, 16, 48, 64
+ROUNDS, ROWS, TOKENS, VOCABULARY = 7, 16, 48, 64
 SIZES = ModelConfig(
     name="qwen3", hidden_size=256, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, head_dim=64, intermediate_size=768,
@@ -23,7 +22,7 @@ SIZES = ModelConfig(
 
 
 def main() -> None:
-    """Median seconds over rounds in which the arms take turns, so that a busy machine slows all alike."""
+    """Print the ratio of each stage's step to plain torch's."""
     torch.set_num_threads(1)
     config = ActorConfig(
         zero_stage=0, dtype="fp32", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, max_grad_norm=1.0, num_minibatches=1,
@@ -31,19 +30,15 @@ def main() -> None:
     )  # fmt: skip
     net = build(qwen3_config(SIZES, VOCABULARY, TOKENS), 0)
     ids = torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(device())
-    arms = {"plain torch": _plain(copy.deepcopy(net).to(device()), config, ids)}
+    arms = {"plain": _plain(copy.deepcopy(net).to(device()), config, ids)}
     for stage in range(4):
         arms[f"ZeRO-{stage}"] = _actor(copy.deepcopy(net), config.model_copy(update={"zero_stage": stage}), ids)
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(ROUNDS + 1):
-        for name, step in arms.items():
-            began = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - began)
-    seconds = {name: median(taken[1:]) for name, taken in times.items()}  # without the first, which allocates
-    print(f"\noptimizer step, fp32, {sum(w.numel() for w in net.parameters()):,} parameters, {ROWS} x {TOKENS} tokens, one rank")
-    for name, taken in seconds.items():
-        print(f"  {name}: {taken * 1e3:.0f} ms, {taken / seconds['plain torch']:.2f} of plain torch")
+    seconds = in_turns(ROUNDS, arms)
+    print(f"\noptimizer step, fp32, {sum(w.numel() for w in net.parameters()):,} parameters, {ROWS} x {TOKENS} tokens, one rank, "
+          f"against plain torch ({milliseconds(seconds['plain'])})")  # fmt: skip
+    for stage in range(4):
+        name = f"ZeRO-{stage}"
+        print(f"  {name}: {milliseconds(seconds[name])}, {ratio(seconds[name], seconds['plain'])} of plain torch's time")
 
 
 def _plain(net: Qwen3ForCausalLM, config: ActorConfig, ids: torch.Tensor) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
             print(f"{kind} {arm}: {rows[-1]['K3']} nats per token", flush=True)
             positions.append(_by_position(scored))
             if dumps:
-                _dump(dumps / f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}.parquet", scored, policy)
+                write(dumps / f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}.parquet", columns(scored, policy))
             if (kind, arm) == ("local", "fp32"):
                 rows.append(_training_forward(scored, policy))
                 if scored.log_ratio.abs().max() > 0:
@@ -86,13 +87,12 @@ def _by_position(scored: Scored) -> dict[str, str]:
     return {"engine": scored.engine, "arm": scored.arm} | {f"to {2**b}": number(float(bins["k3"][b])) for b in used}
 
 
-def _dump(path: Path, scored: Scored, policy: Policy) -> None:
-    """One batch in the project's own format, docs/dumps.md."""
+def columns(scored: Scored, policy: Policy) -> dict[str, Any]:
+    """What an arm sampled as one batch of a dump, docs/dumps.md."""
     prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
-    groups = np.arange(len(tokens)) // 4
-    columns = {
+    return {
         "step": np.zeros(len(tokens), dtype=np.int64),
-        "group": groups,
+        "group": np.arange(len(tokens)) // 4,
         "reward": policy.task.reward(prompts, tokens),
         "prompt": [row[row != PAD] for row in prompts],
         "tokens": tokens,
@@ -100,4 +100,3 @@ def _dump(path: Path, scored: Scored, policy: Policy) -> None:
         "logp_rollout": scored.rollout.logp.cpu().numpy(),
         "logp_old": scored.logp.cpu().numpy(),
     }
-    write(path, columns)

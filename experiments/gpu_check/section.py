@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
-from tabulate import tabulate
 
+from analysis.frames import pipes
 from harness.rollouts.vllm_support import installed
 from harness.run.code_version import code_version
 
@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 def markdown(table: Table) -> str:
     """The table under its title."""
-    body = tabulate(table.rows, headers="keys", tablefmt="pipe", disable_numparse=True)
+    body = pipes(list(table.rows[0]), [list(map(str, row.values())) for row in table.rows])
     return f"### {table.title}\n\n{table.note}\n\n{body}\n"
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, Protocol
 
-from faultline.cli import branch, doctor, gradient, import_config, replay, report, search, sweep, train
-from harness.errors import UserError
+from faultline.cli import branch, doctor, gradient, import_config, power, replay, report, search, sweep, train
+from harness import boundary
 
 
 class Command(Protocol):
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "search": search,
     "branch": branch,
     "report": report,
+    "power": power,
     "replay": replay,
     "gradient": gradient,
     "import-config": import_config,
@@ -41,20 +42,14 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line `words`, by default that of this process. A UserError is printed; the exit code is then 2."""
+    """Run the command line `words`, by default that of this process. See `harness.boundary` for what errors become."""
     words = sys.argv[1:] if words is None else list(words)
-    if words[:1] == ["train"]:  # Hydra reads its own command line, --help too
-        train.run(words[1:])
-        return
-    arguments = vars(build_parser().parse_args(words))
-    try:
-        COMMANDS[arguments.pop("command")].run(**arguments)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    with boundary.command():
+        if words[:1] == ["train"]:  # Hydra reads its own command line, --help too
+            train.run(words[1:])
+        else:
+            arguments = vars(build_parser().parse_args(words))
+            COMMANDS[arguments.pop("command")].run(**arguments)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 
 CORRECTIONS = "names of presets, or YAML files like those in experiments/conf/correction, separated by commas"
+
+
+TRUST = "import code that a run names as package.module:attribute; only if you trust whoever wrote it"
 
 
 def names(text: str) -> list[str]:
@@ -15,21 +20,29 @@ def names(text: str) -> list[str]:
 
 def seeds(text: str) -> tuple[int, ...]:
     """Whole numbers separated by commas."""
-    try:
-        return tuple(int(seed) for seed in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"{text}: accepted are whole numbers separated by commas, as 3,4,5") from None
+    if not re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text):
+        raise ArgumentTypeError(f"{text}: accepted are whole numbers separated by commas, as 3,4,5")
+    return tuple(int(seed) for seed in text.split(","))
 
 
 def count(least: int) -> Callable[[str], int]:
     """A whole number of at least `least`."""
 
     def convert(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
             raise ArgumentTypeError(f"{text}: accepted are whole numbers of at least {least}")
         return int(text)
 
     return convert
+
+
+def folder(text: str) -> Path:
+    """A folder that is there or can be made: no file, and none above it."""
+    path = Path(text)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ArgumentTypeError(f"{place} is a file; name a folder")
+    return path
 
 
 def positive(most: float) -> Callable[[str], float]:

@@ -6,29 +6,44 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from faultline.cli.arguments import CORRECTIONS, names, positive
+from faultline.cli.arguments import CORRECTIONS, folder, names, positive
 
-HELP = "compute what each correction at each threshold would have done to a dump"
+HELP = "say whether a dump needs a correction, and what each would do to it"
 EXAMPLES = """\
+faultline replay --example
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped
 faultline replay runs/dumped/*
-faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --recommend"""
+faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --all"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `faultline.cli.Command`."""
-    parser.add_argument("dump", type=Path, help="a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder")
+    own = "a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder"
+    parser.add_argument("dump", type=Path, nargs="?", help=own)
+    shipped = "instead of a dump: SmolLM2-135M sampled in FP8 (default) or BF16, shipped with the package"
+    parser.add_argument("--example", nargs="?", const="fp8", choices=("fp8", "bf16"), help=shipped)
     parser.add_argument("--corrections", type=names, metavar="NAMES", help=f"{CORRECTIONS}; by default all presets")
     parser.add_argument("--null", type=Path, metavar="DUMP", help="dump of a run without mismatch: adds the false rejections")
-    parser.add_argument("--recommend", action="store_true", help="propose bounds from the data")
-    parser.add_argument("--keep", type=positive(1), metavar="SHARE", help="share of tokens that a proposed filter keeps (0.99)")
-    parser.add_argument("--ess", type=positive(1), help="effective sample size of a proposed truncation, as a share (0.9)")
+    keep = "share of tokens that a proposed filter keeps (0.99)"
+    parser.add_argument("--keep", type=positive(1), metavar="SHARE", default=0.99, help=keep)
+    ess = "effective sample size of a proposed truncation, as a share (0.9)"
+    parser.add_argument("--ess", type=positive(1), default=0.9, help=ess)
     parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
-    parser.add_argument("--out", type=Path, help="folder of the page and the CSV files; by default replay in the dump's folder")
+    parser.add_argument("--out", type=folder, help="folder of the page and the CSV files; by default replay in the dump's folder")
+    parser.add_argument("--recommend", nargs=0, action=_Removed, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--all", action="store_true", help="print every table after the verdict")
+    shown.add_argument("--json", action="store_true", help="print the verdict as JSON and nothing else; docs/replay.md")
 
 
-def run(dump: Path, **options: Any) -> None:
-    """Write the page and print its path."""
+def run(dump: Path | None, **options: Any) -> None:
+    """Print the verdict and write the page."""
     from faultline.tools.replay.command import replay_command
 
-    print(f"Page: {replay_command(dump, **options).resolve()}")
+    renamed = {"example": "example_name", "all": "tables", "json": "as_json"}
+    replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
+
+
+class _Removed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error("--recommend is gone: the verdict proposes bounds by itself; leave it out")

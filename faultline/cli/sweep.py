@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from faultline.cli.arguments import count
+
 HELP = "show, stop or retry the runs of a sweep of hydra/launcher=local or slurm"
 EXAMPLES = """\
 faultline sweep status runs/demo
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             code = "on Slurm: sweep runs the sweep's own snapshot, new the current files"
             subparser.add_argument("--code", choices=("sweep", "new"), help=code)
         if action == "logs":
-            subparser.add_argument("-n", type=int, default=20, help="lines of each log (20)")
+            subparser.add_argument("-n", type=count(1), default=20, help="lines of each log (20)")
 
 
 def run(action: str, **arguments: Any) -> None:

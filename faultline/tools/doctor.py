@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness.compose import compose
 from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
-from harness.rollouts.vllm_support import installed, kv_cache_refusal, slow_formats, weight_formats
+from harness.rollouts.vllm_support import INSTALL, installed, kv_cache_refusal, slow_formats, weight_formats
 
 
 def doctor(parity: bool) -> None:
     """Print versions, device and formats. Raises UserError if a pair of engines differs more than is normal."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
-    print(", ".join([device, *(f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed"))]))
-    print(f"vLLM: {installed() or 'not installed; `make vllm` does it, or says why it cannot'}")
+    print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
+    print(f"vLLM: {installed() or f'not installed; {INSTALL}'}")
     if installed():
         caches = {f"kv_cache={name}": kv_cache_refusal(name, head_dim=128) for name in ("fp8_e4m3", "fp8_e5m2")}
         slow = slow_formats()
@@ -29,7 +28,15 @@ def doctor(parity: bool) -> None:
         _parity()
 
 
+def _versioned(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name} not installed"
+
+
 def _parity() -> None:
+    from harness.compose import compose
     from harness.parity import NORMAL, parity
 
     names = {name for name, _ in NORMAL}

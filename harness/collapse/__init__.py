@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
+from algos.parameters import check
 from algos.registry import Registry
 
 DETECTORS = Registry(
@@ -56,7 +57,12 @@ class Outcome(NamedTuple):
 
 
 def replay(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The events, by detector, of a run with these rows, each with its "step". settings: parameters by detector."""
+    """The events, by detector, of a run with these rows, each with its "step". settings: parameters by detector.
+
+    Raises ValueError naming a parameter that is not of its type.
+    """
+    for name, parameters in settings.items():
+        check(f"collapse.detectors.{name}", DETECTORS[name], parameters)
     detectors = {name: DETECTORS[name](**parameters) for name, parameters in settings.items()}
     events: dict[str, dict[str, Any]] = {}
     for row in rows:

@@ -10,11 +10,16 @@ import math
 from statistics import median
 from typing import Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
-from harness.config.base import Positive, Probability
+from algos.parameters import Count, Share
 
-Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Interval(ge=0, le=1)]
+Factor = Annotated[float, Interval(gt=1, le=1e9)]
+Ess = Annotated[float, Interval(ge=0, lt=1)]
+NullBand = Annotated[float, Interval(ge=0, le=1e3)]
+Fraction = Annotated[float, Interval(gt=0, lt=1)]
+Steps = Annotated[int, Interval(ge=0, le=10**9)]
 Reading = list[float]
 """[reward, standard error] of an evaluation."""
 
@@ -31,10 +36,7 @@ class Drawdown:
 
     role = "collapse"
 
-    def __init__(self, *, delta: float, consecutive: int, warm: int, floor: Probability):
-        if not (0 < delta <= 1 and consecutive >= 1 and warm >= 0):
-            values = f"delta={delta}, consecutive={consecutive}, warm={warm}"
-            raise ValueError(f"drawdown: {values}: needs 0 < delta ≤ 1, consecutive ≥ 1, warm ≥ 0")
+    def __init__(self, *, delta: Share, consecutive: Count, warm: Steps, floor: Probability):
         self.delta, self.consecutive, self.warm, self.floor = delta, consecutive, warm, floor
         self.state: dict[str, Any] = {
             "first": None,
@@ -110,10 +112,9 @@ class Numerical:
 
     role = "collapse"
 
-    def __init__(self, *, factor: Positive, window: int, hits: int, hits_window: int):
-        if not (factor > 1 and window >= 1 and 1 <= hits <= hits_window):
-            values = f"factor={factor}, window={window}, hits={hits}, hits_window={hits_window}"
-            raise ValueError(f"numerical: {values}: needs factor > 1, window ≥ 1, 1 ≤ hits ≤ hits_window")
+    def __init__(self, *, factor: Factor, window: Count, hits: Count, hits_window: Count):
+        if hits > hits_window:
+            raise ValueError(f"collapse.detectors.numerical.hits={hits}: must be at most hits_window={hits_window}")
         self.factor, self.window, self.hits, self.hits_window = factor, window, hits, hits_window
         self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
 
@@ -157,11 +158,9 @@ class Distribution:
 
     role = "warning"
 
-    def __init__(self, *, ess: float, factor: Positive, first: int, last: int, null_band: Size, consecutive: int):
-        if not (0 <= ess < 1 and factor > 1 and 0 <= first <= last and null_band >= 0 and consecutive >= 1):
-            values = f"ess={ess}, factor={factor}, first={first}, last={last}, null_band={null_band}, consecutive={consecutive}"
-            needed = "0 ≤ ess < 1, factor > 1, 0 ≤ first ≤ last, null_band ≥ 0, consecutive ≥ 1"
-            raise ValueError(f"distribution: {values}: needs {needed}")
+    def __init__(self, *, ess: Ess, factor: Factor, first: Steps, last: Steps, null_band: NullBand, consecutive: Count):
+        if first > last:
+            raise ValueError(f"collapse.detectors.distribution.first={first}: must be at most last={last}")
         self.ess, self.factor, self.null_band = ess, factor, null_band
         self.first, self.last, self.consecutive = first, last, consecutive
         self.state: dict[str, Any] = {"reference": [], "low": [], "far": [], "fired": False}
@@ -194,9 +193,7 @@ class Entropy:
 
     role = "warning"
 
-    def __init__(self, *, share: float, consecutive: int):
-        if not (0 < share < 1 and consecutive >= 1):
-            raise ValueError(f"entropy: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+    def __init__(self, *, share: Fraction, consecutive: Count):
         self.share, self.consecutive = share, consecutive
         self.state: dict[str, Any] = {"first": None, "low": [], "fired": False}
 
@@ -223,9 +220,7 @@ class Length:
 
     role = "warning"
 
-    def __init__(self, *, share: float, consecutive: int):
-        if not (0 < share < 1 and consecutive >= 1):
-            raise ValueError(f"length: share={share}, consecutive={consecutive}: needs 0 < share < 1, consecutive ≥ 1")
+    def __init__(self, *, share: Fraction, consecutive: Count):
         self.share, self.consecutive = share, consecutive
         self.state: dict[str, Any] = {"long": [], "same": [], "varied": False, "fired": False}
 

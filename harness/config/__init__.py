@@ -7,7 +7,7 @@ section; the constraint of a field stands in the field, its meaning below it.
 from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Positive, Strict
 from harness.config.errors import explain, explained
-from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
+from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig, PersistenceConfig
 from harness.config.model import HubConfig, MixtureConfig, ModelConfig, PolicyConfig, SizesConfig
 from harness.config.names import RENAMED
 from harness.config.objective import KlConfig, ReduceConfig
@@ -35,6 +35,7 @@ __all__ = [
     "KlConfig",
     "MixtureConfig",
     "ModelConfig",
+    "PersistenceConfig",
     "PluginConfig",
     "PolicyConfig",
     "Positive",

@@ -33,7 +33,7 @@ class ActorConfig(Strict):
     epochs: Count = 1
     """Passes over a rollout."""
     micro_tokens: Count | None = None
-    """Prompt and response tokens of one forward and backward pass, padding included. null: a mini-batch at once."""
+    """Prompt and response tokens of one forward and backward pass, with padding and equal rows. null: a mini-batch at once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     scoring: Literal["exact", "forward", "none"]

@@ -7,10 +7,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(strict=True, gt=0, le=10**9)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
 Probability = Annotated[float, Field(strict=True, ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(strict=True, gt=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+NAME, ONE_LINE = r"^\w[\w.-]*$", r"^[^\x00-\x1f]*$"
+PATTERNS = {
+    NAME: "letters, digits, _, - and . are accepted, and neither - nor . at the beginning",
+    ONE_LINE: "one line without control characters is accepted",
+}
+"""Pattern of a text -> what it accepts, in words."""
+Name = Annotated[str, Field(pattern=NAME)]
+Text = Annotated[str, Field(min_length=1, pattern=ONE_LINE)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 

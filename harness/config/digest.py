@@ -41,6 +41,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "router_dtype": "compute", "head_dtype": "compute",
     },
     "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
+    "loss=dppo": {"upper": None},
 }
 """Plug-in -> parameters that it did not always have, with their defaults. Its signature cannot be read without torch.
 

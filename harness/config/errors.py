@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.config.base import PATTERNS
+
 SECTION = ("model_type", "dataclass_type", "dict_type")
 """Pydantic's kinds of an error where a section got a value."""
 
@@ -18,7 +20,8 @@ def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
 
 def explain(problem: Mapping[str, Any]) -> str:
     """One of the errors of a ValidationError in a line: key, value and what is wrong with it."""
-    key = ".".join(str(part) for part in problem["loc"] if part not in ("Reject", "Plugin") and str(part)[0] != "<")
+    parts = [str(part) for part in problem["loc"] if part not in ("Reject", "Plugin")]
+    key = ".".join(part for part in parts if not part.startswith("<"))
     kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
     if kind == "missing":
         return f"{key}: missing"
@@ -29,7 +32,7 @@ def explain(problem: Mapping[str, Any]) -> str:
     if kind in SECTION:
         return f"{key}={problem['input']!r}: a section; set its keys, as {key}.KEY=VALUE"
     if kind == "string_pattern_mismatch":
-        message = "letters, digits, _, - and . are accepted, and neither - nor . at the beginning"
+        message = PATTERNS.get(problem["ctx"]["pattern"], message)
     return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
@@ -37,5 +40,5 @@ def _meant(place: tuple, composed: dict[str, Any]) -> bool:
     """A filter is tried as a Reject and as a Plugin; only the errors of what it was meant to be are of use."""
     if place[:2] != ("correction", "reject") or len(place) < 4:
         return True
-    filter_ = composed["correction"]["reject"][place[2]]
+    filter_ = composed["correction"]["reject"].get(place[2])  # none if pydantic shows the key otherwise
     return place[3] == ("Plugin" if isinstance(filter_, dict) and "function" in filter_ else "Reject")

@@ -22,8 +22,18 @@ class EvaluationConfig(Strict):
     """Responses to each prompt."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
     """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
-    policy: Literal["own", "rollout"] = "own"
-    """What is evaluated. own: the trainer's policy in its own dtype, by the local engine. rollout: by the rollout engine."""
+    policy: Literal["own", "rollout", "both"] = "own"
+    """Whose reward is eval/reward. own: the trainer's policy in its own dtype, by the local engine. rollout: the policy of the
+    rollout engine. both: own, and that of the rollout engine as eval/rollout_reward."""
+
+
+class PersistenceConfig(Strict):
+    """How long the mismatch of the same responses lasts, over 1, 5 and 20 syncs (harness/train/persistence.py)."""
+
+    every: Annotated[int, Field(gt=20, le=10**9)] | None = None
+    """Steps from one measurement to the next, each of four syncs. null: never."""
+    responses: Count = 16
+    """Responses of a measurement, one to each of so many held-out prompts."""
 
 
 class DiagnosticsConfig(Strict):
@@ -31,6 +41,8 @@ class DiagnosticsConfig(Strict):
 
     every: Count | None = None
     """Steps between two records of weights, filters, probabilities, profiles and routing. null: never."""
+
+    persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
     def due(self, step: int) -> bool:
         """Whether this step is recorded."""

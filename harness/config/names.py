@@ -36,7 +36,7 @@ def renamed_in(values: dict[str, Any], prefix: str = "") -> list[str]:
     """The keys of the nested `values`, dots between, that have another name today."""
     found = []
     for key, value in values.items():
-        found += [prefix + key] if prefix + key in RENAMED else []
+        found += [f"{prefix}{key}"] if f"{prefix}{key}" in RENAMED else []
         found += renamed_in(value, f"{prefix}{key}.") if isinstance(value, dict) else []
     return found
 

@@ -1,13 +1,28 @@
-"""`reduce` and `kl`: what becomes of the token losses, and the KL term beside them."""
+"""`correction`, `reduce` and `kl`: what becomes of the token losses, and the KL term beside them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from algos.corrections.spec import REDUCTIONS
+from algos.corrections.spec import REDUCTIONS, Correction
 from harness.config.base import Count, Strict
+from harness.config.digest import section
+
+
+def _bounds_are_numbers(value: Any) -> Any:
+    """Pydantic reads a dataclass leniently: it would take '2' and true for numbers."""
+    filters = {f"reject.{name}": filter_ for name, filter_ in section(value, "reject").items()}
+    for place, part in {"weight": section(value, "weight"), **filters}.items():
+        for key in ("lower", "upper"):
+            if isinstance(part, dict) and isinstance(part.get(key), bool | str):
+                raise ValueError(f"{place}.{key}={part[key]!r}: input should be a number, or null for no bound")
+    return value
+
+
+CorrectionConfig = Annotated[Correction, BeforeValidator(_bounds_are_numbers)]
+"""The section `correction`, an `algos.corrections.spec.Correction`."""
 
 
 class ReduceConfig(Strict):

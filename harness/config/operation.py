@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.config.base import Count, Name, Strict
+from harness.config.base import Count, Name, Strict, Text
 
 OPERATION = ("run", "tracking", "checkpoint", "dump")
 """Sections that a digest leaves out."""
@@ -33,14 +33,14 @@ class TrackingConfig(Strict):
 
     mode: Literal["auto", "online", "offline", "disabled"]
     """auto: online when WANDB_API_KEY is set, else offline."""
-    project: str
+    project: Text
     """Project in W&B."""
 
 
 class RunConfig(Strict):
     """Where the run folder lies: root/sweep/digest."""
 
-    root: Annotated[str, Field(min_length=1)]
+    root: Text
     """Folder of all sweeps."""
     sweep: Name
     """Name of the sweep."""

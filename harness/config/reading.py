@@ -17,7 +17,7 @@ def parse(composed: dict[str, Any]) -> Config:
     """The config that Hydra composed, checked. Raises UserError naming each key that is wrong and why."""
     if old := renamed_in(composed):
         raise UserError("\n".join(f"{key}: renamed; write {write(key)}" for key in old))
-    return _validated(composed)
+    return _validated(todays_names(composed))
 
 
 def parse_recorded(values: dict[str, Any]) -> Config:
@@ -25,11 +25,7 @@ def parse_recorded(values: dict[str, Any]) -> Config:
 
     A key under a former name is read as its name today. A key that the file lacks has its default: what runs did before.
     """
-    values = todays_names(values)
-    for plugin, parameters in plugins(values):
-        for key, default in PARAMETERS.get(plugin, {}).items():
-            parameters.setdefault(key, default)
-    return _validated(values)
+    return _validated(todays_names(values))
 
 
 def recorded(values: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +34,9 @@ def recorded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validated(values: dict[str, Any]) -> Config:
+    for plugin, parameters in plugins(values):
+        for key, default in PARAMETERS.get(plugin, {}).items():
+            parameters.setdefault(key, default)
     try:
         return Config.model_validate(values)
     except ValidationError as error:

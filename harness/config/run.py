@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, model_validator
 
-from algos.corrections.spec import Correction, check_baseline
+from algos.corrections.spec import check_baseline
 from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Seed, Strict
-from harness.config.digest import digest, section
+from harness.config.digest import digest
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
 from harness.config.model import HubConfig, PolicyConfig
-from harness.config.objective import KlConfig, ReduceConfig
+from harness.config.objective import CorrectionConfig, KlConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.rollout import RolloutConfig
 from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
@@ -42,7 +42,7 @@ class Config(Strict):
     """What the loss is anchored on. old: π_old, three policies. rollout: μ, two policies."""
     baseline: Literal["all", "kept"] = "all"
     """Whose rewards enter the baseline of the advantages: all responses, or those that the correction kept."""
-    correction: Correction
+    correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()
     actor: ActorConfig
@@ -54,17 +54,6 @@ class Config(Strict):
     dump: DumpConfig = DumpConfig()
     tracking: TrackingConfig
     run: RunConfig
-
-    @field_validator("correction", mode="before")
-    @classmethod
-    def _bounds_are_numbers(cls, value: Any) -> Any:
-        """Pydantic reads a dataclass leniently: it would take '2' and true for numbers."""
-        filters = {f"reject.{name}": filter_ for name, filter_ in section(value, "reject").items()}
-        for place, part in {"weight": section(value, "weight"), **filters}.items():
-            for key in ("lower", "upper"):
-                if isinstance(part, dict) and isinstance(part.get(key), bool | str):
-                    raise ValueError(f"{place}.{key}={part[key]!r}: input should be a number, or null for no bound")
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

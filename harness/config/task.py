@@ -8,18 +8,21 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from harness.config.base import Count, PluginConfig, Probability, Strict, name_of
 
+MOST_TARGETS = 100
+"""The largest modulus where a prompt names its target too."""
+
 
 class ChainConfig(Strict):
     """The chain task, see harness/tasks/chain.py."""
 
     name: Literal["chain"]
     """The task."""
-    length: Annotated[int, Field(gt=0, le=10**6)]
+    length: Annotated[int, Field(gt=0, le=10**4)]
     """Values in the answer."""
     choices: Count
     """Valid moves at each step. Above 1 a solved policy keeps entropy."""
-    modulus: Annotated[int, Field(ge=2, le=10**4)]
-    """Number of values; there are modulus² prompts."""
+    modulus: Annotated[int, Field(ge=2, le=1000)]
+    """Number of values. There are modulus² prompts, or up to modulus³ with choices above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
 
@@ -27,6 +30,8 @@ class ChainConfig(Strict):
     def _reachable(self) -> ChainConfig:
         if self.choices > self.modulus:
             raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
+        if self.choices > 1 and self.modulus > MOST_TARGETS:
+            raise ValueError(f"modulus={self.modulus} with choices={self.choices}: at most {MOST_TARGETS}, a million prompts")
         return self
 
 
@@ -74,13 +79,13 @@ class ArithmeticConfig(Strict):
     """The task."""
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
     """Operators between the numbers, drawn with equal probability."""
-    digits: Annotated[int, Field(gt=0, le=100)]
+    digits: Annotated[int, Field(gt=0, le=18)]
     """Most digits of a number."""
     terms: Annotated[int, Field(ge=2, le=100)]
     """Numbers in a prompt."""
-    train: Count
+    train: Annotated[int, Field(gt=0, le=10**6)]
     """Prompts for RL, all different, the same for every seed of a run."""
-    held_out: Count
+    held_out: Annotated[int, Field(gt=0, le=10**6)]
     """Prompts for evaluation, different from those for RL."""
     instruction: str
     """Put after each prompt."""

@@ -20,8 +20,12 @@ def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, temporary, compression="zstd")
-    temporary.replace(path)
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # else it would keep a full disk full
+        raise
 
 
 def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
@@ -86,15 +90,25 @@ def typed(path: Path, table: pa.Table) -> pa.Table:
     """The columns in the schema's types; floats keep their precision. Raises UserError naming a column that cannot be cast."""
     for i, name in enumerate(table.column_names):
         column, given = COLUMNS[name], table.schema.field(i).type
-        inner = given.value_type if pa.types.is_list(given) or pa.types.is_large_list(given) else given
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        inner = given.value_type if any(is_list(given) for is_list in lists) else given
         expected = column.type(inner if pa.types.is_floating(inner) else pa.float64())
         if given != expected:
             try:
-                cast = _truth(table[name]) if name == "mask" else table[name].cast(expected)
+                if not _is_number(inner, truth=name == "mask"):
+                    raise pa.ArrowNotImplementedError  # pyarrow would parse text and count days
+                numbers = name == "mask" and not pa.types.is_boolean(inner)
+                cast = _truth(table[name]) if numbers else table[name].cast(expected)
                 table = table.set_column(i, name, cast)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise UserError(f"{path}: column {name} is {given}, which is no {expected}; see docs/dumps.md") from None
     return table
+
+
+def _is_number(kind: pa.DataType, truth: bool) -> bool:
+    """An integer, a float or a column of nulls alone; a boolean where `truth` is asked for."""
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+    return number or (truth and pa.types.is_boolean(kind))
 
 
 def _truth(column: pa.ChunkedArray) -> pa.ChunkedArray:

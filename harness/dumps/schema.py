@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 class Responses(NamedTuple):
     """Responses as flat arrays. The values of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
 
-    mask bool, logp_* and advantages float32 or float64 (nats), segments int64: one value per token, [n]. step, group,
+    mask bool, logp_* and advantages float32 or float64 (nats), version and segments int64: one value per token, [n]. step, group,
     minibatch int64 and reward float64: one per response, [N].
     """
 
@@ -76,6 +76,7 @@ class Responses(NamedTuple):
     logp_old: np.ndarray
     logp: np.ndarray | None
     advantages: np.ndarray | None
+    version: np.ndarray | None
     segments: np.ndarray | None
     step: np.ndarray | None
     group: np.ndarray | None
@@ -84,6 +85,18 @@ class Responses(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def rows(self, index: np.ndarray) -> Responses:
+        """The responses of these numbers, in this order."""
+        lengths = np.diff(self.offsets)[index]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        columns: dict[str, Any] = {name: getattr(self, name) for name in self._fields if name != "offsets"}
+        taken: dict[str, Any] = {
+            name: None if values is None else values[places if COLUMNS[name].per_token else index]
+            for name, values in columns.items()
+        }
+        return Responses(offsets, **taken)
 
 
 def problems(table: pa.Table) -> list[Problem]:
@@ -148,11 +161,8 @@ def _column_problems(table: pa.Table, name: str):
     if name in LOGPS:
         above = used & (values > ROUNDING)
         yield from _first_of(row_of, above, lambda i: f"log-probability {values[i]:.4g} at token {place[i]} is above 0")
-    if name == "version" and len(values):
-        start = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        mixed = used & (values != values[np.minimum(start, len(values) - 1)])
-        what = "mixed versions: sampled by weights {} and, at token {}, {}; a ratio to one of them is not the response's"
-        yield from _first_of(row_of, mixed, lambda i: what.format(values[start[i]], place[i], values[i]))
+    if name == "version":
+        yield from _first_of(row_of, used & (values < 0), lambda i: f"none, or below 0, at token {place[i]}")
     if name == "segments":
         outside = used & ((values < 0) | (values >= lengths[row_of]))
         yield from _first_of(row_of, outside, lambda i: f"{values[i]} at token {place[i]}: turns count from 0")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from algos.registry import Registry
 from harness.config import PrecisionConfig
+from harness.tasks import PAD
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig  # `doctor` describes the machine without it
 
 ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "vllm": "harness.rollouts.vllm:VllmEngine"})
+
+
+Told = Literal["nothing", "experts", "experts and weights"]
+"""What an engine says of the routes of a mixture: `Rollout.expert_ids` and `Rollout.expert_weights`."""
 
 
 class Rollout(NamedTuple):
@@ -28,6 +35,16 @@ class Rollout(NamedTuple):
     version: Tensor
     expert_ids: Tensor | None = None
     expert_weights: Tensor | None = None
+
+    @property
+    def written(self) -> Tensor:
+        """[B, T] bool: the tokens of the responses."""
+        return self.tokens != PAD
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the tokens that can be trained on, since the engine reported a finite log-probability."""
+        return self.written & self.logp.isfinite()
 
 
 class RolloutEngine(ABC):
@@ -49,9 +66,9 @@ class RolloutEngine(ABC):
         """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
 
     @classmethod
-    def tells_routes(cls) -> bool:
-        """Whether the rollouts of a mixture of experts have `Rollout.expert_ids` on this machine."""
-        return False
+    def tells(cls) -> Told:
+        """What the rollouts of a mixture of experts say of their routes on this machine."""
+        return "nothing"
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -64,6 +81,13 @@ class RolloutEngine(ABC):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
         source of randomness."""
+
+    @abstractmethod
+    def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """log μ [B, T] in nats of given tokens with the present weights, 0 on PAD.
+
+        prompts: [B, P] as in `generate`. tokens: [B, T] as in a Rollout.
+        """
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
         """Lend device memory to the actor. `load_weights` takes it back, and must come before the next `generate`."""

@@ -30,7 +30,7 @@ SCALED_ROPES = ("linear", "llama3", "yarn")
 class Architecture(NamedTuple):
     """heads, kv_heads, head_dim: of the attention. biased: the keys of FUSED with a bias. qk_norm: whether queries and keys are
     normalised per head. tied: whether the head is the embedding. frequencies [head_dim/2]: radians per position; magnitude:
-    factor on the rotated queries and keys. experts: of each layer's mixture, 0 for a dense model; top_k: of them per token;
+    factor on the rotated queries and keys. experts: of each layer's mixture, 0 for a dense model; per_token: of them for a token;
     renormalise: whether the weights of these sum to 1."""
 
     layers: int
@@ -44,7 +44,7 @@ class Architecture(NamedTuple):
     frequencies: Tensor
     magnitude: float
     experts: int
-    top_k: int
+    per_token: int
     renormalise: bool
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class Architecture(NamedTuple):
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def describe(config: PretrainedConfig) -> Architecture:
+def architecture_of(config: PretrainedConfig) -> Architecture:
     """The architecture of a config. Raises UserError, with what is possible instead, on one that is not computed."""
     kind = config.model_type
     if kind not in MODELS:
@@ -79,13 +79,13 @@ def describe(config: PretrainedConfig) -> Architecture:
         tied=config.tie_word_embeddings,
         frequencies=frequencies,
         magnitude=magnitude,
-        experts=experts(config),
-        top_k=getattr(config, "num_experts_per_tok", 0),
+        experts=expert_count(config),
+        per_token=getattr(config, "num_experts_per_tok", 0),
         renormalise=getattr(config, "norm_topk_prob", False),
     )
 
 
-def experts(config: PretrainedConfig) -> int:
+def expert_count(config: PretrainedConfig) -> int:
     """How many experts each layer of a model has; 0 for a dense one."""
     return getattr(config, "num_experts", None) or 0
 

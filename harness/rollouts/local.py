@@ -11,15 +11,16 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from annotated_types import Interval
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from algos.parameters import Seed
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import device
-from harness.rollouts import Rollout, RolloutEngine, casts
-from harness.rollouts.architecture import FUSED, describe
+from harness.rollouts import Rollout, RolloutEngine, Told, casts
+from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise
@@ -31,6 +32,8 @@ Cache = list[tuple[Tensor, Tensor]]
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
 go on after it, None if all do)."""
+Size = Annotated[float, Interval(ge=0, le=10)]
+Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
@@ -55,11 +58,11 @@ class LocalEngine(RolloutEngine):
         stop: tuple[int, ...] = (),
         router_dtype: Literal["compute", "fp32"] = "compute",
         head_dtype: Literal["compute", "fp32"] = "compute",
-        noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
-        noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
-        router_noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
-        router_noise_persistence: Annotated[float, Field(ge=0, le=1)] = 0.0,
-        noise_seed: int = 0,
+        noise: Size = 0.0,
+        noise_persistence: Persistence = 0.0,
+        router_noise: Size = 0.0,
+        router_noise_persistence: Persistence = 0.0,
+        noise_seed: Seed = 0,
     ):
         self.config, self.temperature = config, temperature
         self.noise = Noise(noise, noise_persistence, noise_seed)
@@ -69,33 +72,39 @@ class LocalEngine(RolloutEngine):
         self.arithmetic = Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         self.kv_cast = KV_CASTS[kv_cache]
-        self.version = -1
+        self.version: int | None = None
         self.device = device()
-        self.shape = describe(config)
+        self.shape = architecture_of(config)
         self.heads, self.kv_heads, self.head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         self._eps = torch.tensor(self.shape.eps, device=self.device)
 
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        has_experts = bool(describe(shape).experts)
+        has_experts = bool(architecture_of(shape).experts)
         for key, default in (("router_dtype", "compute"), ("router_noise", 0.0)):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         for key in ("noise", "router_noise"):
             if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
                 raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
+        if (seed := params.get("noise_seed", 0)) and not (params.get("noise", 0.0) or params.get("router_noise", 0.0)):
+            raise UserError(f"rollout.engine.noise_seed={seed} has no effect without noise; set noise or router_noise, or 0")
+        for key in ("router_dtype", "head_dtype"):
+            if params.get(key) == precision.compute == "fp32":
+                raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
         for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
                 raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")
 
     @classmethod
-    def tells_routes(cls) -> bool:
-        return True
+    def tells(cls) -> Told:
+        return "experts and weights"
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
+        self.version = None  # until all have been taken: what an exception leaves is of two versions
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         if self.noise.size:
@@ -134,7 +143,7 @@ class LocalEngine(RolloutEngine):
         name = f"{prefix}gate.weight"
         gate = plain(name, self.exact_router)
         picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
-        router = Router(gate.t().contiguous(), picker, self.shape.top_k, self.shape.renormalise, self.exact_router)
+        router = Router(gate.t().contiguous(), picker, self.shape.per_token, self.shape.renormalise, self.exact_router)
         stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
         cast = self.arithmetic.weight
         experts = [(cast(gate_up), cast(down)) for gate_up, down in zip(*stacked, strict=True)]
@@ -152,6 +161,7 @@ class LocalEngine(RolloutEngine):
 
         tokens, logp, routes = self._walk(prompts, uniforms.shape[1], pick)
         taken = () if routes is None else (routes.ids, routes.weights)
+        assert self.version is not None
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), *taken)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
@@ -184,6 +194,8 @@ class LocalEngine(RolloutEngine):
     def _walk(
         self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None = None
     ) -> tuple[Tensor, Tensor, Routes | None]:
+        if self.version is None:
+            raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         with torch.inference_mode():
             tokens, logp, routes = self._decode(prompts.to(self.device), length, pick, replay)
         # Ordinary tensors again, which autograd may save.
@@ -243,7 +255,7 @@ class LocalEngine(RolloutEngine):
 
     def _unrouted(self, rows: int, places: int) -> Routes | None:
         s = self.shape
-        return Routes.unrouted(rows, places, s.layers, s.top_k, s.experts, self.device) if s.experts else None
+        return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
         """−inf but for the top_k most probable tokens, and of those the fewest that hold top_p of what the top_k hold."""

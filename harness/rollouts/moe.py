@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.rollouts.linear import Arithmetic, Weight
-from harness.rollouts.routes import Routes, routed
+from harness.rollouts.routes import Routes, has_route
 
 
 class Router(NamedTuple):
     """gate [hidden, E]. picker [hidden, E]: what the experts are picked by when that is not the gate (synthetic noise on the
-    selection); their weights come from the gate always. top_k: experts per token. renormalise: whether their weights sum to 1.
-    exact: fp32 throughout, not the precision's compute dtype."""
+    selection); their weights come from the gate always. per_token: experts for a token. renormalise: whether their weights sum
+    to 1. exact: fp32 throughout, not the precision's compute dtype."""
 
     gate: Tensor
     picker: Tensor | None
-    top_k: int
+    per_token: int
     renormalise: bool
     exact: bool
 
@@ -42,7 +42,7 @@ class Mixture:
         order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
         codes, scale = self.arithmetic.activation(x)
-        rows = order // self.router.top_k
+        rows = order // self.router.per_token
         grouped = self._grouped(codes[rows], None if scale is None else scale[rows], counts, 0)
         gate, up = grouped.chunk(2, -1)
         inner = self.arithmetic.round(self.arithmetic.round(F.silu(gate)).mul_(up))
@@ -50,19 +50,19 @@ class Mixture:
         slots = torch.empty_like(grouped)
         slots[order] = grouped
         assert routes.weights is not None  # a route of this engine has them
-        weighted = slots.view(len(x), self.router.top_k, -1) * routes.weights[..., None]
+        weighted = slots.view(len(x), self.router.per_token, -1) * routes.weights[..., None]
         return self.arithmetic.round(weighted.sum(1)), routes
 
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
         """The experts of rows x [N, hidden], int64 ids; weights are gathered from the probabilities of these very rows."""
-        k, finish = self.router.top_k, self._finish
+        k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)
         top = probabilities.topk(k + 1, dim=-1)
         margin = top.values[:, k - 1] - top.values[:, k]
         picker = self.router.picker
         ids = top.indices[:, :k] if picker is None else (x @ picker).topk(k, dim=-1).indices
         if replay is not None:
-            given = routed(replay.ids)[:, None]
+            given = has_route(replay.ids)[:, None]
             ids = torch.where(given, replay.ids.long(), ids)
         weights = probabilities.gather(-1, ids)
         if self.router.renormalise:

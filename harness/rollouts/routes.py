@@ -75,6 +75,6 @@ def no_route(dtype: torch.dtype) -> int:
     return torch.iinfo(dtype).max
 
 
-def routed(ids: Tensor) -> Tensor:
+def has_route(ids: Tensor) -> Tensor:
     """Whether each place was computed: ids [..., k] -> bool [...]."""
     return ids[..., 0] != no_route(ids.dtype)

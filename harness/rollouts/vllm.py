@@ -17,18 +17,20 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+from annotated_types import Interval
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from algos.parameters import Count
 from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
-from harness.rollouts import Rollout, RolloutEngine, casts
-from harness.rollouts.architecture import experts
+from harness.rollouts import Rollout, RolloutEngine, Told, casts
+from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
@@ -82,11 +84,11 @@ class VllmEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
-        kv_cache_gib: float = 1.0,
-        context: int | None = None,
-        tensor_parallel: int = 1,
+        kv_cache_gib: Annotated[float, Interval(ge=1e-3, le=1e6)] = 1.0,
+        context: Count | None = None,
+        tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
         sleep: bool = False,
-        sync_tolerance: float | None = None,
+        sync_tolerance: Annotated[float, Interval(gt=0, le=1e3)] | None = None,
     ):
         # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
         self.tolerance = sync_tolerance or (tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED)
@@ -97,7 +99,7 @@ class VllmEngine(RolloutEngine):
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.shape, self.tied = shape, shape.tie_word_embeddings
-        self.routed = bool(experts(shape)) and can_tell_routes()
+        self.routed = bool(expert_count(shape)) and can_tell_routes()
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
@@ -146,7 +148,7 @@ class VllmEngine(RolloutEngine):
         if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
-        if experts(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
+        if expert_count(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
             raise UserError(
                 f"rollout.precision={precision.name}: vLLM's experts are not quantised so here; use fp32, bf16 or fp16, or "
                 "rollout/engine=local"
@@ -161,7 +163,7 @@ class VllmEngine(RolloutEngine):
         if self.asleep:
             self.llm.wake_up()
             self.asleep = False
-        if experts(self.shape) and not torch.cuda.is_available():
+        if expert_count(self.shape) and not torch.cuda.is_available():
             self.llm.apply_model(_forget_packed_experts)
         # vLLM reads torch's default dtype while it loads, and sets it only at its own start.
         before = torch.get_default_dtype()
@@ -191,7 +193,7 @@ class VllmEngine(RolloutEngine):
         """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
         s, width = self.shape, prompts.shape[1]
         ids = Routes.unrouted(
-            len(samples), width + length - 1, s.num_hidden_layers, s.num_experts_per_tok, experts(s), prompts.device
+            len(samples), width + length - 1, s.num_hidden_layers, s.num_experts_per_tok, expert_count(s), prompts.device
         ).ids
         for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
             places = width - padding + len(sample.token_ids) - 1  # all but the last token
@@ -202,12 +204,28 @@ class VllmEngine(RolloutEngine):
         return ids
 
     @classmethod
-    def tells_routes(cls) -> bool:
-        return can_tell_routes()
+    def tells(cls) -> Told:
+        return "experts" if can_tell_routes() else "nothing"
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         samples = self._ask(prompts, length, None)
         return _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
+
+    def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """By a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 alone (see `check`)."""
+        self._loaded_version()
+        length = tokens.shape[1]
+        if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more
+            raise UserError(
+                f"rollout.engine.context={self.context}: scoring needs {prompts.shape[1] + length + 1} tokens; raise it"
+            )
+        sampling = package().SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        answers = self._answers(torch.cat([prompts, tokens], 1), sampling)
+        rows = []
+        for answer, written in zip(answers, (tokens != PAD).sum(1).tolist(), strict=True):
+            places = list(zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True))[-written:] if written else []
+            rows.append([chosen[token].logprob for token, chosen in places])
+        return _padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
         """vLLM's answer to each row; without uniforms the most probable token at each place."""
@@ -216,16 +234,21 @@ class VllmEngine(RolloutEngine):
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
-        own, requests = len(prompts), [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(prompts)]
         make = functools.partial(package().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
         if uniforms is None:
-            sampling = [make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])] * len(requests)
+            sampling = make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])
         else:
             sampling = [make(**self.sampling, seed=seed) for seed in _seeds(self._of_group(uniforms))]
+        return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
+
+    def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
+        """vLLM's answers to this rank's rows [B, L], each without its PAD. sampling: of all ranks' rows, or common to them."""
+        requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
+        own = len(rows)
         first = dist.get_rank() % self.tensor_parallel * own if self.tensor_parallel > 1 else 0
-        return [answer.outputs[0] for answer in answers[first : first + own]]
+        return answers[first : first + own]
 
     def _loaded_version(self) -> int:
         if self.version is None:

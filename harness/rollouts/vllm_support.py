@@ -41,11 +41,13 @@ FP8_BY_REFERENCE = (
 )
 """Measured by the command in experiments/RESULTS.md, "FP8 products on CPUs"."""
 
+INSTALL = "`make vllm` installs it, or says why it cannot; for a GPU, `pip install 'faultline[vllm]'` does too"
+
 @functools.cache
 def package() -> Any:
     """The module vllm. Raises UserError when it is not installed."""
     if find_spec("vllm") is None:
-        raise UserError("rollout.engine=vllm: vLLM is not installed; `make vllm` does it, or says why it cannot")
+        raise UserError(f"rollout.engine=vllm: vLLM is not installed; {INSTALL}")
     import vllm
 
     return vllm

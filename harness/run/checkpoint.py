@@ -7,8 +7,8 @@
 
 A checkpoint is written beside its place and renamed. Rank 0 writes everything but the actor's files, and every rank sees the
 folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
-step. The manifest finds damage, not forgery. Load checkpoints only from run folders you trust, since DeepSpeed's files are
-pickles.
+step. The manifest finds damage, not forgery: a forged file can hold other numbers. It cannot hold code, since DeepSpeed's
+files are read without what a pickle may run, see `harness.train.actor`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ import errno
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import first_line
 from harness.run.folder import RunFolder, to_disk, writing
-from harness.run.manifest import damage_of, digests
+from harness.run.manifest import State, damage_of, digests, read_state
 from harness.train.actor import Actor
 from harness.train.ranks import Ranks, lost_a_rank
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint holds beside the actor's own: its state, and the rollouts sampled ahead of their use."""
+
+    state: State
+    rollouts: dict[str, Tensor]
 
 
 def save(
@@ -76,21 +83,24 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     to_disk(final.parent)
 
 
-def load(run: RunFolder, ranks: Ranks, actor: Actor) -> dict[str, Any] | None:
-    """Load the newest sound checkpoint and return its state; None if there is none. Damaged ones are set aside and printed."""
+def load(run: RunFolder, ranks: Ranks, actor: Actor) -> Loaded | None:
+    """Load the newest sound checkpoint into `actor`; None if there is none. Damaged ones are set aside and printed."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None
     folder = run.path / "checkpoints" / f"step-{step:08d}"
-    state = json.loads((folder / "state.json").read_text())
-    actor.load(folder / "actor", state["ranks"])
-    return {**state, "rollouts": load_file(folder / "rollouts.safetensors")}
+    state = read_state(folder)
+    actor.load(folder / "actor", state.ranks)
+    return Loaded(state, load_file(folder / "rollouts.safetensors"))
 
 
 def _newest_sound(run: RunFolder) -> int:
     """The step of the newest sound checkpoint; −1 without one."""
     for step, folder in reversed(run.checkpoints.items()):
-        if (damage := damage_of(folder)) is None:
+        damage = damage_of(folder)
+        if damage is None and (missing := run.missing_rows(step)):  # going on would leave a hole in the record for good
+            damage = f"metrics.jsonl lacks {missing} of the rows before it"
+        if damage is None:
             return step
         aside = folder.with_name(f"damaged-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)

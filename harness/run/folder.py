@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,8 +28,12 @@ from harness.errors import Unavailable, UserError
 from harness.run import jsonl
 from harness.run.metrics import check_named
 
-STATES = ("queued", "running", "preempted", "done", "collapsed", "failed")
+STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", "failed")
+"""interrupted: ended by its surroundings, as a full disk. failed: by itself, so that it would fail again."""
 FINISHED = ("done", "collapsed")
+CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
+LAST_STEP = 10**9
+"""As `steps` of a config is bounded."""
 
 
 @contextmanager
@@ -115,7 +120,7 @@ class RunFolder:
         """The JSON object in the file `name`. Raises UserError if it is missing, Unavailable if it is unreadable."""
         path = self.path / name
         try:
-            content = json.loads(path.read_text())
+            content = jsonl.loads(path.read_bytes())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:
@@ -131,8 +136,9 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """Step -> folder of each checkpoint that it keeps, the oldest first."""
-        return {int(path.name.removeprefix("step-")): path for path in sorted((self.path / "checkpoints").glob("step-*"))}
+        """Step -> folder of each checkpoint that it keeps, the oldest first. A copy under another name is none."""
+        found = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
+        return dict(sorted((int(match[1]), path) for match, path in found.items() if match))
 
     @property
     def checkpointed(self) -> int:
@@ -141,8 +147,13 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
-        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if isinstance(row["step"], int)}
+        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if type(row["step"]) is int}
         return [rows[step] for step in sorted(rows)]
+
+    def missing_rows(self, step: int) -> int:
+        """How many of the steps before `step` have no row. A branch has rows from the step on at which it began."""
+        first = next((event["step"] for event in self.events() if event.get("kind") == "branched"), 0)
+        return len(set(range(first, step)) - {row["step"] for row in self.metrics()})
 
     def events(self) -> list[dict[str, Any]]:
         """All events in the order they were written."""
@@ -150,7 +161,11 @@ class RunFolder:
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Lines that are no row of a step are left out: a kill cut them short, and the resume has written the step again."""
-        return (row for _, row in jsonl.read(self.path / name) if row is not None and "step" in row)
+        try:
+            rows = [row for _, row in jsonl.read(self.path / name)]
+        except OSError as error:
+            raise Unavailable(f"{self.path / name}: unreadable ({error.strerror})") from None
+        return (row for row in rows if row is not None and _is_step(row.get("step")))
 
 
 class ReadOnlyRunFolder(RunFolder):
@@ -165,6 +180,10 @@ class ReadOnlyRunFolder(RunFolder):
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         pass
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LAST_STEP
 
 
 def changes(diff: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Files of JSON lines that only grow: a kill in the middle of a write costs the line that was being written, and no other."""
+"""JSON as a run writes it. Its files of JSON lines only grow: a kill amid a write costs the line being written, no other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def loads(text: bytes) -> Any:
+    """What the JSON says. Raises ValueError on anything else, on endless nesting and on half a surrogate pair too."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if b"\\ud" in text or b"\\uD" in text:
+        json.dumps(value, ensure_ascii=False).encode()  # what cannot be written to a page
+    return value
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -29,7 +40,7 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
         return
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = loads(line)
         except ValueError:
             row = None
         yield number, row if isinstance(row, dict) else None

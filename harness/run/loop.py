@@ -12,7 +12,7 @@ from typing import Any
 from harness.build import build_detectors
 from harness.collapse import outcome
 from harness.config import Config
-from harness.errors import UserError
+from harness.errors import Unavailable, UserError
 from harness.run import checkpoint
 from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
 from harness.run.provenance import provenance
@@ -69,7 +69,7 @@ class Run:
             exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
             return state
         except Exception as error:
-            ending = {"state": "failed", "error": str(error) or type(error).__name__}
+            ending = _end_by(error)
             raise
         finally:
             track.finish(exit_code, **ending)
@@ -105,15 +105,16 @@ class Run:
 
     def resume(self) -> int:
         """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
-        state = checkpoint.load(self.folder, self.ranks, self.trainer.actor)
-        if state is None:
+        loaded = checkpoint.load(self.folder, self.ranks, self.trainer.actor)
+        if loaded is None:
             return 0
-        self.events = state["events"]
-        self.trainer.restore(state["updates"], state["rollouts"])
+        state = loaded.state
+        self.events = dict(state.events)
+        self.trainer.restore(state.updates, loaded.rollouts)
         for name, detector in self.detectors.items():
-            detector.state = state["detectors"][name]
-        self.folder.log_event("resumed", state["step"])
-        return state["step"]
+            detector.state = state.detectors[name]
+        self.folder.log_event("resumed", state.step)
+        return state.step
 
     def save(self, step: int) -> None:
         """Write the checkpoint of `step`, the next one to train."""
@@ -146,7 +147,7 @@ def train(config: Config) -> str:
 
 def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
     # A signal may end a single process at once. Of several ranks, the one that ends would count as dead.
-    lost = partial(_record_lost_rank, config.path)
+    lost = partial(_record_end_by_another, config.path)
     with stop_signals(at_once=ranks.size == 1) as request, ranks.together(lost), folder.claim():
         if ranks.first(folder.state in FINISHED):
             return folder.state
@@ -164,15 +165,21 @@ def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
             raise
         except Exception as error:
             with suppress(UserError):  # a full disk refuses this too, and the first error says so
-                folder.status("failed", **folder.progress(), error=str(error) or type(error).__name__)
+                folder.status(**(_end_by(error) | folder.progress()))
             raise
 
 
-def _record_lost_rank(path: Path, rank: int, reason: str) -> None:
-    """Record that another rank has died. Rank 0 holds the folder already; if it died, another rank claims the folder."""
+def _end_by(error: Exception) -> dict[str, Any]:
+    """The state in which an error leaves a run, and the error's message."""
+    state = "interrupted" if isinstance(error, Unavailable) else "failed"
+    return {"state": state, "error": str(error) or type(error).__name__}
+
+
+def _record_end_by_another(path: Path, rank: int, state: str, reason: str) -> None:
+    """Record that another rank ended the run. Rank 0 holds the folder already; if it died, another rank claims the folder."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
-        folder.status("failed", **folder.progress(), error=reason)
+        folder.status(state, **folder.progress(), error=reason)
 
 
 def _add_provenance(folder: RunFolder) -> None:

@@ -1,17 +1,42 @@
-"""Whether a checkpoint is whole, by the SHA-256 of its files. Torch-free, so that a damaged one is reported at once."""
+"""Whether a checkpoint is whole, by the SHA-256 of its files, and its state. Torch-free: damage is reported at once."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.config import explain
+from harness.config.base import Count
+from harness.run.jsonl import loads
+
+Whole = Annotated[int, Field(ge=0)]
+
+
+class State(BaseModel):
+    """state.json: the next step to train, optimizer steps so far, ranks, events and states of the detectors by name."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    step: Whole
+    updates: Whole
+    ranks: Count
+    events: dict[str, dict[str, Any]]
+    detectors: dict[str, dict[str, Any]]
+
+
+def read_state(folder: Path) -> State:
+    """The state of the checkpoint in `folder`, in which `damage_of` has found none."""
+    return State.model_validate_json((folder / "state.json").read_bytes())
 
 
 def damage_of(folder: Path) -> str | None:
     """What is wrong with the checkpoint in `folder`; None if nothing is."""
     try:
-        expected = json.loads((folder / "manifest.json").read_text())
+        expected = loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError) as error:
         return f"manifest.json unreadable: {error}"
     if not isinstance(expected, dict) or "state.json" not in expected:
@@ -20,6 +45,10 @@ def damage_of(folder: Path) -> str | None:
     for name, digest in expected.items():
         if actual.get(name) != digest:
             return f"{name} {'is missing' if name not in actual else 'differs from its checksum'}"
+    try:
+        read_state(folder)
+    except ValidationError as error:
+        return f"state.json: {explain(dict(error.errors()[0]))}"
     return None
 
 

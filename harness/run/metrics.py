@@ -24,7 +24,10 @@ METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
     "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
     "reward/greedy": Metric("mean reward of the prompts' most probable responses, the baseline of advantage=remax", "0..1"),
-    "eval/reward": Metric("held-out reward of the trainer's own policy, fixed prompts and random numbers", "0..1"),
+    "eval/reward": Metric("held-out reward of the policy of evaluation.policy, fixed prompts and random numbers", "0..1"),
+    "eval/rollout_reward": Metric("the same of the rollout engine's policy, with evaluation.policy=both", "0..1"),
+    "eval/rollout_stderr": Metric("standard error of eval/rollout_reward, clustered by prompt", "0..1"),
+    "eval/gap": Metric("eval/reward − eval/rollout_reward, the trainer's own policy over the sampling one", "[−1, 1]"),
     "eval/stderr": Metric("standard error of eval/reward, clustered by prompt", "0..1"),
     "eval/samples": Metric("responses behind eval/reward", "count"),
     "rollout_corr/chi2_token": Metric("plug-in χ² of the token ratio, mean ρ² − 1; verl's name", "1"),
@@ -81,6 +84,10 @@ METRICS = {
     "mismatch/prob_diff_mean": Metric("mean |π − μ| of the sampled tokens", "0..1"),
     "mismatch/prob_diff_std": Metric("standard deviation of |π − μ|", "0..1"),
     "mismatch/prob_diff_max": Metric("largest |π − μ|", "0..1"),
+    **{
+        f"mismatch/persistence_{lag}": Metric(f"correlation of the log ratios of fixed responses {lag} syncs apart", "[−1, 1]")
+        for lag in (1, 5, 20)
+    },
     "mismatch/prob_pearson": Metric("correlation of π and μ over tokens", "[−1, 1]"),
     "routing/flip_any": Metric("share of response tokens whose experts differ from the engine's in any layer", "0..1"),
     "routing/margin": Metric("p_k − p_(k+1) of the trainer's router, mean over response tokens and layers", "0..1"),
@@ -106,6 +113,7 @@ METRICS = {
     "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),
     "time/sync": Metric("weights to the engine", "seconds", timing=True),
     "time/verify": Metric("checking that the engine holds the new weights", "seconds", timing=True),
+    "time/persistence": Metric("scoring of the fixed responses of mismatch/persistence_*", "seconds", timing=True),
     "time/evaluate": Metric("held-out evaluation", "seconds", timing=True),
     "time/step": Metric("the whole step but for its record", "seconds", timing=True),
     "throughput/rollout_tokens": Metric("sampled tokens per second of sampling", "tokens/s", timing=True),

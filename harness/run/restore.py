@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.config import Config, parse_recorded
+from harness.config.trust import plugin_names, refuse_code
 from harness.errors import UserError
 from harness.run.folder import RunFolder, writing
-from harness.run.manifest import damage_of
+from harness.run.manifest import damage_of, read_state
 
 if TYPE_CHECKING:
     from harness.train.collector import Collector
@@ -28,10 +28,11 @@ class Checkpoint(NamedTuple):
     step: int
 
 
-def find(path: Path, at: int | None = None) -> Checkpoint:
+def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoint:
     """The checkpoint at `path`. If `path` is a run folder, its checkpoint of step `at`, or its newest.
 
-    Raises UserError if it is missing or damaged.
+    trust: whether code that the run's config names may be imported. Raises UserError if it may not, and if the checkpoint
+    is missing or damaged.
     """
     run = path
     if re.fullmatch(r"step-\d+", path.name) and path.parent.name == "checkpoints":
@@ -45,15 +46,23 @@ def find(path: Path, at: int | None = None) -> Checkpoint:
         raise UserError(f"{run}: no checkpoint of step {step}; it has {steps} (checkpoint.every and checkpoint.keep decide)")
     if damage := damage_of(kept[step]):
         raise UserError(f"{kept[step]}: damaged ({damage}); use another")
-    return Checkpoint(parse_recorded(RunFolder(run).read("config.json")), kept[step], step)
+    config = parse_recorded(RunFolder(run).read("config.json"))
+    if not trust:
+        refuse_code(plugin_names(config), run / "config.json")
+    # What is made from it lies beside it: the root that the config names may be another machine's.
+    here = config.run.model_copy(update={"root": str(run.resolve().parents[1])})
+    return Checkpoint(config.model_copy(update={"run": here}), kept[step], step)
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
-    """Copy a checkpoint into another run folder, which then resumes from it."""
+    """Make `run` a branch, which resumes from a copy of the checkpoint. The event says that its rows begin there."""
     target = run.path / "checkpoints" / checkpoint.folder.name
+    temporary = target.with_name(f".writing-{checkpoint.step}")
     with writing(run.path):
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(checkpoint.folder, target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(checkpoint.folder, temporary)
+        run.log_event("branched", checkpoint.step, origin=str(checkpoint.folder))
+        temporary.rename(target)  # last: a branch whose copy was cut short gets another
 
 
 @contextmanager
@@ -73,5 +82,5 @@ def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     collector = Collector(config, actor, task, prompts)
     with tempfile.TemporaryDirectory() as copy:  # on another number of ranks a load writes beside what it reads
         shutil.copytree(checkpoint.folder / "actor", Path(copy) / "actor")
-        actor.load(Path(copy) / "actor", json.loads((checkpoint.folder / "state.json").read_text())["ranks"])
+        actor.load(Path(copy) / "actor", read_state(checkpoint.folder).ranks)
     yield collector

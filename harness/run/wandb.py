@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.arms import arm
 from harness.config import Config
+from harness.extras import absence
 from harness.run.folder import RunFolder, changes
 
 CONNECT_SECONDS = 20
@@ -69,6 +70,8 @@ class Tracker:
             if isinstance(error, ConnectionError):  # SIGTERM to a whole Slurm job ends W&B's own process too
                 cause = "its own process was stopped"
                 self._forget_service()
+            elif isinstance(error, ModuleNotFoundError):
+                cause = absence(error) or cause
             print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
 
     def _forget_service(self) -> None:

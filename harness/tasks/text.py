@@ -11,23 +11,13 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from algos.registry import Registry, RegistryError
+from algos.registry import Registry
 from harness.config import ArithmeticConfig, TextConfig
 from harness.errors import UserError
 from harness.tasks import PAD
 
 VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify", "arithmetic": "harness.tasks.arithmetic:verify"})
 """Functions `(response: str, record: dict) -> float`, 0 to 1; `record` is the prompt's whole line."""
-
-
-def _verifier(name: str) -> Callable[[str, dict[str, Any]], float]:
-    try:
-        return VERIFIERS[name]
-    except RegistryError as error:
-        if isinstance(error.__cause__, (ImportError, AttributeError)):
-            remedy = "name it package.module:function, with the package's folder on PYTHONPATH"
-            raise UserError(f"task.verifier={name}: {error.__cause__}; {remedy}") from None
-        raise
 
 
 class Text(ABC):
@@ -39,7 +29,7 @@ class Text(ABC):
 
     def __init__(self, config: TextConfig | ArithmeticConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
-        self.verifier = _verifier(config.verifier)
+        self.verifier: Callable[[str, dict[str, Any]], float] = VERIFIERS[config.verifier]
         self.answer_length = config.answer_length
         self.stop: tuple[int, ...] = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.counts = {"kept": 0, "dropped": 0, "cut": 0, "repeated": 0}

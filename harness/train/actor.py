@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +19,11 @@ from transformers import PreTrainedModel
 from harness.config import ActorConfig
 from harness.errors import UserError
 from harness.models import device
-from harness.rollouts.architecture import experts
+from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
+from harness.train.distinct import Index, distinct
+from harness.train.head import ScoringModel
 from harness.train.ranks import join
 from harness.train.routing import ARGUMENT, RoutingHooks
 
@@ -28,6 +32,12 @@ if not torch.cuda.is_available():
 import deepspeed
 import deepspeed.ops
 from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+SAVED = (fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler)
+"""The classes of DeepSpeed whose instances its checkpoints hold beside tensors and plain values. They only keep values."""
 
 
 class Actor(Protocol):
@@ -40,7 +50,8 @@ class Actor(Protocol):
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens in fp32 nats, with gradient; entropy of π_θ at each token, detached), both [B, T].
 
-        Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both results are 0.
+        Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both
+        results are 0.
         replay: the experts that a mixture is to take, [B, P + T − 1, layers, k]; its backward pass may come later.
         """
 
@@ -74,13 +85,14 @@ class DeepSpeedActor:
         deepspeed.logger.setLevel("ERROR")
         # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        self.temperature, self.config = temperature, config
+        self.config = config
         model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         self.routing = RoutingHooks(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        scoring = ScoringModel(model, temperature)
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+            scoring.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # a label only: batches are handed over as they come
@@ -92,25 +104,35 @@ class DeepSpeedActor:
         }
         if config.dtype != "fp32":
             settings[config.dtype] = {"enabled": True}
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        self.engine, *_ = deepspeed.initialize(model=scoring, optimizer=optimizer, config=settings)
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
+        prompts, tokens, replay, place = self._distinct(prompts, tokens, replay)
+        logp, entropy = self._logp(prompts, tokens, replay)
+        return logp[place], entropy[place]
+
+    def _distinct(self, prompts: Tensor, tokens: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None, Index]:
+        """(prompts, responses and routes of one of each group of equal rows, the group of each row)."""
+        here = self.engine.device
+        prompts, tokens = prompts.to(here), tokens.to(here)
+        replay = None if replay is None else replay.map(lambda part: part.to(here))
+        first, place = distinct(prompts, tokens, replay)
+        return prompts[first], tokens[first], None if replay is None else replay.of(first), place
+
+    def _logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor]:
+        """`logp` of rows that are on the device, each computed."""
         full = tokens.shape[1]
-        columns = torch.cat([(part != PAD).any(0) for part in (prompts, tokens)]).to(self.engine.device)
-        prompts, tokens = (part[:, (part != PAD).any(0)].to(self.engine.device) for part in (prompts, tokens))
+        columns = torch.cat([(part != PAD).any(0) for part in (prompts, tokens)])
+        prompts, tokens = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
         ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
         present = ids != PAD
         padded = not present.all()
         positions = (present.cumsum(-1) - 1).clamp(min=0)
         places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
         if replay is not None:
-            places[ARGUMENT] = replay.map(lambda part: part.to(self.engine.device)).of(slice(None), columns.nonzero()[:-1, 0])
+            places[ARGUMENT] = replay.of(slice(None), columns.nonzero()[:-1, 0])
         ids = ids.clamp(min=0)
-        # The logits that predict the response: from the last prompt token to the last but one.
-        logits = self.engine(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **places).logits
-        logp = (logits.float() / self.temperature).log_softmax(-1)
-        entropy = -(logp.detach().exp() * logp.detach()).sum(-1)
-        chosen = logp.gather(-1, ids[:, -length:, None])[..., 0]
+        chosen, entropy = self.engine(input_ids=ids[:, :-1], targets=ids[:, -length:], **places)
         if not padded and length == full:
             return chosen, entropy
         here = tokens != PAD
@@ -119,18 +141,19 @@ class DeepSpeedActor:
 
     @torch.no_grad()
     def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+        prompts, tokens, replay, place = self._distinct(prompts, tokens, replay)
         with self.routing.record() as layers:
-            logp, _ = self.logp(prompts, tokens, replay)
+            logp, _ = self._logp(prompts, tokens, replay)
         present = torch.cat([part != PAD for part in (prompts, tokens)], 1)
         columns = present.any(0).nonzero()[:-1, 0]
         shape = self.engine.module.config
         routes = Routes.unrouted(
-            len(tokens), present.shape[1] - 1, len(layers), shape.num_experts_per_tok, experts(shape), logp.device
+            len(tokens), present.shape[1] - 1, len(layers), shape.num_experts_per_tok, expert_count(shape), logp.device
         )
         routes.put(slice(None), columns, Routes.stack(layers, len(tokens)))
         computed = present[:, :-1] & present[:, 1:]  # as in an engine, which computes no last token
-        routes.ids.masked_fill_(~computed[..., None, None].to(logp.device), no_route(routes.ids.dtype))
-        return logp, routes
+        routes.ids.masked_fill_(~computed[..., None, None], no_route(routes.ids.dtype))
+        return logp[place], routes.of(place)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -152,6 +175,10 @@ class DeepSpeedActor:
         self.engine.save_checkpoint(str(folder), tag="actor")
 
     def load(self, folder: Path, ranks: int) -> None:
+        with _without_code(folder):
+            self._load(folder, ranks)
+
+    def _load(self, folder: Path, ranks: int) -> None:
         resharded = ranks != self.ranks.size and self.config.zero_stage > 0  # stage 0 has no shards
         if resharded and self.ranks.rank == 0:
             _reshard(folder)
@@ -175,6 +202,26 @@ class DeepSpeedActor:
     def _grad_norm(self) -> Tensor:
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+
+
+@contextmanager
+def _without_code(folder: Path) -> Iterator[None]:
+    """Within the body every torch.load takes tensors, plain values and SAVED alone, though DeepSpeed asks for any pickle.
+
+    Raises UserError on a file in `folder` that holds anything else.
+    """
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name, "0")
+    os.environ[name] = "1"
+    try:
+        with torch.serialization.safe_globals(list(SAVED)):
+            yield
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"names {named[1]}" if named else "is a pickle of another kind"
+        raise UserError(f"{folder}: refused, since a file of it {what}, as no checkpoint of a run does") from None
+    finally:
+        os.environ[name] = before
 
 
 RESHARDED = "resharded"

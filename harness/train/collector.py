@@ -13,7 +13,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
-from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision
+from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
@@ -45,16 +45,6 @@ class Sampled(NamedTuple):
     rollout: Rollout
     rewards: Tensor
     greedy: Tensor | None = None
-
-    @property
-    def written(self) -> Tensor:
-        """[B, T] bool: the tokens of the responses."""
-        return self.rollout.tokens != PAD
-
-    @property
-    def mask(self) -> Tensor:
-        """[B, T] bool: the tokens that can be trained on, since the engine reported a finite log-probability."""
-        return self.written & self.rollout.logp.isfinite()
 
     @property
     def prompt_numbers(self) -> Tensor:
@@ -101,9 +91,9 @@ class Collector:
 
     Life cycle: for each step `load_weights`, `sample`, `score`, `collect`, and `queue.drain` before the next weights.
 
-    engine: samples the rollouts. policy: the trainer's own policy as a sampler, None unless `needs_own_sampler`. reference: the
-    policy that the run started from, for a KL term. The methods that take an engine serve whoever looks at a policy outside of
-    training: the evaluation, `faultline gradient`, the matching of noise.
+    engine: samples the rollouts. policy: the trainer's own policy as a sampler, None unless `needs_own_sampler`, and the engine
+    itself where `samples_as_trainer`. reference: the policy that the run started from, for a KL term. The methods that take an
+    engine serve whoever looks at a policy outside of training: the evaluation, `faultline gradient`, the matching of noise.
     """
 
     def __init__(self, config: Config, actor: Actor, task: Task, prompts: Tensor):
@@ -116,7 +106,10 @@ class Collector:
         r = config.rollout
         sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
-        self.policy = self.local_engine(own_precision(config)) if needs_own_sampler(config) else None
+        self.policy: LocalEngine | None = None
+        if needs_own_sampler(config):
+            own = self.engine if isinstance(self.engine, LocalEngine) and samples_as_trainer(config) else None
+            self.policy = own or self.local_engine(own_precision(config))
         self.reference = None
         if config.kl.name is not None and config.kl.reference == "start":
             self.reference = self.local_engine(own_precision(config))
@@ -142,7 +135,7 @@ class Collector:
         """
         with self.clock.phase("sync"):
             self.engine.load_weights(self.actor.weights(), version)
-        if self.policy is not None:
+        if self.policy is not None and self.policy is not self.engine:
             self.policy.load_weights(self.actor.weights(), version)
         if self.engine.tolerance is None:
             return {}
@@ -176,7 +169,11 @@ class Collector:
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """The responses of an engine to prompts [B, P] by uniforms [B, T], each rank sampling its share."""
-        return self._gather(engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms)))
+        return self._gather(self._generate_share(engine, prompts, uniforms))
+
+    def answers(self, policy: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Tensor:
+        """The tokens alone of `generate`, [B, T]."""
+        return self.ranks.gather(policy.generate(self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
 
     def compute_rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """[B]: the task's reward of each response, each rank asking for its share."""
@@ -206,11 +203,14 @@ class Collector:
         with self.clock.phase("generate"):
             prompts = self.draw_prompts(step)
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
-            rollout = self.engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
-        if not self.replay.weights:
-            rollout = rollout._replace(expert_weights=None)
+            rollout = self._generate_share(self.engine, prompts, uniforms)
         self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
         return rollout
+
+    def _generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
+        """This rank's share of the responses, without the weights of experts that nothing replays."""
+        rollout = engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        return rollout if self.replay.weights else rollout._replace(expert_weights=None)
 
     def _gather(self, rollout: Rollout) -> Rollout:
         """The responses of all ranks, from those of each."""
@@ -220,7 +220,10 @@ class Collector:
     # --- -> log-probabilities -> advantages -> Batch ---------------------------------------------------------------------
 
     def score(self, sampled: Sampled, order: list[Tensor]) -> Scores:
-        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
+        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`.
+
+        The reference of a KL term chooses its own experts under every replay: it is a policy of its own, and so is its router.
+        """
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
         scoring, replay = self.config.actor.scoring, self.replayed_routes(sampled.rollout)
@@ -229,7 +232,9 @@ class Collector:
             replay = Routes(routes.ids)
         elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
             forward_old = self.score_forward(sampled, order, replay)
-        if scoring == "exact":
+        if scoring == "exact" and self._is_own(sampled.rollout) and not self.replay.by_old:
+            old = sampled.rollout.logp
+        elif scoring == "exact":
             old = self.score_by(self.own_policy, prompts, tokens, replay if self.replay.by_old else None)
         elif scoring == "forward":
             old = forward_old
@@ -238,6 +243,13 @@ class Collector:
         elif self.config.kl.reference == "rollout":
             reference = sampled.rollout.logp
         return Scores(old, forward_old, reference, replay)
+
+    def _is_own(self, rollout: Rollout) -> bool:
+        """Whether the trainer's own policy sampled it with the weights of now: scoring walks the path of sampling, and would give
+        the bits of the rollout again."""
+        if self.policy is not self.engine or self.engine.version is None:
+            return False
+        return bool(rollout.version.eq(self.engine.version).all())
 
     def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Routes | None) -> Tensor:
         """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
@@ -264,7 +276,7 @@ class Collector:
         logp, parts = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device), []
         first = order[: self.config.actor.num_minibatches]
         for rows in first:
-            logp[rows], routes = self.forward.routed(sampled.prompts[rows], sampled.rollout.tokens[rows])
+            logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows])
             parts.append(routes)
         return logp, Routes.cat(parts).of(torch.cat(first).argsort())
 
@@ -281,17 +293,21 @@ class Collector:
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Batch:
-        """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from."""
+        """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from.
+
+        It is the mismatch that a correction would see. So where routing.replay scores π_old with the engine's experts, these are
+        replayed here too.
+        """
         rollout = self.generate(engine, prompts, uniforms)
-        mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-        return Batch(rollout.logp, mask, logp_old=self.score_by(self.own_policy, prompts, rollout.tokens))
+        logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed_routes(rollout))
+        return Batch(rollout.logp, rollout.mask, logp_old=logp)
 
     def collect(self, sampled: Sampled, scores: Scores) -> Collected:
         """The batch of a step, with its advantages."""
         tokens = sampled.rollout.tokens
         batch = Batch(
             logp_rollout=sampled.rollout.logp,
-            mask=sampled.mask,
+            mask=sampled.rollout.mask,
             logp_old=scores.old,
             segments=self.turn_numbers(tokens),
             logp_ref=scores.reference,
@@ -303,7 +319,10 @@ class Collector:
 
     def advantages(self, sampled: Sampled, kept: Tensor | None = None) -> Tensor:
         """[B, T]; the rewards of responses that are not `kept` [N, G] enter no baseline."""
-        provided: dict[str, Tensor | None] = {"lengths": sampled.mask.sum(-1).view_as(sampled.rewards), "greedy": sampled.greedy}
+        provided: dict[str, Tensor | None] = {
+            "lengths": sampled.rollout.mask.sum(-1).view_as(sampled.rewards),
+            "greedy": sampled.greedy,
+        }
         inputs = {name: provided[name] for name in self.advantage_inputs}
         if kept is not None:
             inputs["kept"] = kept
@@ -327,12 +346,12 @@ class Collector:
 
     def describe(self, sampled: Sampled, updates: int) -> dict[str, Tensor]:
         """The metrics of the responses; updates: optimizer steps so far."""
-        rewards, tokens, written = sampled.rewards, sampled.rollout.tokens, sampled.written
+        rewards, tokens, written = sampled.rewards, sampled.rollout.tokens, sampled.rollout.written
         lengths = written.sum(1)
         metrics = {
             "reward/rollout": rewards.view(-1).mean(),
             "reward/informative_groups": (rewards.amax(1) != rewards.amin(1)).float().mean(),
-            "mismatch/dropped": (written & ~sampled.mask).sum(),
+            "mismatch/dropped": (written & ~sampled.rollout.mask).sum(),
             "rollout/response_tokens": lengths.float().mean(),
             "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
         }

@@ -28,13 +28,28 @@ class Evaluator:
         self.prompts = prompts[: config.evaluation.prompts].repeat_interleave(config.evaluation.samples, dim=0)
         self.probes = Probes(config.evaluation.probe, collector.local_engine)
 
+    def judge(self) -> dict[str, float]:
+        """eval/reward of the policy that `evaluation.policy` names; with "both" that of the trainer's own, and beside it
+        eval/rollout_reward, eval/rollout_stderr and eval/gap = eval/reward − eval/rollout_reward.
+
+        Both answer the same prompts by the same random numbers.
+        """
+        policy, collector = self.config.policy, self.collector
+        metrics = self.reward_of(collector.engine if policy == "rollout" else collector.own_policy)
+        if policy == "both":
+            exact = collector.policy is collector.engine  # then the other policy is this one
+            rollout = metrics.copy() if exact else self.reward_of(collector.engine)
+            metrics["eval/rollout_reward"], metrics["eval/rollout_stderr"] = rollout["eval/reward"], rollout["eval/stderr"]
+            metrics["eval/gap"] = metrics["eval/reward"] - rollout["eval/reward"]
+        return metrics
+
     def reward_of(self, policy: RolloutEngine) -> dict[str, float]:
         """eval/reward of a policy with the weights that it holds, and its standard error, clustered by prompt.
 
         With R_p the mean reward of the responses to prompt p, which are not independent, and R the mean of all P of them:
         stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
         """
-        answers = self.collector.generate(policy, self.prompts, self._uniforms()).tokens
+        answers = self.collector.answers(policy, self.prompts, self._uniforms())
         reward = self.collector.compute_rewards(self.prompts, answers).cpu().double().numpy()
         by_prompt = reward.reshape(self.config.prompts, self.config.samples).mean(1)
         stderr = float(by_prompt.std(ddof=1)) / self.config.prompts**0.5

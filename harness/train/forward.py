@@ -8,6 +8,7 @@ from torch import Tensor
 from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 from harness.train.actor import Actor
+from harness.train.distinct import distinct
 from harness.train.ranks import Ranks
 
 
@@ -21,10 +22,17 @@ class TrainingForward:
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many."""
+        """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many.
+
+        Equal rows meet in one micro-batch, where they are computed once, and count there as often as they were sampled.
+        """
         own = self.ranks.share(torch.arange(len(tokens)))
+        if self.micro_tokens is None:
+            return (own,)
+        _, place = distinct(prompts[own], tokens[own])
+        own = own if isinstance(place, slice) else own[place.cpu().argsort(stable=True)]
         width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
-        return own.split(max(1, self.micro_tokens // width) if self.micro_tokens else len(own))
+        return own.split(max(1, self.micro_tokens // width))
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
@@ -35,10 +43,12 @@ class TrainingForward:
         return self.ranks.sum(logp)  # of the other ranks' rows each has 0
 
     @torch.no_grad()
-    def routed(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Routes]:
+    def with_routes(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts, with the routes that the forward took."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
-        for rows in self.micro_batches(prompts, tokens):
+        parts = self.micro_batches(prompts, tokens)
+        for rows in parts:
             logp[rows], routes = self.actor.route(prompts[rows], tokens[rows])
             shares.append(routes)
-        return self.ranks.sum(logp), Routes.cat(shares).map(self.ranks.gather)  # ranks share a mini-batch out in order
+        own = Routes.cat(shares).of(torch.cat(parts).argsort())
+        return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks share a mini-batch out in order

@@ -75,7 +75,7 @@ class Learner:
 
         Returns log π_θ [b, T], 0 on the rows of other ranks, and this rank's part of the metrics.
         """
-        mini = mini._replace(batch=self.objective.select(mini.batch))
+        mini = mini._replace(batch=self.objective.select(mini.batch, corrected))
         counts = Counts.of(corrected.counted, mini.batch.prompt)
         tokens = mini.batch.mask.sum().clamp(min=1)
         logp_all = torch.zeros_like(mini.batch.logp_rollout)

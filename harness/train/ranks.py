@@ -63,10 +63,10 @@ class Ranks(NamedTuple):
         return self._agreed(value, dist.ReduceOp.MAX)
 
     @contextmanager
-    def together(self, last_words: Callable[[int, str], None]) -> Iterator[None]:
+    def together(self, last_words: Callable[[int, str, str], None]) -> Iterator[None]:
         """Run the body on all ranks, which leave it together: after an error on one, the others stop too.
 
-        `last_words(rank, reason)` is called before this process ends because of another rank.
+        `last_words(rank, state, reason)` is called before this process ends because of another rank, with the state of the run.
         """
         if self.watch is None:
             yield
@@ -114,7 +114,7 @@ class Watch(threading.Thread):
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
         self.store, self.rank, self.size = store, rank, size
-        self.last_words: Callable[[int, str], None] = lambda rank, reason: None
+        self.last_words: Callable[[int, str, str], None] = lambda rank, state, reason: None
         self.leaving, self.patience = False, self.PATIENCE
         atexit.register(self._leave)
         self.start()
@@ -154,7 +154,7 @@ class Watch(threading.Thread):
             return
         print(f"{reason}; rank {self.rank} stops too. Start again: the run resumes from its last checkpoint", file=sys.stderr)
         try:
-            self.last_words(self.rank, reason)
+            self.last_words(self.rank, "interrupted" if code == os.EX_TEMPFAIL else "failed", reason)
             self._leave()
         finally:
             sys.stdout.flush()
@@ -202,6 +202,8 @@ def check_ranks(config: Config, size: int) -> None:
         // config.actor.num_minibatches,
         "evaluation.prompts x evaluation.samples responses": config.evaluation.prompts * config.evaluation.samples,
     }
+    if config.diagnostics.persistence.every is not None:
+        shares["diagnostics.persistence.responses"] = config.diagnostics.persistence.responses
     for what, number in shares.items():
         if number % size:
             raise UserError(f"{what}: {number} rows cannot be shared evenly by {size} ranks; change them or the number of ranks")

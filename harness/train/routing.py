@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.rollouts.routes import Routes, id_dtype, routed
+from harness.rollouts.routes import Routes, has_route, id_dtype
 
 ARGUMENT = "routes"
 """Keyword of the model's forward, and of its layers, that carries the `Routes` to replay."""
@@ -59,7 +59,7 @@ class RoutingHooks:
         logits, weights, ids = output
         given = self._given[number]
         if given is not None:
-            present = routed(given.ids)[:, None]
+            present = has_route(given.ids)[:, None]
             ids = torch.where(present, given.ids.long(), ids)
             replayed = live_weights(logits, ids, bool(router.norm_topk_prob)) if given.weights is None else given.weights
             weights = torch.where(present, replayed.to(weights.dtype), weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from algos.diagnostics.routing import routing, split_k3
-from harness.rollouts.architecture import experts
+from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes
 from harness.train.collector import Collector, Sampled, Scores, engine_routes
 
@@ -15,19 +15,19 @@ def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, orde
 
     They cost π_old two more scorings, by its own choice and by the engine's; one where routing.replay makes the second anyway.
     """
-    number = experts(collector.shape)
-    if not number or scores.old is None or not sampled.mask.any():
+    number = expert_count(collector.shape)
+    if not number or scores.old is None or not sampled.rollout.mask.any():
         return {}
     live_logp, live = _score_live(collector, sampled, order)
     assert live.margin is not None  # the trainer's own choice has one
     first = sampled.prompts.shape[1] - 1  # the place that predicts the first token
     theirs = engine_routes(sampled.rollout, weights=False)
     metrics = routing(live.ids[:, first:], None if theirs is None else theirs.ids[:, first:], live.margin[:, first:],
-                      sampled.mask, number)  # fmt: skip
+                      sampled.rollout.mask, number)  # fmt: skip
     if theirs is not None:
         by_ids = collector.replay.by_old and not collector.replay.weights
         replayed = scores.old if by_ids else _score_replayed(collector, sampled, order, theirs)
-        metrics |= split_k3(live_logp, replayed, sampled.rollout.logp, sampled.mask)
+        metrics |= split_k3(live_logp, replayed, sampled.rollout.logp, sampled.rollout.mask)
     return metrics
 
 

@@ -16,8 +16,12 @@ from harness.train.actor import DeepSpeedActor
 from harness.train.collector import Collector
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
+from harness.train.persistence import Persistence
 from harness.train.routing_metrics import routing_metrics
 from harness.train.warmstart import start
+
+PERSISTENCE = "persistence."
+"""Before the names of its tensors in a checkpoint, beside those of the responses that wait."""
 
 
 class Trainer:
@@ -37,6 +41,7 @@ class Trainer:
         self.collector = Collector(config, self.actor, task, train_prompts)
         self.learner = Learner(config, self.actor)
         self.evaluator = Evaluator(config, self.collector, held_out.to(device()))
+        self.persistence = Persistence(config, self.collector, held_out.to(device()))
         self.clock = self.collector.clock
 
     def step(self, step: int) -> dict[str, float]:
@@ -47,6 +52,7 @@ class Trainer:
         metrics: dict[str, Any] = self.load_weights()
         if step % self.config.evaluation.every == 0:
             metrics |= self.evaluate()
+        metrics |= self.persistence.measure(step)
         sampled = collector.sample(step)
         order = learner.minibatch_order(step)
         with self.clock.phase("score"):
@@ -71,17 +77,19 @@ class Trainer:
         return self.collector.load_weights(self.learner.updates)
 
     def evaluate(self) -> dict[str, float]:
-        """The held-out reward of the policy that evaluation.policy names, and the probes."""
-        own = self.config.evaluation.policy == "own"
+        """The held-out reward of the policies that evaluation.policy names, and the probes."""
         with self.clock.phase("evaluate"):
-            reward = self.evaluator.reward_of(self.collector.own_policy if own else self.collector.engine)
-            return reward | self.evaluator.probe(self.learner.updates)
+            return self.evaluator.judge() | self.evaluator.probe(self.learner.updates)
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """(optimizer steps, what was sampled before its use): all that is neither the actor's nor a function of the step."""
-        return self.learner.updates, self.collector.queue.state()
+        """(optimizer steps, responses sampled before their use): all that is neither the actor's nor a function of the step."""
+        fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
+        return self.learner.updates, self.collector.queue.state() | fixed
 
     def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
         """The counterpart of `state`."""
         self.learner.updates = updates
-        self.collector.queue.restore({name: tensor.to(device()) for name, tensor in rollouts.items()})
+        tensors = {name: tensor.to(device()) for name, tensor in rollouts.items()}
+        fixed = {name for name in tensors if name.startswith(PERSISTENCE)}
+        self.persistence.restore({name.removeprefix(PERSISTENCE): tensors.pop(name) for name in fixed})
+        self.collector.queue.restore(tensors)

@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from harness.config import Config, HubConfig, PrecisionConfig, WarmStartConfig
 from harness.errors import UserError
 from harness.models import build, device, hub_model, policy_config
-from harness.rollouts.architecture import experts
+from harness.rollouts.architecture import expert_count
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
@@ -117,9 +117,10 @@ def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.
     net = build(shape, derive(w.seed, "init"))
     net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=0.1)
+    rise = 0.2 if w.steps == 10 else 0.1  # of 10 steps a tenth would be a rise without length, by which torch divides
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=rise)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
-    has_experts = bool(experts(shape))
+    has_experts = bool(expert_count(shape))
     routed = {"output_router_logits": True} if has_experts else {}
     for step in range(w.steps):
         batch = prompts[rng.integers(0, len(prompts), w.batch)]

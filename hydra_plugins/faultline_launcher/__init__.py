@@ -18,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
+from algos.parameters import Count, check_values
+from harness.boundary import refusing
 from harness.compose import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
@@ -46,7 +48,7 @@ class _Launcher(Launcher):
     ranks = 1
     detach = False
 
-    def __init__(self, retry_failed: bool, extend: bool):
+    def __init__(self, *, retry_failed: bool, extend: bool):
         self.retry_failed, self.extend = retry_failed, extend
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -70,10 +72,7 @@ class _Launcher(Launcher):
                 check(config)
                 check_ranks(config, self.ranks)
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
-        try:
-            states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
-        except UserError as error:
-            raise SystemExit(str(error)) from None
+        states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
         good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
         results = [states[config.digest].state not in good for config in configs]
         # Hydra raises the return value of the first failed job, which gives the exit code.
@@ -95,13 +94,14 @@ class LocalLauncher(_Launcher):
     parallel: how many at a time; null is one per physical core.
     """
 
-    def __init__(self, parallel: int | None, retry_failed: bool, extend: bool):
+    def __init__(self, *, parallel: Count | None, retry_failed: bool, extend: bool):
         import psutil
 
-        if parallel is not None and parallel < 1:
-            raise SystemExit(f"hydra.launcher.parallel={parallel}: at least 1, or null for one per physical core")
+        keys = {"parallel": parallel, "retry_failed": retry_failed, "extend": extend}
+        with _refused(["hydra/launcher=local"]):
+            check_values("hydra.launcher", LocalLauncher, keys)
         self.parallel = parallel or psutil.cpu_count(logical=False) or 1
-        super().__init__(retry_failed, extend)
+        super().__init__(retry_failed=retry_failed, extend=extend)
 
     def executor(self):
         from sweeps.launchers.local import Local
@@ -112,14 +112,15 @@ class LocalLauncher(_Launcher):
 class SlurmLauncher(_Launcher):
     """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.launchers.options.SlurmOptions."""
 
-    def __init__(self, retry_failed: bool, extend: bool, **options: Any):
+    def __init__(self, *, retry_failed: bool, extend: bool, **options: Any):
         with _refused(["hydra/launcher=slurm"]):
+            check_values("hydra.launcher", SlurmLauncher, {"retry_failed": retry_failed, "extend": extend})
             plain = OmegaConf.to_container(OmegaConf.create(options))
             assert isinstance(plain, dict)
             self.options = SlurmOptions(**{str(key): value for key, value in plain.items()})
             self.options.check()
         self.ranks, self.detach = self.options.ranks, self.options.detach
-        super().__init__(retry_failed, extend)
+        super().__init__(retry_failed=retry_failed, extend=extend)
 
     def executor(self):
         from sweeps.launchers.slurm import Slurm
@@ -130,6 +131,7 @@ class SlurmLauncher(_Launcher):
 @contextmanager
 def _refused(overrides: Sequence[str]) -> Iterator[None]:
     try:
-        yield
-    except UserError as error:
-        raise SystemExit(f"{' '.join(overrides)}: {error}\nNothing was started.") from None
+        with refusing():
+            yield
+    except (UserError, ValueError) as error:  # a ValueError of algos names the key
+        raise UserError(f"{' '.join(overrides)}: {error}\nNothing was started.") from None

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.config import Count, Positive, explain
 from harness.errors import UserError
+from harness.yaml_file import read_yaml
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
 """Options of sbatch that the launcher sets: by them it finds its jobs and their output, and requeues them."""
@@ -74,9 +74,9 @@ class SlurmOptions:
 
     def _fill(self, site: Path) -> None:
         try:
-            values = yaml.safe_load(site.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"hydra.launcher.site={site}: unreadable ({error})") from None
+            values = read_yaml(site)
+        except UserError as error:
+            raise UserError(f"hydra.launcher.site={error}") from None
         fillable = [f.name for f in fields(self) if f.name != "site" and not getattr(SlurmOptions, f.name, None)]
         if not isinstance(values, dict):
             raise UserError(f"hydra.launcher.site={site}: not a file of keys and values; see slurm/sites/example.yaml")

@@ -12,13 +12,14 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from harness.errors import Unavailable, UserError
-from harness.run.folder import RunFolder
+from harness.errors import Unavailable, UserError, first_line
+from harness.run.folder import FINISHED, RunFolder
 from sweeps.launchers.orphans import end_with_parent
 from sweeps.ledger import Sweep, is_claimed
 from sweeps.states import STUCK
@@ -29,6 +30,8 @@ FORMER_LIFE = 60
 """Seconds that a run waits for its folder: a requeued job may start before its former processes have ended."""
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code of a run that its surroundings refused: 75."""
+ORPHANED = 255
+"""What multiprocessing reports of a process once its fork server was killed. The process itself is asked to stop, and saves."""
 
 
 class _Started(NamedTuple):
@@ -56,10 +59,7 @@ class Pool:
             while waiting and len(self.running) < self.parallel and not self.stopping:
                 self._start(waiting.pop(0))
             time.sleep(0.1)
-            for run, started in list(self.running.items()):
-                if not started.process.is_alive():
-                    del self.running[run]
-                    self._log_outcome(run, started)
+            self._settle()
             tick()
 
     def stop(self) -> None:
@@ -67,10 +67,19 @@ class Pool:
         self.stopping = True
         for started in self.running.values():
             started.process.terminate()
+        while self.running:
+            self._settle()
+            time.sleep(0.02)
+
+    def _settle(self) -> None:
+        """Enter the ends of the runs that have ended."""
         for run, started in list(self.running.items()):
-            started.process.join()
-            self.running.pop(run, None)
-            self._log_outcome(run, started)
+            if not started.process.is_alive() and not self._outlives_server(run, started):
+                self.running.pop(run, None)
+                self._log_outcome(run, started)
+
+    def _outlives_server(self, run: str, started: _Started) -> bool:
+        return started.process.exitcode == ORPHANED and is_claimed(self.sweep.folder(run))
 
     def _start(self, run: str) -> None:
         folder = self.sweep.folder(run)
@@ -92,7 +101,13 @@ class Pool:
             return
         arguments = (config.model_dump_json(), str(folder.path / "log.txt"))
         process = self.context.Process(target=run_in_child, args=arguments, name=run)
-        process.start()
+        with _held_back(STOPPING):
+            forkserver.ensure_running()  # it inherits what is held back
+        try:
+            process.start()
+        except (EOFError, OSError) as error:  # a run that was forked all the same ends with its server
+            self._log_end(run, "interrupted", error=f"its fork server was killed or refused it ({first_line(error)})")
+            return
         self.began = True
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         self.sweep.log("started", [run], job=self.job, host=node, pid=process.pid, step=step)
@@ -111,11 +126,23 @@ class Pool:
             self.sweep.log("ended", [run], state=state, job=self.job, **more)
 
 
+@contextmanager
+def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Signals that come within the body are delivered after it."""
+    resource_tracker.ensure_running()  # multiprocessing would start it within the body, and let SIGINT and SIGTERM through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_in_child(config_json: str, log: str) -> None:
-    """Train one run in a process that the fork server has forked."""
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # the server ignores them
+    """Train one run in a process that the fork server has forked, and which holds back signals as the server does."""
+    for number in STOPPING:  # until the run catches them, they end it where it is
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     for _ in range(FORMER_LIFE):
         if not is_claimed(RunFolder(os.path.dirname(log))):
             break
@@ -145,17 +172,22 @@ def _train(config_json: str, log: str) -> None:
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
     """(state, one of states.ENDS; error) of a run whose process ended with `code`."""
-    if code == 0:
-        return folder.state, ""
+    with suppress(UserError):
+        if code == 0 or folder.state in FINISHED:  # a signal may still end a process that has nothing left to do
+            return folder.state, ""
     if code in [128 + number for number in STOPPING] or -code in STOPPING:
         return "preempted", ""
-    if code > 0:
+    if 0 < code < ORPHANED:
         return "interrupted" if code == UNAVAILABLE else "failed", f"{last_lines(folder, 1)} (exit code {code})"
-    cause = f"killed by {signal.Signals(-code).name}"
+    cause = "its fork server was killed" if code == ORPHANED else f"killed by {_name(-code)}"
     with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
         if folder.state == "running":  # it was killed before it could write its end
-            folder.status("failed", **folder.progress(), error=cause)
+            folder.status("interrupted", **folder.progress(), error=cause)
     return "interrupted", cause
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def last_lines(folder: RunFolder, count: int) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from sweeps.launchers.orphans import end_with_parent
 
-for number in (signal.SIGTERM, signal.SIGUSR2):  # Slurm signals every process of a job; the server must outlive its runs
-    signal.signal(number, signal.SIG_IGN)
+# A terminal and Slurm signal every process at once, and the server must outlive its runs. Signals are held back and not ignored:
+# a run inherits that, and gets a signal that came while it was being forked as soon as it can act on it.
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2))
 end_with_parent(signal.SIGKILL)
 PRELOADED = (
     "harness.run.loop",

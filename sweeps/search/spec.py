@@ -6,18 +6,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from pydantic import Field, ValidationError, model_validator
 
+from harness.boundary import refusing
 from harness.compose import compose
-from harness.config import Config, Strict, parse
+from harness.config import Config, Count, Strict, parse
+from harness.config.base import Name, Seed
 from harness.errors import UserError
+from harness.yaml_file import read_yaml
 from sweeps.launchers.options import SlurmOptions
 
-Count = Annotated[int, Field(gt=0)]
+Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
+Choices = Annotated[list[str | float | int | bool | None], Field(min_length=1)]
+Seeds = Annotated[int, Field(ge=2, le=1000)]
 
 
 class Range(Strict):
@@ -26,8 +29,8 @@ class Range(Strict):
     scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio; `log` and `linear` are of the value.
     """
 
-    low: float
-    high: float
+    low: Bound
+    high: Bound
     scale: Literal["distance_from_1", "log", "linear"]
 
     @model_validator(mode="after")
@@ -69,7 +72,7 @@ class Sections(Strict):
     """
 
     points: Count
-    tolerance: Annotated[float, Field(gt=1)]
+    tolerance: Annotated[float, Field(gt=1, le=1e9)]
     boundary_seeds: Count
     healthy: Literal["low", "high"]
 
@@ -84,19 +87,19 @@ class Spec(Strict):
     launcher: keys of hydra/launcher=slurm.
     """
 
-    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-    root: str = "runs"
+    name: Name
+    root: Annotated[str, Field(min_length=1)] = "runs"
     overrides: list[str]
-    space: dict[str, Range | list[str | float | int | bool | None]]
+    space: Annotated[dict[str, Range | Choices], Field(min_length=1)]
     trials: Count
     parallel: Count
-    seeds: Annotated[int, Field(ge=2)]
+    seeds: Seeds
     last: Count
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     prune: Prune
     sections: Sections | None = None
-    winner_seeds: Annotated[int, Field(ge=2)]
-    sampler_seed: int
+    winner_seeds: Seeds
+    sampler_seed: Annotated[Seed, Field(lt=2**31)]
     launcher: dict[str, Any]
 
     @model_validator(mode="after")
@@ -156,13 +159,13 @@ def load(path: Path, changes: list[str]) -> Spec:
     """
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
-    try:
-        return Spec.model_validate(OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(changes))))
-    except FileNotFoundError:
+    if not file.exists():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
-        raise UserError(f"{path}: no such file, and no search of that name; there are {names}") from None
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: unreadable ({error})") from None
+        raise UserError(f"{path}: no such file, and no search of that name; there are {names}")
+    try:
+        with refusing():
+            given = OmegaConf.merge(OmegaConf.create(read_yaml(file)), OmegaConf.from_dotlist(changes))
+            return Spec.model_validate(OmegaConf.to_container(given))
     except ValidationError as error:
         raise UserError("\n".join(f"{file}: {problem}" for problem in _explained(error))) from None
 

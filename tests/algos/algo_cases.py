@@ -14,7 +14,7 @@ LOSS_PARAMS = {
     "gmpo": {"lower": 0.67, "upper": 1.49},
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
     "dro": {"beta": 0.05},
-    "dppo": {"divergence": "tv", "delta_low": 0.2, "delta_high": 0.2},
+    "dppo": {"divergence": "tv", "delta_low": 0.2, "delta_high": 0.2, "upper": 1.5},
     "clip_cov": {"eps_low": 0.2, "eps_high": 0.2, "share": 0.2, "lower": 0.05, "upper": 5.0},
     "kl_cov": {"share": 0.2, "coef": 1.0},
     "pg": {},
@@ -30,7 +30,7 @@ UNBOUNDED = {
     "ppo": {"eps_low": 1.0, "eps_high": torch.inf, "dual_clip": None},
     "cispo": {"lower": 0.0, "upper": torch.inf},
     "rollout_is": {"lower": 0.0, "upper": torch.inf},
-    "dppo": {"divergence": "kl", "delta_low": torch.inf, "delta_high": torch.inf},
+    "dppo": {"divergence": "kl", "delta_low": torch.inf, "delta_high": torch.inf, "upper": None},
     "kl_cov": {"share": 0.1, "coef": 0.0},
 }
 """Settings at which a loss's gradient is that of −A·r."""

@@ -71,6 +71,8 @@ def token_loss(name: str, d: list[float], lp: list[float], a: list[float], i: in
         if p["divergence"] == "kl":
             distance = then * math.log(then / now) + (1 - then) * math.log((1 - then) / (1 - now))
         drop = (adv > 0 and r > 1 and distance > p["delta_high"]) or (adv < 0 and r < 1 and distance > p["delta_low"])
+        if p["upper"] is not None and r > p["upper"]:
+            r, inside = p["upper"], 1.0
         return (0.0, 0.0) if drop else (-adv * r, -adv * r * inside)
     weight = {
         "pg": lambda: 1.0,

@@ -27,7 +27,7 @@ from tests.algos.algo_cases import LOSS_PARAMS, correction
 
 CASES = [(name, params) for name, params in LOSS_PARAMS.items() if not name.endswith("_cov")] + [
     ("ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}),
-    ("dppo", {"divergence": "kl", "delta_low": 0.05, "delta_high": 0.1}),
+    ("dppo", {"divergence": "kl", "delta_low": 0.05, "delta_high": 0.1, "upper": None}),
 ]
 few = settings(max_examples=25, deadline=None)
 

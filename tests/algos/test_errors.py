@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from algos.advantages import gdpo
+from algos.batch import Batch
 from algos.conformance import example
 from algos.corrections.apply import correct
-from algos.corrections.m2po import m2po
 from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
 from algos.kl import k3_unbiased
 from algos.objective import Objective
@@ -124,7 +124,11 @@ BAD = [
     ("ppo", "eps_low", 1.1, "offset from ratio 1 in [0, 1]"),
     ("ppo", "eps_low", NAN, "offset from ratio 1"),
     ("ppo", "eps_high", -0.1, "offset from ratio 1, ≥ 0"),
-    ("ppo", "dual_clip", 1.0, "an absolute ratio above 1, or null"),
+    ("ppo", "eps_high", 1e300, "up to 1e9, or .inf for no bound"),
+    ("ppo", "eps_high", "0.2", "offset from ratio 1, ≥ 0"),
+    ("ppo", "eps_high", True, "offset from ratio 1, ≥ 0"),
+    ("ppo", "dual_clip", math.inf, "above 1, up to 1e9, or null"),
+    ("ppo", "dual_clip", 1.0, "an absolute ratio above 1, up to 1e9, or null"),
     ("gspo", "eps_high", -1.0, "offset from ratio 1, ≥ 0"),
     ("luspo", "eps_low", 2.0, "offset from ratio 1 in [0, 1]"),
     ("gmpo", "lower", 1.2, "an absolute ratio in [0, 1]"),
@@ -138,10 +142,16 @@ BAD = [
     ("dppo", "divergence", "js", "must be tv or kl"),
     ("dppo", "delta_low", 1.5, "a probability in [0, 1]"),
     ("dppo", "delta_high", -0.1, "a probability in [0, 1]"),
-    ("clip_cov", "share", 0.0, "a share of the tokens in (0, 1]"),
+    ("dppo", "delta_high", NAN, "a probability in [0, 1]"),
+    ("dppo", "divergence", 1, "must be tv or kl"),
+    ("dppo", "upper", 0.5, "an absolute ratio ≥ 1"),
+    ("topr", "upper", 1e300, "from 1e-9 to 1e9"),
+    ("sapo", "tau_pos", 1e-300, "from 1e-9 to 1e6"),
+    ("clip_cov", "upper", math.inf, "≤ 1e+09"),
+    ("clip_cov", "share", 0.0, "a share in (0, 1]"),
     ("clip_cov", "lower", 6.0, "a covariance below loss.upper=5.0"),
     ("clip_cov", "eps_low", 2.0, "offset from ratio 1 in [0, 1]"),
-    ("kl_cov", "share", 1.5, "a share of the tokens in (0, 1]"),
+    ("kl_cov", "share", 1.5, "a share in (0, 1]"),
     ("kl_cov", "coef", -1.0, "a coefficient ≥ 0"),
     ("topr", "upper", 0.0, "a positive absolute ratio"),
     ("vespo", "k_pos", -1.0, "≥ 0 and finite"),
@@ -153,13 +163,13 @@ BAD = [
 def test_loss_parameters(name, key, value, accepted):
     with pytest.raises(ValueError) as error:
         LOSSES[name](*example(torch.float64), **LOSS_PARAMS[name] | {key: value})
-    assert f"loss.{key}={value}: " in str(error.value) and accepted in str(error.value)
+    assert f"loss.{key}={value!r}: " in str(error.value) and accepted in str(error.value)
 
 
 def test_dppo_with_kl_takes_deltas_above_one():
-    params = {"divergence": "kl", "delta_low": 3.0, "delta_high": math.inf}
+    params = {"divergence": "kl", "delta_low": 3.0, "delta_high": math.inf, "upper": None}
     LOSSES["dppo"](*example(torch.float64), **params)
-    with pytest.raises(ValueError, match=r"loss.delta_low=-1: must be ≥ 0, in nats"):
+    with pytest.raises(ValueError, match=r"loss.delta_low=-1: must be ≥ 0: a probability in \[0, 1\] for tv, nats for kl"):
         LOSSES["dppo"](*example(torch.float64), **params | {"delta_low": -1})
 
 
@@ -224,8 +234,14 @@ def test_the_rest():
     zeros = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="level=turn: accepted are token, sequence"):
         at_level(zeros, mask, "turn")
-    with pytest.raises(ValueError, match="tau=0: the largest mean of"):
-        m2po(zeros, mask, tau=0)
+    for tau in (0, NAN, 1e300, "0.04", None):
+        with pytest.raises(ValueError) as error:
+            correct(Batch(zeros, mask, zeros), Correction(reject={"m": Plugin("m2po", {"tau": tau})}))
+        assert str(error.value).startswith(f"correction.reject.m.params.tau={tau!r}: must be the largest mean of")
+    with pytest.raises(ValueError, match=r"^correction.reject.m.params.tau: missing; it is the largest mean of"):
+        correct(Batch(zeros, mask, zeros), Correction(reject={"m": Plugin("m2po")}))
+    with pytest.raises(ValueError, match=r"^correction.reject.m.params: sqrt\(x, /\) cannot be called as \(log_ratio, mask"):
+        correct(Batch(zeros, mask, zeros), Correction(reject={"m": Plugin("math:sqrt")}))
     with pytest.raises(ValueError, match="kl=k3_unbiased needs logp_prox"):
         k3_unbiased(zeros, zeros, mask)
     with pytest.raises(ValueError, match=r"advantage.weights=\[1.0\]: give 2 numbers, one for each component"):
@@ -244,8 +260,26 @@ def test_registry():
         registry.register("mine", len)
     with pytest.raises(RegistryError, match="toys=other: unknown; known are broken, mine, ok, or a path of the form"):
         registry["other"]
-    with pytest.raises(RegistryError, match="toys=broken: the plug-in failed to load") as error:
-        registry["broken"]
-    assert isinstance(error.value.__cause__, AttributeError)
-    with pytest.raises(RegistryError, match="failed to load"):
-        registry["no_such_package:function"]
+    absent = {
+        "broken": "module math has no 'no_such_function'",
+        "no_such_package:function": "there is no module no_such_package",
+        "algos.no_such_module:function": "there is no module algos.no_such_module",
+        "math:": "module math has no ''",
+        ":": "'' is no name of a module",
+        "../math:sqrt": "'../math' is no name of a module",
+        "a:b:c": "there is no module a",
+    }
+    for name, reason in absent.items():
+        with pytest.raises(RegistryError) as error:
+            registry[name]
+        assert reason in str(error.value) and "package.module:function" in str(error.value)
+        assert error.value.__cause__ is None, "a wrong path is told without a traceback"
+
+
+def test_a_plug_in_that_fails_keeps_its_own_traceback(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in {"fails": "1 / 0", "lacks": "import no_such_package"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(RegistryError, match=f"toys={name}:made: the plug-in failed to load") as error:
+            Registry("toys", {})[f"{name}:made"]
+        assert isinstance(error.value.__cause__, ZeroDivisionError if name == "fails" else ModuleNotFoundError)

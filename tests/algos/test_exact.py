@@ -51,10 +51,12 @@ def expected_gradient(loss, correction, *, proximal="old", old=OLD, reduction="t
     logp, logp_mu, logp_old = SPACE.logp(theta), SPACE.logp(behaviour), SPACE.logp(old)
     advantages = (logp_mu.sum(-1).exp() * reward)[:, None].expand_as(logp)
     objective = Objective(loss, correction, proximal, reduction)
-    batch = objective.select(Batch(logp_mu, SPACE.mask, logp_old, advantages))
+    batch = Batch(logp_mu, SPACE.mask, logp_old, advantages)
     current = correction.ratio == "current"
     corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, correction)
-    return torch.autograd.grad(objective(logp, batch, corrected, Counts.of(corrected.counted))[0], theta)[0]
+    return torch.autograd.grad(
+        objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted))[0], theta
+    )[0]
 
 
 def true_gradient(reward=R):
@@ -290,8 +292,9 @@ def gradient_at_the_anchor(name, params, *, without_selected=False):
     theta = PI.clone().requires_grad_()
     logp = SPACE.logp(theta)
     old, advantages = logp.detach(), R[:, None].expand_as(logp)
-    batch = objective.select(Batch(old, SPACE.mask, old, advantages))
-    value, _ = objective(logp, batch, correct(batch, Correction()), Counts.of(SPACE.mask))
+    corrected = correct(Batch(old, SPACE.mask, old), Correction())
+    batch = objective.select(Batch(old, SPACE.mask, old, advantages), corrected)
+    value, _ = objective(logp, batch, corrected, Counts.of(SPACE.mask))
     gradient = torch.autograd.grad(value, theta, retain_graph=True)[0]
     policy = -R[:, None] * (torch.where(batch.selected, 0.0, logp) if without_selected else logp)
     return gradient, torch.autograd.grad(policy.mean(), theta)[0], batch.selected

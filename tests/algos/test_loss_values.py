@@ -35,7 +35,7 @@ def scalar(name, params, reduction="token_mean", *, correction=None, proximal="o
     objective = Objective(functools.partial(LOSSES[name], **params), correction or Correction(), proximal, reduction)
     current = objective.correction.ratio == "current"
     corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, objective.correction)
-    value, _ = objective(logp, objective.select(batch), corrected, Counts.of(corrected.counted))
+    value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted))
     return value.item(), torch.autograd.grad(value, logp)[0]
 
 
@@ -151,14 +151,27 @@ def test_skyrl_cispo():
     assert cispo(*args, lower=0.8, upper=1.2).loss.sum().item() == pytest.approx(-2.9930, abs=1e-4)
 
 
+tv = functools.partial(dppo, divergence="tv", upper=None)
+
+
+def test_the_cap_of_dppo_is_a_weight():
+    """r = e^[.5, 2, −.5], A = [1, −1, 1], cap 2: 2·A in value and slope where r = 7.39, and A·r on the others; as verl has it."""
+    logp = row([-0.5, -1, -1.5]).requires_grad_()
+    out = dppo(
+        logp, row([-1, -3, -1]), row([1, -1, 1]), MASK3, divergence="kl", delta_low=9.0, delta_high=9.0, upper=2.0
+    )
+    expected = row([-math.exp(0.5), 2, -math.exp(-0.5)])
+    torch.testing.assert_close(out.loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected)
+    assert out.clipped.tolist() == out.capped.tolist() == [[False, True, False]]
+
+
 def test_skyrl_dppo_tv():
     """A = [1, −1, 1], p − q = e^[−.3, −2, −.9] − e^−1 = [.373, −.233, .039]: with δ = .2 only the last token stays.
 
     Its loss is −r = −e^.1 = −1.105171.
     """
-    out = dppo(
-        row([-0.3, -2, -0.9]), row([-1, -1, -1]), row([1, -1, 1]), MASK3, divergence="tv", delta_low=0.2, delta_high=0.2
-    )
+    out = tv(row([-0.3, -2, -0.9]), row([-1, -1, -1]), row([1, -1, 1]), MASK3, delta_low=0.2, delta_high=0.2)
     assert out.clipped.tolist() == [[True, True, False]]
     torch.testing.assert_close(out.loss, row([0, 0, -math.exp(0.1)]))
 
@@ -167,17 +180,17 @@ def test_dppo_kl_by_hand():
     """q = .5, p = .8: .5·log(.5/.8) + .5·log(.5/.2) = −.235002 + .458145 = .223144; δ on either side of it."""
     args = row([math.log(0.8)] * 3), row([math.log(0.5)] * 3), row([1, -1, 1]), MASK3
     for delta, dropped in ((0.2231, [True, False, True]), (0.2232, [False] * 3)):
-        assert dppo(*args, divergence="kl", delta_low=delta, delta_high=delta).clipped.tolist() == [dropped]
+        assert dppo(*args, divergence="kl", delta_low=delta, delta_high=delta, upper=None).clipped.tolist() == [dropped]
 
 
 def test_dppo_bounds_each_side_by_its_own_delta():
     """q = .5, p = .7 and .3, A = 1 and −1: both .2 away; δ_low bounds the fall, δ_high the rise; steps back are free."""
     logp, prox = torch.log(row([0.7, 0.3])), torch.log(row([0.5, 0.5]))
     args = logp, prox, row([1, -1]), torch.ones(1, 2).bool()
-    assert dppo(*args, divergence="tv", delta_low=0.1, delta_high=0.3).clipped.tolist() == [[False, True]]
-    assert dppo(*args, divergence="tv", delta_low=0.3, delta_high=0.1).clipped.tolist() == [[True, False]]
+    assert tv(*args, delta_low=0.1, delta_high=0.3).clipped.tolist() == [[False, True]]
+    assert tv(*args, delta_low=0.3, delta_high=0.1).clipped.tolist() == [[True, False]]
     back = logp, prox, row([-1, 1]), torch.ones(1, 2).bool()
-    assert not dppo(*back, divergence="tv", delta_low=0.1, delta_high=0.1).clipped.any()
+    assert not tv(*back, delta_low=0.1, delta_high=0.1).clipped.any()
 
 
 def test_bounds_of_ratio_losses_are_inclusive():
@@ -193,7 +206,7 @@ def test_bounds_of_ratio_losses_are_inclusive():
 def test_a_divergence_equal_to_delta_is_inside():
     logp, prox = torch.log(row([0.7, 0.3])), torch.log(row([0.5, 0.5]))
     far = (logp.exp() - prox.exp()).abs()[0].tolist()
-    out = dppo(logp, prox, row([1, -1]), torch.ones(1, 2).bool(), divergence="tv", delta_low=far[1], delta_high=far[0])
+    out = tv(logp, prox, row([1, -1]), torch.ones(1, 2).bool(), delta_low=far[1], delta_high=far[0])
     assert not out.clipped.any()
 
 

@@ -61,8 +61,9 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
     objective = Objective(
         functools.partial(LOSSES[name], **LOSS_PARAMS[name]), SPEC, "old", mode, 5 if mode.endswith("norm") else None
     )
-    given = objective.select(Batch(rollout, mask, old, advantages, prompt=torch.arange(len(mask)) // 2))
+    given = Batch(rollout, mask, old, advantages, prompt=torch.arange(len(mask)) // 2)
     whole = correct(given, SPEC)
+    given = objective.select(given, whole)
     counts = Counts.of(whole.counted, given.prompt)
     leaf = logp.clone().requires_grad_()
     value, metrics = objective(leaf, given, whole, counts)

@@ -6,6 +6,14 @@ from analysis.report import report
 from tests.analysis.synthetic import study
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Rows that are read are cached in a folder of the session, and not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """The sweep of synthetic.study with five seeds, and its report."""

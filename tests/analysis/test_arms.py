@@ -146,3 +146,17 @@ def test_what_a_run_lacks_differs_from_what_another_has():
 def test_what_is_no_config_has_no_arm(broken):
     with pytest.raises(KeyError):
         arm(broken)
+
+
+def test_a_routing_replay_is_named_beside_the_correction():
+    """It is a remedy: the arm is corrected, and its reference is the arm without."""
+    w4a4 = "rollout/precision=nvfp4_w4a4"
+    overrides = {
+        "fp32 ppo": ["rollout/precision=fp32"],
+        "nvfp4_w4a4 ppo": [w4a4],
+        "nvfp4_w4a4 ppo r3": [w4a4, "routing.replay=r3"],
+        "nvfp4_w4a4 ppo sequence-mask r3": [w4a4, "routing.replay=r3", "correction=sequence_mask"],
+    }
+    named = arms({name: parse(compose(*more)).model_dump(mode="json") for name, more in overrides.items()})
+    assert {name: str(made) for name, made in named.items()} == {name: name for name in overrides}
+    assert [made.correction for made in named.values()] == ["none", "none", "r3", "sequence-mask r3"]

@@ -12,7 +12,7 @@ import pytest
 from analysis import labels, tables
 from analysis.figures import FIGURES
 from analysis.figures.dumped import Dumped, by_position, exceedance, hill
-from analysis.figures.style import chunks, grid, label_outer, short, svg
+from analysis.figures.style import chunks, draw, grid, label_outer, short
 from analysis.load import load
 from tests.analysis.synthetic import FP8, FP32, write
 
@@ -129,7 +129,7 @@ def test_five_hundred_runs_make_a_page_below_five_megabytes(made, tmp_path):
     )
     assert len(many.runs) == 500
     drawn = [output.draw(many) for output in FIGURES.values()]
-    size = sum(len(svg(figure)) for figure in drawn if not isinstance(figure, str)) + len(tables.runs(many).to_html())
+    size = sum(len(draw(figure, "f").svg) for figure in drawn if not isinstance(figure, str)) + len(tables.runs(many).to_html())
     assert size < 5_000_000, size
 
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.load import load
+from analysis.store import cache
 from harness.errors import UserError
-from tests.analysis.synthetic import rows, write
+from tests.analysis.synthetic import FP32, rows, write
 
 FP8 = "rollout/precision=fp8_tensor"
 
@@ -49,6 +50,15 @@ def test_outcomes_and_times(sweep):
     assert (fp32.outcome, fp32.time, fp32.event) == ("survived", 100, False)
 
 
+def test_synthetic_noise_makes_no_control(tmp_path):
+    """Noise of either kind is a source of mismatch of its own, whatever the precision."""
+    for seed, more in enumerate(([], ["rollout.engine.noise=0.01"], ["model=moe", "rollout.engine.router_noise=0.5"])):
+        write(tmp_path, FP32, *more, seed=seed)
+    runs = load(tmp_path).runs.sort_values("seed")
+    assert list(runs.control) == [True, False, False]
+    assert list(runs.source) == ["fp32", "fp32, noise 0.01", "fp32, router noise 0.5"]
+
+
 def test_the_clock_counts_optimizer_steps(tmp_path):
     write(tmp_path, FP8, "actor.num_minibatches=4", steps=100, collapse=60)
     assert load(tmp_path).runs.time.item() == 71 * 4
@@ -56,7 +66,7 @@ def test_the_clock_counts_optimizer_steps(tmp_path):
 
 def test_the_cache_gives_what_the_record_gives_and_sees_a_change(sweep):
     cold = load(sweep)
-    assert (sweep / ".analysis" / "runs.parquet").exists()
+    assert cache(str(sweep.resolve())).exists()
     warm = load(sweep)
     pd.testing.assert_frame_equal(cold.steps, warm.steps)
     pd.testing.assert_frame_equal(cold.runs, warm.runs)
@@ -64,7 +74,7 @@ def test_the_cache_gives_what_the_record_gives_and_sees_a_change(sweep):
         file.write('{"step": 101, "actor/loss": 7.5}\n')
     changed = load(sweep)
     assert len(changed.steps) == len(cold.steps) + 1 and 7.5 in changed.steps["actor/loss"].values
-    (sweep / ".analysis" / "runs.parquet").write_bytes(b"PAR1 cut short")
+    cache(str(sweep.resolve())).write_bytes(b"PAR1 cut short")
     assert len(load(sweep).steps) == len(changed.steps)
 
 
@@ -164,7 +174,7 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     text = "\n".join(found.caveats)
     for said in (
         "Run bf16-0: metrics.jsonl: ends before step 0, while the run went on to 6",
-        "drawdown without its onset, left out",
+        "events.jsonl: onset: missing; left out",
         "metrics.jsonl: 2 of its lines unreadable",
         "provenance.json: does not say which code made the run",
         "its outcome is unknown: detectors=mine: unknown",

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 
+import jupytext
 import nbformat
 import pytest
 
@@ -44,6 +45,17 @@ def test_on_folders_with_outputs(name, sweep, tmp_path):
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     kinds = {kind for output in outputs for kind in output.get("data", {})}
     assert "image/png" in kinds and not [output for output in outputs if output.output_type == "error"]
+    *_, question, answer = notebook.cells
+    assert question.source.startswith("## Ask your own question") and "text/html" in answer.outputs[0].data
+
+
+def test_the_committed_one_is_the_present_notebook_with_its_outputs():
+    """docs/notebooks/overview.ipynb, made by `python -m analysis.notebook SWEEP docs/notebooks overview`."""
+    path = FOLDER.parents[1] / "docs/notebooks/overview.ipynb"
+    committed, present = nbformat.read(path, as_version=4), jupytext.read(FOLDER / "overview.py")
+    assert [cell.source for cell in committed.cells] == [cell.source for cell in present.cells]
+    assert all(cell.outputs for cell in committed.cells[3:] if cell.cell_type == "code")
+    assert path.stat().st_size < 500_000
 
 
 @pytest.mark.parametrize("name", NAMES)

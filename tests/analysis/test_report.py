@@ -13,29 +13,42 @@ from PIL import Image
 from analysis.figures import FIGURES
 from analysis.load import load
 from analysis.report import BEGIN, END, insert, report
+from analysis.report import _markdown as markdown_of
 from harness.errors import UserError
 from tests.analysis.synthetic import FP8, FP32, write
 
 
 def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
-    """Ten arms: the first screen is loss x correction; four arms: the curves of survival."""
+    """Ten arms: the first screen is loss x correction. Of two arms with two seeds each it is every seed's reward, with four seeds
+    it is the survival."""
     page = made[1].read_text()
     assert "which loss and correction survive, against the control?" in page
     assert page.index('id="heatmaps"') < page.index('id="survival"')
-    for seed in (0, 1):
-        write(tmp_path, FP32, seed=seed)
-        write(tmp_path, FP8, seed=seed, collapse=50)
-    page = report(tmp_path).read_text()
-    assert page.index('id="survival"') < page.index('id="heatmaps"')
+    for seeds, first, second in ((range(2), "reward", "survival"), (range(2, 4), "survival", "reward")):
+        for seed in seeds:
+            write(tmp_path, FP32, seed=seed)
+            write(tmp_path, FP8, seed=seed, collapse=50)
+        page = report(tmp_path).read_text()
+        assert page.index(f'id="{first}"') < page.index(f'id="{second}"') < page.index('id="heatmaps"')
 
 
 def test_the_page_needs_nothing_else_and_is_small(made):
     page = made[1].read_text()
-    assert not re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) and "<script" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", ""))
+    assert page.count("<script") == 2  # the runs, and what the page does with them
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
     assert page.count("<svg") == len(FIGURES) - 5  # no bounds, dumps, learning rates or experts to compare in this sweep
-    assert "Not drawn: The sweep has one learning rate" in page
+    assert "Edge of stability: The sweep has one learning rate" in page
+
+
+def test_markdown_holds_no_html_of_a_run(tmp_path):
+    """The name of a sweep's folder and a caveat's error are a stranger's."""
+    sweep = tmp_path / "<img src=x onerror=alert(1)>"
+    write(sweep, FP32)
+    write(sweep, FP8, until=3, state="failed", error="<script>alert(1)</script>")
+    text = markdown_of(results := load(sweep), [f"{results.name} < 1"], [])
+    assert "&lt;img src=x" in text and "> < 1" in text and not re.search(r"<[a-z/!]", text)
 
 
 def browser(page, shot, height=900):
@@ -79,6 +92,58 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
     assert len(found["svg"]) == len(FIGURES) - 5 and all(w > 800 and h > 100 for w, h in found["svg"])
     assert found["wide"] <= 1280 and found["tables"] == 8
+
+
+CLICKS = """<script>onload = () => {
+  const said = {}, rows = t => [...t.tBodies[0].rows].filter(r => !r.hidden).map(r => r.cells[0].textContent);
+  const table = document.querySelector("#arms table"), head = table.tHead.rows[0].cells[0].firstChild;
+  head.click(); said.up = rows(table); head.click(); said.down = rows(table);
+  const filter = document.querySelector("#arms .filter");
+  filter.value = "fp8 mask"; filter.oninput(); said.filtered = rows(table); filter.value = ""; filter.oninput();
+  const figure = document.querySelector("#reward figure"), svg = figure.querySelector("svg");
+  const {curves, panels} = JSON.parse(figure.dataset.curves), curve = curves[curves.length - 1], panel = panels[curve.panel];
+  const at = place(panel, curve.x[3], curve.y[3]), there = new DOMPoint(...at).matrixTransform(svg.getScreenCTM());
+  const event = (kind, more) => svg.dispatchEvent(new MouseEvent(kind, {clientX: there.x, clientY: there.y, ...more}));
+  event("mousemove"); said.hover = figure.querySelector(".hover").textContent;
+  event("click"); said.chosen = document.querySelectorAll("g.chosen").length;
+  said.marked = [...document.querySelectorAll("#arms tr.chosen")].map(r => r.cells[0].textContent);
+  said.link = document.querySelector(".compared a").getAttribute("href");
+  choose([curves[0].run], true); said.difference = document.querySelector(".compared pre").textContent;
+  choose([]); said.cleared = document.querySelectorAll(".chosen, .faded").length;
+  const button = figure.querySelector(".legend button"); button.click();
+  said.hidden = document.querySelectorAll("g.hidden").length; said.arm = button.textContent; button.click();
+  said.shown = document.querySelectorAll("g.hidden").length;
+  const inside = e => { const b = e.getBoundingClientRect(); return b.left >= -1 && b.right <= innerWidth + 1; };
+  said.wide = document.documentElement.scrollWidth; said.cut = [...document.querySelectorAll("h1, h2, nav, figure, p")]
+    .filter(e => !inside(e)).map(e => e.outerHTML.slice(0, 80));
+  document.title = JSON.stringify(said);
+};</script>"""
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [500, 1000, 1600])
+def test_a_real_browser_sorts_filters_hovers_and_chooses(made, tmp_path, width):
+    """Real clicks at three widths: what is said of a point is what the run recorded there."""
+    copy = tmp_path / "clicked.html"
+    copy.write_text(made[1].read_text().replace("</body>", f"{CLICKS}</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=120
+    )
+    said = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+    results = load(made[0])
+    natural = sorted(results.arms, key=lambda arm: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", arm)])
+    assert said["up"] == natural and said["down"] == natural[::-1]  # fp8 before fp32
+    assert said["filtered"] == [arm for arm in natural[::-1] if "fp8" in arm and "mask" in arm]
+    arm, seed, step, value, run = re.fullmatch(r"(.*), seed (\d+)\nstep (\d+): (\S+)\nrun (.*)", said["hover"]).groups()
+    rows = results.steps[(results.steps.run == run) & (results.steps.step == int(step))]
+    assert rows["eval/reward"].item() == pytest.approx(float(value), abs=5e-4)
+    assert results.runs.loc[run, ["arm", "seed"]].tolist() == [arm, int(seed)]
+    assert said["chosen"] >= 1 and said["marked"] == [arm] and said["link"] == f"./{run}/"
+    assert "→" in said["difference"] and said["cleared"] == 0
+    seeds = (results.runs.arm == said["arm"]).sum()
+    assert said["hidden"] in (seeds, 3 * seeds) and said["shown"] == 0  # a control also stands behind the other panels
+    assert said["wide"] <= width and said["cut"] == []
 
 
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
@@ -135,7 +200,7 @@ def test_no_collapse_anywhere(tmp_path):
     page = report(tmp_path).read_text()
     # 2/C(4, 2)
     assert "last reward: no comparison could be significant (1 tested). With 2 seeds an arm, p ≥ 0.33 before adjustment." in page
-    assert "Not drawn: No run collapsed" in page and page.index('id="reward"') < page.index("Not drawn")
+    assert "Survival of the arms: No run collapsed" in page
 
 
 def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):

@@ -32,6 +32,18 @@ def test_kaplan_meier_by_hand():
     assert ((km.lower <= km.survival) & (km.survival <= km.upper)).all()
 
 
+def test_kaplan_meier_against_lifelines():
+    """Times 0, ties of a censored run and a collapse, and of two collapses, are among these."""
+    rng = RNG(1)
+    for _ in range(50):
+        n = int(rng.integers(1, 12))
+        time, event = rng.integers(0, 10, n), rng.random(n) < 0.6
+        ours = survival.kaplan_meier(time, event).set_index("time")
+        theirs = KaplanMeierFitter().fit(time, event)
+        assert ours.survival.to_dict() == pytest.approx(theirs.survival_function_["KM_estimate"].to_dict(), abs=1e-12)
+        assert ours.at_risk.to_dict() == theirs.event_table["at_risk"].to_dict()
+
+
 def test_the_band_of_the_curve_is_clopper_pearson_without_censoring():
     """At 10 and 20 one and two of five have collapsed: the intervals of 4/5 and 3/5. Before, that of 5/5: down to 0.025^(1/5)."""
     km = survival.kaplan_meier(np.array([10, 20, 30, 30, 40]), np.ones(5, bool)).set_index("time")

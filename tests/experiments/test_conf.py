@@ -134,7 +134,7 @@ def test_a_preset_that_sets_loss_and_proximal_gives_way_to_the_command_line():
     assert config("correction=verl/bypass_pg_is", "loss=ppo").loss.name == "ppo"
     assert config("correction=verl/bypass_ppo_clip", "proximal=old").proximal == "old"
     assert config("correction=none").proximal == "old"
-    assert config("correction=verl/bypass_pg_is", "+experiment=demo/fp8").steps == 280  # an experiment goes with it
+    assert config("correction=verl/bypass_pg_is", "+experiment=demo/fp8").steps == 400  # an experiment goes with it
 
 
 def test_the_preset_of_a_weight_refuses_an_anchor_on_the_rollout():
@@ -240,6 +240,27 @@ ONE_RESPONSE = [
     ("trl/sequence_truncate", [1, 1], [3, 3]),
     ("trl/sequence_mask", [1, 1], [0, 0]),
     ("trl/sequence_mask", [0.5, 0.5], [E, E]),
+    ("verl_2025/token_is", [1, -1], [2, 1 / E]),
+    ("verl_2025/token_tis", [1, -1], [2, 1 / E]),
+    ("verl_2025/seq_is", [1, 1], [2, 2]),
+    ("verl_2025/seq_is_rs", [0.5, 0.5], [0, 0]),  # e > 2
+    ("verl_2025/seq_is_rs", [-0.5, -0.5], [0, 0]),  # 1/e < .5
+    ("verl_2025/seq_is_rs", [0.3, 0.3], [math.exp(0.6)] * 2),
+    ("verl_2025/seq_mis", [-0.5, -0.5], [1 / E, 1 / E]),
+    ("verl_2025/seq_mis", [0.5, 0.5], [0, 0]),
+    ("verl_2025/geo_rs", [-10, 10], [0, 0]),  # exp(mean) = 1, and e^-10 < 1e-4 is a veto
+    ("verl_2025/geo_rs", [-9, 9], [1, 1]),  # e^-9 = 1.2e-4
+    ("verl_2025/geo_rs", [-0.0010003, -0.0010003], [0, 0]),  # .9990002 < 1/1.001 = .9990010
+    ("verl_2025/geo_mis", [-0.0010003, -0.0010003], [1, 1]),  # .9990002 ≥ .999
+    ("verl_2025/geo_mis", [-10, 10], [0, 0]),
+    ("verl_2025/decoupled_geo_rs", [-10, 10], [0, 0]),
+    ("verl_2025/decoupled_geo_rs", [0.002, 0.002], [0, 0]),
+    ("verl_2025/ppo_is_bypass", [1, 0], [1, 1]),
+    ("verl_2025/pure_is", [1, 1], [2, 2]),
+    ("verl_2025/pg_is", [1, 1], [2, 2]),
+    ("verl_2025/pg_rs", [-10, 10], [0, 0]),
+    ("verl_2025/pg_rs", [0.002, -0.001], [1, 1]),  # e^.0005
+    ("verl_2025/disabled", [1, 1], [1, 1]),
     ("slime/tis", [1, -1], [2, 1 / E]),
     ("slime/icepop", [1, -1], [0, 1 / E]),
     ("slime/mis", [1, 0], [4 / 3, 2 / 3]),  # 2 and 1 over their mean 1.5
@@ -278,7 +299,7 @@ def test_every_preset_outside_verl_has_a_case():
 
 
 def test_the_readme_replays_runs_that_the_demo_makes():
-    """The folders in its command are the hashes of the demo's seed 0 with FP8 and BF16 rollouts."""
+    """The folders in its command are the hashes of the demo's first seed with W4A4 and BF16 rollouts."""
     named = re.search(r"faultline replay (\S+) --null (\S+)", Path("README.md").read_text()).groups()
-    for arm, folder in zip(("fp8", "bf16"), named, strict=True):
-        assert str(config(f"+experiment=demo/{arm}", "seed=0").path) == folder
+    for arm, folder in zip(("w4a4", "bf16"), named, strict=True):
+        assert str(config(f"+experiment=demo/{arm}", "seed=30").path) == folder

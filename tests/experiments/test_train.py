@@ -17,7 +17,7 @@ import pytest
         ("seed=1,2", "--multirun"),
         ("seed=abc", "seed='abc': input should be a valid integer"),
         ("-m hydra/launcher=local seed=0,abc", "seed='abc': input should be a valid integer"),
-        ("run.root=/proc/nosuch", "/proc/nosuch: No such file or directory; run.root must name a folder that can be written"),
+        ("run.root=/proc/nosuch", "/proc/nosuch: No such file or directory; "),
     ],
 )
 def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
@@ -26,7 +26,7 @@ def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     begun = "2 runs: composing and checking their configs ...\n"  # what a multirun says first
     line = done.stderr.removeprefix(begun).removesuffix("Nothing was started.\n").strip()
-    assert done.returncode in (1, 2) and said in line and "\n" not in line, done.stderr
+    assert done.returncode == 2 and said in line and "\n" not in line, done.stderr
     assert not list(tmp_path.glob("**/config.json"))
 
 

@@ -25,7 +25,7 @@ def gaussian(sigma):
 def proposed(batch, null=None, target=TARGET):
     advisor = Advisor(target)
     advisor.add(batch)
-    return advisor.propose(null).set_index("family")
+    return advisor.propose(null).bounds.set_index("family")
 
 
 @pytest.mark.slow
@@ -76,6 +76,59 @@ def test_the_interval_narrows_as_the_dump_grows():
         row = proposed(dump(rows, 20, gaussian(0.2))).loc["mask-sequence"]
         widths.append(np.log(row.high) - np.log(row.low))
     assert 1.4 < widths[0] / widths[1] < 2.9
+
+
+def columns_of(ratio, **more):
+    rollout = np.full(ratio.shape, -30.0)
+    return {"mask": np.ones(ratio.shape, bool), "logp_rollout": rollout, "logp_old": rollout + ratio} | more
+
+
+def test_prompts_are_resampled_with_all_their_responses():
+    """Eight equal responses to a prompt say no more than one: the same intervals of C and K3. Taken for independent, they make
+    them narrower by about √8 = 2.8."""
+    once = 0.1 * np.random.default_rng(0).standard_normal((200, 20))
+    prompts = np.arange(200)
+    batches = {
+        "once": columns_of(once),
+        "told": columns_of(np.repeat(once, 8, 0), group=np.repeat(prompts, 8)),
+        "untold": columns_of(np.repeat(once, 8, 0)),
+    }
+    found = {}
+    for name, columns in batches.items():
+        advisor = Advisor(TARGET)
+        advisor.add(as_responses(columns))
+        found[name] = advisor.propose()
+    assert [found[name].samples for name in batches] == [200, 200, 1600]
+    assert [found[name].by_prompt for name in batches] == [False, True, False]
+    ends = {name: advice.bounds.set_index("family").loc["reject-geometric", ["low", "high"]] for name, advice in found.items()}
+    assert list(ends["told"]) == list(ends["once"])
+    assert found["told"].k3 == pytest.approx(found["once"].k3, rel=1e-9)
+    widths = {name: advice.k3[1] - advice.k3[0] for name, advice in found.items()}
+    assert 2 < widths["told"] / widths["untold"] < 4
+
+
+def test_a_prompt_of_another_step_is_another_sample():
+    """Numbers of prompts count within a step, in any order and with gaps. A batch without them ends their being known."""
+    advisor = Advisor(TARGET)
+    for group in ([7, 3, 7, 3], [3, 3, 3, 9]):
+        advisor.add(as_responses(columns_of(np.ones((4, 2)), group=np.array(group))))
+    assert (advisor.samples, advisor.by_prompt) == (4, True)
+    advisor.add(as_responses(columns_of(np.ones((4, 2)))))
+    assert (advisor.samples, advisor.by_prompt) == (8, False)
+
+
+@pytest.mark.slow
+def test_intervals_cover_where_responses_to_a_prompt_share_their_scale():
+    """32 prompts x 16, the scale of a prompt lognormal: at least 7 of 10 intervals hold the median C.
+    Three of them do where responses are resampled."""
+    rows = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        scale = np.repeat(0.1 * np.exp(0.5 * rng.standard_normal(32)), 16)
+        ratio = scale[:, None] * rng.standard_normal((512, 50))
+        rows.append(proposed(as_responses(columns_of(ratio, group=np.repeat(np.arange(32), 16)))).loc["mask-token"])
+    median = np.median([row.C for row in rows])
+    assert sum(row.low <= median <= row.high for row in rows) >= 7
 
 
 def test_a_small_dump_and_a_heavy_tail_are_told_of():

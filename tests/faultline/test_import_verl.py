@@ -4,6 +4,10 @@ import math
 
 import pytest
 
+from faultline.tools.import_config.verl_presets import PRESETS
+from harness.compose import compose
+from harness.config import parse
+from harness.errors import UserError
 from tests.faultline.expected import NONE, correction, keep, weight
 
 BAND = 'rollout_rs=token_k1 at 0.6_1.4: verl bounds k1 = -log ρ: it keeps ρ in [0.714286, 1.66667], as here'
@@ -100,7 +104,7 @@ VERL_LOSSES = {
     "geo_mean": ("gmpo", {"lower": math.exp(-0.2), "upper": math.exp(0.3)}),
     "clip_cov": ("clip_cov", {"eps_low": 0.2, "eps_high": 0.3, "share": 2e-4, "lower": 1.0, "upper": 5.0}),
     "kl_cov": ("kl_cov", {"share": 2e-4, "coef": 0.1}),
-    "dppo_kl": ("dppo", {"divergence": "kl", "delta_low": 0.2, "delta_high": 0.3}),
+    "dppo_kl": ("dppo", {"divergence": "kl", "delta_low": 0.2, "delta_high": 0.3, "upper": 3.0}),
     "dro": ("dro", {"beta": 0.07}),
     "gpg": ("pg", None),
 }
@@ -112,8 +116,29 @@ def test_verl_losses(imported, mode):
     body, notes, lost = imported({"actor_rollout_ref": {"actor": {"clip_ratio_high": 0.3, "policy_loss": policy}}})
     assert (body["options"]["loss"], body.get("loss")) == VERL_LOSSES[mode]
     said = notes + lost
-    assert len(said) == (mode in ("gspo", "clip_cov", "kl_cov", "dppo_kl")) and all(mode in line for line in said)
+    assert len(said) == (mode in ("gspo", "clip_cov", "kl_cov")) and all(mode in line for line in said)
     assert body["options"]["reduce"] == ("seq_mean_token_mean" if mode in ("sapo", "geo_mean") else "token_mean")
+
+
+RESPONSES = "reduce=seq_mean_token_mean: verl divides by all responses, this by those with a token kept"
+
+
+@pytest.mark.parametrize(
+    ("filters", "loss", "aggregation", "denominator", "notes"),
+    [
+        ("seq_mean_k1", "vanilla", "token-mean", "kept", []),
+        ("seq_mean_k1", "vanilla", "seq-mean-token-mean", "original", []),
+        ("seq_max_k2", "geo_mean", "token-mean", "original", []),  # which verl reduces by response
+        ("token_k1", "vanilla", "seq-mean-token-mean", "kept", [RESPONSES]),
+        ("seq_mean_k1", "kl_cov", "seq-mean-token-mean", "kept", [RESPONSES]),
+    ],
+)
+def test_what_verl_divides_by(imported, filters, loss, aggregation, denominator, notes):
+    """Its trainer passes the size of the mini-batch as the number of responses; the comparison with verl runs the two."""
+    actor = {"loss_agg_mode": aggregation, "policy_loss": {"loss_mode": loss}}
+    body, said, lost = imported({"actor": actor, "rollout_correction": {"rollout_rs": filters, "rollout_rs_threshold": 2}})
+    assert (body["correction"]["denominator"], lost) == (denominator, [])
+    assert [note for note in said if note.startswith("reduce=")] == notes
 
 
 def test_verl_bypass_replaces_the_loss(imported):
@@ -142,7 +167,7 @@ def test_the_rest_of_a_verl_config(imported):
         }
     )  # fmt: skip
     assert body["options"] == {"loss": "ppo", "reduce": "seq_mean_token_sum_norm", "advantage": "dr_grpo", "kl": "k3",
-                               "rollout/precision": "fp8_tensor", "correction": "none"}  # fmt: skip
+                               "rollout/precision": "fp8_block", "correction": "none"}  # fmt: skip
     assert body["rollout"] == {"group_size": 8, "prompts": 256, "temperature": 0.9, "top_p": 0.95, "top_k": 0}
     assert body["actor"] == {"lr": 1e-6, "epochs": 2, "num_minibatches": 4} and body["reduce"] == {"norm": 1024}
     assert notes == [
@@ -208,3 +233,43 @@ def test_the_advantages_of_verl(imported):
 )  # fmt: skip
 def test_what_a_verl_config_asks_and_no_run_has_is_named(imported, source, line):
     assert imported(source)[2] == [line]
+
+
+ALSO = {"decoupled_token_is": "token_is", "decoupled_seq_is": "seq_is", "decoupled_seq_is_rs": "seq_is_rs"}
+"""Later names of presets that did not change."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_presets_of_2025(imported, name):
+    """A preset's name imports as the option of that name: the same loss, anchor and correction."""
+    option = parse(compose(f"correction=verl_2025/{ALSO.get(name, name)}"))
+    body, _, lost = imported({"algorithm": {"rollout_correction": name}})
+    ours, made = option.correction, body["correction"]
+    assert (body["options"]["loss"], body["proximal"], lost) == (option.loss.name, option.proximal, [])
+    assert (made["ratio"], made["denominator"]) == (ours.ratio, ours.denominator)
+    assert made["weight"] == vars(ours.weight) and made["reject"].keys() == ours.reject.keys()
+    for key, filter_ in made["reject"].items():
+        assert filter_ == pytest.approx(vars(ours.reject[key])), key
+
+
+def test_a_key_is_stronger_than_the_preset_beside_it(imported):
+    body = imported({"rollout_correction": "token_is", "rollout_is_threshold": 4})[0]
+    assert body["correction"]["weight"] == weight("token", upper=4)
+    with pytest.raises(UserError, match="rollout_correction=token_iss: accepted are sections and token_is, token_tis"):
+        imported({"algorithm.rollout_correction": "token_iss"})
+
+
+def test_the_engine_and_the_memory_of_verl(imported):
+    """Every key that has one here."""
+    body, notes, lost = imported(
+        {"actor_rollout_ref": {"rollout": {"name": "vllm", "tensor_model_parallel_size": 2},
+                               "model": {"path": "Qwen/Qwen3-8B", "enable_gradient_checkpointing": True}}}
+    )  # fmt: skip
+    assert body["options"]["rollout/engine"] == "vllm" and body["rollout"]["engine"] == {"tensor_parallel": 2}
+    assert body["actor"]["gradient_checkpointing"] is True and lost == []
+    path = "Qwen/Qwen3-8B"
+    assert notes == [f"actor_rollout_ref.model.path={path}: model=hub model.path={path} warmstart=none, and a task of text"]
+    assert imported({"actor_rollout_ref.rollout": {"name": "sglang", "tensor_model_parallel_size": 2}})[2] == [
+        "actor_rollout_ref.rollout.name=sglang: no such rollout/engine here, or no run provides what it needs",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    ]

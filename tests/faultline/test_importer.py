@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -53,7 +55,12 @@ SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, 
     "gspo": ({"policy_loss_type": "gspo"}, "gspo", {"eps_low": 0.2, "eps_high": 0.2}, "old", correction(NONE), [], []),
     "sapo": ({"policy_loss_type": "sapo", "sapo": {"tau_neg": 2}}, "sapo", {"tau_pos": 1.0, "tau_neg": 2}, "old",
              correction(NONE), [], []),
-    "cross_entropy": ({"policy_loss_type": "cross_entropy"}, "cross_entropy", None, "old", correction(NONE), [], []),
+    "cross_entropy": ({"policy_loss_type": "cross_entropy"}, "cross_entropy", None, "old", correction(NONE),
+                      ["cross_entropy: SkyRL sums it over tokens, whatever loss_reduction says"], []),
+    "importance_sampling": (
+        {"policy_loss_type": "importance_sampling", "off_policy_correction": {"tis_ratio_type": "token"}}, "ppo",
+        {"eps_low": 1.0, "eps_high": 4.86e8, "dual_clip": None}, "old", correction(NONE),
+        ["policy_loss_type=importance_sampling: SkyRL applies no off_policy_correction to it"], []),
     "clip_cov": ({"policy_loss_type": "clip_cov"}, None, None, "old", correction(NONE), [],
                  ["trainer.algorithm.policy_loss_type=clip_cov: SkyRL pre-divides advantages by the token count, so its "
                   "covariance bounds never match what they say"]),
@@ -177,8 +184,22 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
         ["that factor 0.2: loss=cispo takes an upper of 1 or more"]),
     "sapo": ({"use_vllm": False, "loss_type": "sapo"}, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, "seq_mean_token_mean",
              correction(NONE), [OFF], []),
-    "luspo": ({"use_vllm": False, "loss_type": "luspo"}, "luspo", {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean",
-              correction(NONE), [OFF], []),
+    "luspo": ({"use_vllm": False, "loss_type": "luspo", "importance_sampling_level": "sequence"}, "luspo",
+              {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", correction(NONE), [OFF], []),
+    "luspo at its default level": ({"use_vllm": False, "loss_type": "luspo", "delta": 4}, "ppo", PPO | {"dual_clip": 4},
+                                   "seq_mean_token_sum", correction(NONE), [OFF], []),
+    "sapo by response": (
+        {"use_vllm": False, "loss_type": "sapo", "importance_sampling_level": "sequence"}, None, None, "seq_mean_token_mean",
+        correction(NONE), [OFF],
+        ["loss_type=sapo with importance_sampling_level=sequence: no loss here puts the ratio of a response into sapo"]),
+    "cispo by response": (
+        {"use_vllm": False, "loss_type": "cispo", "importance_sampling_level": "sequence", "epsilon_high": 5}, None, None,
+        "token_mean", correction(NONE), [OFF],
+        ["loss_type=cispo with importance_sampling_level=sequence: no loss here puts the ratio of a response into cispo"]),
+    "gspo with a token weight": (
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "vllm_importance_sampling_mode": "token_mask"}, "gspo",
+        {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", correction(weight("token", "mask", None, 3.0)),
+        ["importance_sampling_level=sequence: in TRL a token's weight spreads over its response, here it does not"], []),
     "vespo": ({"loss_type": "vespo", "vllm_importance_sampling_correction": False}, "vespo",
               {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}, "token_mean", correction(NONE),
               ["vespo: TRL multiplies the mismatch ratio into w, this multiplies the loss"], []),
@@ -247,10 +268,12 @@ def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
         ("trainer.algorithm.off_policy_correction.tis_ratio_type: turn\n", r"tis_ratio_type=turn: accepted are token, sequence"),
         ("off_policy_correction.sequence_mask_metric: median\n", r"sequence_mask_metric=median: accepted are geometric, product"),
         ("use_vllm: true\nvllm_importance_sampling_mode: turn_mask\n", r"sampling_mode=turn_mask: accepted are token_truncate"),
+        ("use_vllm: true\nloss_type: vespo\n", r"sampling_mode=sequence_mask: TRL refuses it with loss_type=vespo; it takes"),
+        ("importance_sampling_level: turn\n", r"importance_sampling_level=turn: accepted are token, sequence"),
         ("seed: 1\n", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("- a\n- b\n", r"theirs.yaml: must hold keys and values, not a list"),
-        ("a: b\n  c: [", r"theirs.yaml: neither YAML nor JSON \(line 2\)"),
+        ("a: b\n  c: [", r"theirs.yaml: neither YAML nor JSON \(line 2: "),
         ("rollout_is: token\nrollout_is_threshold: high\n", r"rollout_is_threshold='high': must be a number"),
         ("rollout_is: token\nrollout_is_threshold: 1_2_3x\n", r"rollout_is_threshold='3x': must be a number"),
         ("rollout_is: token\nrollout_is_threshold: '1_2_3'\n", r"rollout_is_threshold=1_2_3: must be one positive number or two"),
@@ -295,6 +318,7 @@ def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_pa
     good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
     code = """
 import sys
+from pathlib import Path
 from faultline.cli import main
 try:
     main()
@@ -311,4 +335,31 @@ finally:
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
     assert "# not translated: actor.entropy_coeff=0.1\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
-    assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory)\n[]\n")
+    assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory); give a YAML or JSON file\n[]\n")
+
+
+def test_a_key_of_a_stranger_stays_in_its_comment(tmp_path):
+    """A line break would end the comment, and what follows would be read as a part of the experiment."""
+    theirs = {"algorithm": {"rollout_is": False, "x\ndefaults: [evil]\ny": "\u2028\x1f"}}
+    (tmp_path / "a.json").write_text(json.dumps(theirs))
+    text = import_config(tmp_path / "a.json")
+    assert r"# not translated: algorithm.x\ndefaults: [evil]\ny=\u2028\x1f" in text.splitlines()
+    assert "evil" not in str(yaml.safe_load(text))
+
+
+def rows_of_the_page():
+    """(theirs, here) of each row of docs/import.md, as lists of what stands in backticks."""
+    lines = [line.split("|")[1:3] for line in Path("docs/import.md").read_text().splitlines() if line.startswith("| `")]
+    return [tuple(re.findall(r"`([^`]+)`", cell) for cell in cells) for cells in lines]
+
+
+@pytest.mark.parametrize(("theirs", "here"), rows_of_the_page(), ids=lambda cell: cell[0][:60])
+def test_each_row_of_the_page(theirs, here, tmp_path):
+    """The first column, as a file, gives an output that holds every part of the second."""
+    (tmp_path / "theirs.yaml").write_text("\n".join(theirs) + "\n")
+    text = import_config(tmp_path / "theirs.yaml")
+    assert [part for part in here if part not in text] == []
+
+
+def test_the_page_has_every_document():
+    assert len(rows_of_the_page()) == 27 and Path("docs/import.md").read_text().count("| **") == 6

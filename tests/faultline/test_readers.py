@@ -3,17 +3,16 @@
 import copyreg
 import io
 import json
-import os
 import pickle
-import re
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from faultline.integrations import trl as trl_hook
+from faultline.integrations import verl as verl_hook
 from faultline.tools.replay.sources import Dump
 from harness.errors import UserError
 
@@ -39,7 +38,7 @@ def check(batch, step=12):
 
 
 def test_verl(tmp_path):
-    """The tensors of DataProto.batch that docs/replay.md saves; names of verl 0.9.1's ray_trainer.py."""
+    """The tensors of DataProto.batch; names of verl 0.9.1's ray_trainer.py."""
     tensors = {
         "responses": torch.ones(2, 3, dtype=torch.long),
         "response_mask": torch.tensor(MASK),
@@ -80,38 +79,23 @@ def trl():
     }
 
 
-def snippets():
-    """The Python blocks of docs/replay.md: verl's lines, TRL's subclass."""
-    text = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-def test_the_lines_for_verl_write_what_replay_reads(tmp_path, monkeypatch):
-    """Where they are put, `batch.batch` holds the tensors and `self` the step; the folder does not exist yet."""
-    monkeypatch.chdir(tmp_path)
+def test_the_hook_for_verl_writes_what_replay_reads(tmp_path):
+    """Of DataProto it needs the tensors alone; the folder does not exist yet. tests/oracles has the real one."""
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
     tensors |= {"responses": torch.ones(2, 3, dtype=torch.long), "token_level_scores": torch.zeros(2, 3), "unread": None}
-    trainer = types.SimpleNamespace(global_steps=12)
-    exec(snippets()[0], {"os": os, "torch": torch, "self": trainer, "batch": types.SimpleNamespace(batch=tensors)})
+    verl_hook.dump(types.SimpleNamespace(batch=tensors), tmp_path / "dump", step=12)
     check(only(tmp_path / "dump"))
 
 
-def test_the_subclass_for_trl_writes_what_replay_reads(tmp_path, monkeypatch):
+def test_the_hook_for_trl_writes_what_replay_reads(tmp_path):
     """Two ranks, each with two generations in step 12, one with tools, and an evaluation at the same step: four files, one batch.
-    A stand-in for the base class, whose attributes are those of TRL 1.16.0."""
-    monkeypatch.chdir(tmp_path)
-
-    class Base:
-        def _generate_and_score_completions(self, inputs):
-            return trl() | {"completion_ids": torch.ones(2, 3, dtype=torch.long), "num_items_in_batch": 5} | inputs
-
-    space = {"GRPOTrainer": Base}
-    exec(snippets()[1], space)
+    A stand-in for several ranks, whose attributes are those of TRL 1.16.0; tests/oracles has the real trainer."""
     for rank in (0, 1):
-        trainer = space["Dumping"]()
-        trainer.accelerator = types.SimpleNamespace(process_index=rank)
+        trainer = types.SimpleNamespace(use_vllm=True, accelerator=types.SimpleNamespace(process_index=rank))
+        trainer._generate_and_score_completions = lambda inputs: trl() | {"completion_ids": torch.ones(2, 3).long()} | inputs
         trainer.state = types.SimpleNamespace(global_step=12)
+        trl_hook.record(trainer, tmp_path / "dump")
         for trainer._step, training in ((24, True), (25, True), (25, False)):
             trainer.model = types.SimpleNamespace(training=training)
             trainer._generate_and_score_completions({"tool_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])} if rank else {})

@@ -149,7 +149,9 @@ def test_a_dump_with_no_token_on_the_mask_is_refused(tmp_path):
         ("weight: {level: tokn}", r"own.yaml: correction.weight.level='tokn'"),
         ("correction: {weight: {level: token, uper: 2}}", r"correction.weight.uper: unknown key; remove it"),
         ("reject: {far: {level: token, upper: 0.5}}", r"correction.reject.far.upper=0.5 is below 1"),
-        ("weight: [", r"own.yaml: cannot be read"),
+        ("weight: [", r"own.yaml: neither YAML nor JSON \(line 1: "),
+        ("weight: {level: token, upper: '2'}", r"correction.weight.upper='2': input should be a number"),
+        ("weight: {level: token, upper: true}", r"correction.weight.upper=True: input should be a number"),
         ("- 1", r"own.yaml: holds no keys"),
     ],
 )
@@ -210,16 +212,15 @@ def test_the_command_prints_and_writes(tmp_path):
     files.write(tmp_path / "d" / "step-7.parquet", random_columns())
     files.write(tmp_path / "null" / "step-7.parquet", random_columns(scale=0.0))
     command = [sys.executable, "-m", "faultline", "replay", str(tmp_path / "d"), "--null", str(tmp_path / "null")]
-    done = subprocess.run([*command, "--corrections", "icepop,verl/decoupled_token_is"], capture_output=True, text=True)
+    command += ["--corrections", "icepop,verl/decoupled_token_is"]
+    done = subprocess.run([*command, "--all"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "icepop" in done.stdout and "K3" in done.stdout and "false rejections" in done.stdout
     page = (tmp_path / "d" / "replay" / "replay.html").read_text()
-    assert page.count("<svg") == 2 and "verl/decoupled_token_is" in page and "http-equiv" not in page
+    assert page.count("<svg") == 3 and "verl/decoupled_token_is" in page and "http-equiv" not in page
     lines = (tmp_path / "d" / "replay" / "thresholds.csv").read_text().splitlines()
     assert len(lines) == 1 + 1000 * len({line.split(",")[0] for line in lines[1:]})
     table = pd.read_csv(tmp_path / "d" / "replay" / "corrections.csv").set_index("correction")
     assert (table.false_rejections == 0).all()  # equal policies
-    unused = subprocess.run([*command, "--keep", "0.5"], capture_output=True, text=True)
-    assert unused.returncode == 2 and unused.stderr.startswith("--keep 0.5 has no effect without --recommend")
-    bad = subprocess.run([*command, "--corrections", "nonesuch"], capture_output=True, text=True)
+    bad = subprocess.run([*command[:-1], "nonesuch"], capture_output=True, text=True)
     assert bad.returncode == 2 and bad.stderr.startswith("correction nonesuch: unknown") and bad.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 
 from harness.config import PrecisionConfig
 from harness.errors import UserError
-from harness.rollouts.architecture import describe
+from harness.rollouts.architecture import architecture_of
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
 
@@ -141,4 +141,4 @@ def test_weights_that_a_model_does_not_have_are_refused(net):
 )
 def test_what_it_does_not_compute_is_refused_by_name(shape, reason):
     with pytest.raises(UserError, match=rf"^rollout\.engine=local: .*{reason}"):
-        describe(shape)
+        architecture_of(shape)

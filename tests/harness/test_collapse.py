@@ -205,8 +205,8 @@ def test_responses_that_do_not_end_warn():
     old.state = {"long": [], "fired": False}  # of a checkpoint made before lengths were compared
     told = [old.observe(i, {"rollout/truncated": 0.0, "rollout/same_length": s}) for i, s in enumerate((0.2, 0.6, 0.6, 0.6))]
     assert told[:3] == [None] * 3 and told[3]["onset"] == 1
-    with pytest.raises(ValueError, match=r"length: share=1.5, consecutive=3: needs 0 < share < 1"):
-        Length(share=1.5, consecutive=3)
+    with pytest.raises(ValueError, match=r"^collapse.detectors.length.share=1.5: must be a number > 0 and < 1$"):
+        replay([], {"length": {"share": 1.5, "consecutive": 3}})
 
 
 def learned(rewards, n=320):

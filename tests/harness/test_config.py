@@ -118,7 +118,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
         (["rollout/precision=fp9"], 2, ["fp9", "fp8_tensor"]),
         (["loss=token_truncate"], 2, ["token_truncate", "ppo"]),
         (["actor.lr=-1"], 2, ["actor.lr=-1"]),
-        (["-m", "seed=0,1", "actor.lr=1e-3,-1", "hydra/launcher=local"], 1, ["actor.lr=-1", "Nothing was started"]),
+        (["-m", "seed=0,1", "actor.lr=1e-3,-1", "hydra/launcher=local"], 2, ["actor.lr=-1", "Nothing was started"]),
     ],
 )
 def test_the_command_line_answers_wrong_input_without_importing_torch(arguments, code, words, tmp_path):

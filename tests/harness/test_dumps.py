@@ -56,7 +56,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
     read = responses(table)
     assert list(read.offsets) == [0, 3, 4]
     flat = [(0, 0), (0, 1), (0, 2), (1, 0)]
-    for name in ("mask", "logp_rollout", "logp_old", "logp", "advantages", "segments"):
+    for name in ("mask", "logp_rollout", "logp_old", "logp", "advantages", "version", "segments"):
         expected = np.array([given[name][place] for place in flat])
         assert getattr(read, name).dtype == expected.dtype
         np.testing.assert_array_equal(getattr(read, name), expected)
@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
         ({"mask": [[True, True], [True, True, True], [True, True]]}, "row 1, column mask: 3 values, logp_rollout has 2"),
         ({"logp_old": [None, [-1.0, -2.0], [-1.0, -2.0]]}, "row 0, column logp_old: missing"),
         ({"logp_old": [[None, -2.0], [-1.0, -2.0], [-1.0, -2.0]]}, "row 0, column logp_old: nan at token 0"),
-        ({"version": [[5, 5], [5, 5], [5, 6]]}, "row 2, column version: mixed versions: sampled by weights 5 and, at token 1, 6"),
+        ({"version": [[5, 5], [5, 6], [5, None]]}, "row 2, column version: none, or below 0, at token 1"),
         ({"advantages": [[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]]}, "row 1, column advantages: inf at token 1"),
         ({"reward": [1.0, np.nan, 1.0]}, "row 1, column reward: not finite"),
         ({"segments": [[0, 1], [0, 2], [0, 1]]}, "row 1, column segments: 2 at token 1"),

@@ -7,9 +7,9 @@ from transformers import Qwen3MoeConfig
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
-from harness.rollouts.architecture import describe
+from harness.rollouts.architecture import architecture_of
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.routes import Routes, id_dtype, no_route, routed
+from harness.rollouts.routes import Routes, has_route, id_dtype, no_route
 from harness.tasks import PAD
 
 PRECISIONS = {
@@ -96,8 +96,8 @@ def test_fp32_agrees_with_transformers_in_value_and_in_choice(asked, changes):
         assert torch.equal(ids[row, here].long().sort(-1).values, expected.sort(-1).values)
         elsewhere = torch.ones(18, dtype=torch.bool)
         elsewhere[here] = False
-        assert (ids[row, elsewhere] == 255).all() and torch.equal(routed(ids[row])[:, 0], ~elsewhere)
-    share = out.expert_weights.sum(-1)[routed(ids)]
+        assert (ids[row, elsewhere] == 255).all() and torch.equal(has_route(ids[row])[:, 0], ~elsewhere)
+    share = out.expert_weights.sum(-1)[has_route(ids)]
     if net.config.norm_topk_prob:
         torch.testing.assert_close(share, torch.ones_like(share))
     else:
@@ -231,7 +231,7 @@ def test_id_types_hold_every_expert_and_the_mark_of_no_route():
 )
 def test_what_it_does_not_compute_is_refused_by_name(changes, reason):
     with pytest.raises(UserError, match=reason):
-        describe(shape(**changes))
+        architecture_of(shape(**changes))
 
 
 def test_nan_weights_give_nan_log_probabilities_not_an_exception(net, asked):
@@ -242,3 +242,15 @@ def test_nan_weights_give_nan_log_probabilities_not_an_exception(net, asked):
     assert not made.generate(*asked).logp.isfinite().any()
 
 
+
+
+def test_weights_that_were_half_taken_cannot_be_sampled_from(net, asked):
+    """The last layer's experts are missing: the layers before it are new, the rest would be old."""
+    sampler = engine(net)
+    broken = [(name, w + 1) for name, w in net.named_parameters() if name != "model.layers.2.mlp.experts.down_proj"]
+    with pytest.raises(KeyError):
+        sampler.load_weights(broken, 1)
+    with pytest.raises(RuntimeError, match="holds no whole weights; load_weights comes first"):
+        sampler.generate(*asked)
+    sampler.load_weights(net.named_parameters(), 2)
+    assert torch.equal(sampler.generate(*asked).tokens, engine(net).generate(*asked).tokens)

@@ -106,7 +106,7 @@ def test_a_dead_rank_is_named_and_the_others_stop(tiny, root, victim):
     assert launcher.returncode != 0 and time.time() - began < 30
     assert f"rank {victim} died" in output and f"rank {1 - victim} stops too" in output
     assert not [p for p in everything if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    assert folder.state == "failed" and f"rank {victim} died" in folder.read("status.json")["error"]
+    assert folder.state == "interrupted" and f"rank {victim} died" in folder.read("status.json")["error"]
 
     # The folder, not the event, which the kill may have come before.
     resumed_at = max(int(path.name.removeprefix("step-")) for path in folder.path.glob("checkpoints/step-*"))

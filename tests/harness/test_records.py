@@ -43,6 +43,23 @@ def test_a_line_cut_short_costs_only_itself(folder):
         assert steps in ([0, 1, 3], [0, 1, 2, 3]) and path.read_bytes().startswith(whole[:cut])
 
 
+def test_rows_are_counted_against_a_step(folder):
+    """Of steps 0 to 5 the rows 2 and 4 are missing. A branch that began with step 3 lacks row 4 alone."""
+    for step in (0, 1, 3, 5):
+        folder.log_metrics(step, {"actor/loss": 0.0})
+    assert [folder.missing_rows(step) for step in (0, 2, 3, 5, 6)] == [0, 0, 1, 2, 2]
+    folder.log_event("branched", 3, origin="elsewhere")
+    assert [folder.missing_rows(step) for step in (3, 5, 6)] == [0, 1, 1]
+
+
+def test_a_copy_beside_a_checkpoint_is_none(folder):
+    others = ("step-00000312.bak", "step-x", "step-", ".writing-4", "damaged-step-00000400")
+    for name in ("step-00000312", "step-00000050", *others):
+        (folder.path / "checkpoints" / name).mkdir(parents=True)
+    assert {step: path.name for step, path in folder.checkpoints.items()} == {50: "step-00000050", 312: "step-00000312"}
+    assert list(folder.checkpoints) == [50, 312] and folder.checkpointed == 312
+
+
 def test_unknown_metrics_are_refused(folder):
     with pytest.raises(KeyError, match="no/such"):
         folder.log_metrics(0, {"no/such": 1.0})

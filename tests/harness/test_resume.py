@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import harness.run.loop
-from harness.run.folder import RunFolder
+from harness.run.folder import FINISHED, RunFolder
 from harness.run.loop import Run, train
 from sweeps.launchers.pool import PRELOADED, run_in_child
 from tests.harness.test_trainer import folder_of, untimed
@@ -84,7 +84,7 @@ def test_sigkill_at_any_point(tiny, start, undisturbed):
             process.join()
             assert process.exitcode == -signal.SIGKILL
         finished(start(config))
-        assert folder.state == "done"
+        assert folder.state in FINISHED  # whether so small a run collapses is the processor's last bits' choice
         assert untimed(folder.metrics()) == undisturbed, f"killed at point {i}"
 
 
@@ -157,8 +157,9 @@ def log(folder: RunFolder) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "rows"])
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undisturbed, damage):
+    """rows: the checkpoint is sound, and a row before it was deleted. Going on would leave the record with a hole."""
     config = tiny(*OVERRIDES, f"run.sweep=damaged-{damage}")
     folder = folder_of(config)
     process = start(config)
@@ -177,6 +178,10 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undis
             victim.unlink()
         case "manifest":
             (newest / "manifest.json").write_text("{")
+        case "rows":
+            rows = (folder.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+            del rows[folder.checkpointed - 2]
+            (folder.path / "metrics.jsonl").write_text("".join(rows))
     finished(start(config))
     told = [e for e in folder.events() if e["kind"] == "checkpoint_damaged"]
     assert len(told) == 1 and told[0]["step"] == int(newest.name.removeprefix("step-"))
@@ -191,6 +196,6 @@ def test_a_disk_that_refuses_a_checkpoint_loses_nothing_recorded(tiny, start, un
     finished(start(config, largest=50_000), code=75)  # what its surroundings refused: it may be tried again
     log = (folder.path / "log.txt").read_text()
     assert "cannot write" in log and "resumes from its last checkpoint" in log and "Traceback" not in log
-    assert folder.state == "failed" and lines(folder) == 5 and not list((folder.path / "checkpoints").iterdir())
+    assert folder.state == "interrupted" and lines(folder) == 5 and not list((folder.path / "checkpoints").iterdir())
     finished(start(config))
     assert untimed(folder.metrics()) == undisturbed

@@ -9,7 +9,7 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.routes import Routes, no_route, routed
+from harness.rollouts.routes import Routes, has_route, no_route
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
 from harness.train.collector import engine_routes
@@ -54,7 +54,7 @@ def test_routes_are_recorded_as_the_engine_records_them(data):
     here = tokens != PAD
     torch.testing.assert_close(logp[here], expected_logp[here], atol=1e-5, rtol=0)
     assert torch.equal(routes.ids, expected.ids) and routes.ids.dtype == torch.uint8
-    present = routed(routes.ids)
+    present = has_route(routes.ids)
     assert present.sum() == 2 * ((prompts != PAD).sum() + here.sum() - 6) < present.numel()
     torch.testing.assert_close(routes.weights[present], expected.weights[present], atol=1e-5, rtol=0)
     torch.testing.assert_close(routes.margin[present], expected.margin[present], atol=1e-5, rtol=0)

@@ -9,7 +9,7 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES, RegistryError
-from harness.build import build_task
+from harness.build import build_task, own_precision, samples_as_trainer
 from harness.collapse import replay
 from harness.errors import UserError
 from harness.run.folder import RunFolder
@@ -204,12 +204,54 @@ def test_an_evaluation_judges_any_policy(tiny):
         assert torch.equal(*answers) == same and (own == rollout or not same)
 
 
+def test_what_was_sampled_along_the_own_path_is_not_scored_again(tiny):
+    """The control's π_old is what its rollout says, bit for bit what an engine of its own scores. Not so of older weights."""
+    config = tiny("rollout/precision=fp32", "actor.num_minibatches=2")
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        trainer.step(0)
+        trainer.load_weights()
+        collector = trainer.collector
+        assert collector.policy is collector.engine
+        other = collector.local_engine(own_precision(config))
+        other.load_weights(trainer.actor.weights(), 0)
+        sampled = collector.sample(1)
+        scores = collector.score(sampled, trainer.learner.minibatch_order(1))
+        expected = other.score(sampled.prompts, sampled.rollout.tokens)
+        older = sampled._replace(rollout=sampled.rollout._replace(version=sampled.rollout.version - 1))
+        again = collector.score(older, trainer.learner.minibatch_order(1))
+    assert scores.old is sampled.rollout.logp and again.old is not sampled.rollout.logp
+    assert torch.equal(scores.old, expected) and torch.equal(again.old, expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rollout/precision=fp8_channel", "rollout/precision=bf16", "actor.dtype=bf16", "rollout.kv_cache=fp8_e4m3",
+        "rollout.top_p=0.9", "rollout.top_k=3", "rollout.staleness=1", "rollout.engine.noise=0.01",
+        "rollout.engine.head_dtype=fp32",
+    ],
+)  # fmt: skip
+def test_a_rollout_that_differs_in_anything_is_scored(tiny, change):
+    assert samples_as_trainer(tiny("rollout/precision=fp32"))
+    assert not samples_as_trainer(tiny("rollout/precision=fp32", change))
+
+
 def test_several_choices_and_a_bf16_actor_go_through_the_loop(tiny):
     numerics = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.num_minibatches=2"]
     config = tiny("task.choices=2", "task.length=2", *numerics, "steps=2")
     assert train(config) == "done"
     rows = folder_of(config).metrics()
     assert rows[0]["rollout_corr/k3_kl"] == 0.0 and rows[0]["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10, 11])
+def test_a_warm_start_may_be_short(tiny, steps):
+    """With 10 steps a rise of a tenth has no length, by which torch's one-cycle schedule divided."""
+    cold = ["warmstart.seed=8", f"warmstart.steps={steps}", "warmstart.keep_low=0", "warmstart.keep_high=1"]
+    config = tiny(*cold)
+    weights = warm_start(config, build_task(config))[0]
+    assert weights and all(weight.isfinite().all() for weight in weights.values())
 
 
 def test_a_damaged_warm_start_is_named(tiny):
@@ -266,15 +308,20 @@ def test_a_metric_that_a_loss_lacks_is_absent(tiny):
         (["advantage.name=algos.returns:gae"], "advantage=algos.returns:gae: needs mask, values, which a run does not have"),
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
         (["correction=token_truncate", "proximal=rollout"], "proximal=rollout .* counts the mismatch twice"),
-        (["loss.eps_low=abc"], "loss.eps_low='abc': Input should be a valid number"),
-        (["collapse.detectors.drawdown.consecutive=x"], "drawdown.consecutive='x': Input should be a valid integer"),
-        (["collapse.detectors.drawdown.consecutive=0"], "drawdown: delta=0.5, consecutive=0"),
-        (["collapse.detectors.numerical.hits=20"], "numerical: .*hits=20"),
+        (["loss.eps_low=abc"], "loss.eps_low='abc': must be an offset from ratio 1"),
+        (["collapse.detectors.drawdown.consecutive=x"], "drawdown.consecutive='x': must be a whole number ≥ 1"),
+        (["collapse.detectors.drawdown.consecutive=0"], "drawdown.consecutive=0: must be a whole number ≥ 1"),
+        (["collapse.detectors.numerical.hits=20"], "collapse.detectors.numerical.hits=20: must be at most hits_window=10"),
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
         (["loss=pg", f"loss.name={__name__}:bare"], "loss.name=.*:bare: does not say whether .* @loss"),
         ([f"advantage.name={__name__}:bare"], "advantage.name=.*:bare: does not say what it needs; .* @advantage"),
         ([f"+correction.reject.m={{function: '{__name__}:by_response'}}"],
          r"correction.reject.m: filter .*:by_response returned \[1\] torch.bool; it must return bool of .* \[1, 1\]"),
+        (["+correction.reject.m={function: 'os:system'}"], r"m.params: system\(command\) cannot be called as \(log_ratio, mask"),
+        (["kl.name=math:sqrt", "kl.coef=1"], r"kl.name=math:sqrt: sqrt\(x, /\) cannot be called as \(logp, logp_ref"),
+        (["rollout.engine.name=os:system"], "rollout.engine.name=os:system: no class derived from .*RolloutEngine"),
+        (["task.name=os:system"], r"task.name=os:system: system\(command\) cannot be called as \(config, tokenizer"),
+        (["loss.name=nosuch.module:f"], "losses=nosuch.module:f: there is no module nosuch; write package.module:function"),
         (["loss.name=nosuch"], "losses=nosuch: unknown; known are .*ppo"),
         (["loss.eps_low=-0.1"], "loss.eps_low=-0.1"),
         *([(["actor.dtype=fp16"], "actor.dtype=fp16: DeepSpeed trains in it on a GPU only")] * (not torch.cuda.is_available())),

@@ -196,7 +196,7 @@ def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny, monkeypatch):
         check(tiny(ENGINE, "rollout/precision=bf16", "model.head_dim=16"))
     with pytest.raises(UserError, match=r"rollout.engine.colour: unknown; it takes kv_cache_gib, context"):
         check(tiny(ENGINE, "rollout/precision=bf16", "+rollout.engine.colour=red"))
-    with pytest.raises(UserError, match=r"rollout.engine.context='abc': Input should be a valid integer"):
+    with pytest.raises(UserError, match=r"rollout.engine.context='abc': must be a whole number ≥ 1"):
         check(tiny(ENGINE, "rollout/precision=bf16", "rollout.engine.context=abc"))
 
 
@@ -206,6 +206,23 @@ def test_greedy_is_the_most_probable_token_each_time():
     with torch.no_grad():
         logits = net(1)(torch.cat([prompts, tokens], 1)).logits[:, prompts.shape[1] - 1 : -1]
     assert torch.equal(tokens, logits.argmax(-1))
+
+
+def test_given_responses_are_scored_as_they_were_sampled():
+    """A prefill of what was decoded: another kernel, the same numbers up to rounding. Prompts are padded on the left, responses
+    on the right, and a response of no token has nothing to score."""
+    prompts, uniforms = asked(rows=8)
+    prompts[:3, :2] = PAD
+    made = loaded("fp32")
+    rollout = made.generate(prompts, uniforms)
+    torch.testing.assert_close(made.score(prompts, rollout.tokens), rollout.logp, atol=1e-4, rtol=0)
+    cut = rollout.tokens.clone()
+    cut[0, 5:], cut[1] = PAD, PAD
+    scores = made.score(prompts, cut)
+    torch.testing.assert_close(scores[0, :5], rollout.logp[0, :5], atol=1e-4, rtol=0)
+    assert not scores[0, 5:].any() and not scores[1].any()
+    with pytest.raises(UserError, match=r"rollout.engine.context=320: scoring needs 418 tokens; raise it"):
+        made.score(prompts, torch.zeros(8, 412, dtype=torch.int64))
 
 
 def test_responses_repeat_and_do_not_depend_on_their_neighbours():

@@ -31,10 +31,11 @@ class Case(NamedTuple):
     compare: Callable[[int], tuple[dict, dict]]
 
 
-def batch(seed: int, *, by_token: bool = False) -> tuple[Tensor, Batch]:
-    """log π_θ, and 8 responses of up to 12 tokens, two a prompt, one with a hole; fp64, no empty response.
+def batch(seed: int, kind: str = "", *, by_token: bool = False) -> tuple[Tensor, Batch]:
+    """log π_θ, and 8 responses of up to 12 tokens, two a prompt, one with a hole; fp64.
 
-    Mismatch and update reach past every bound that is compared.
+    Mismatch and update reach past every bound that is compared. kind: "empty response", the sixth; or "beyond 20" nats, both
+    log ratios on some tokens. Those of the fifth response add up to −4, or to 0 if each is clamped to ±20 first.
     """
     generator = torch.Generator().manual_seed(seed)
     normal = functools.partial(torch.randn, 8, 12, generator=generator, dtype=torch.float64)
@@ -48,6 +49,12 @@ def batch(seed: int, *, by_token: bool = False) -> tuple[Tensor, Batch]:
     length = torch.randint(2, 13, (8, 1), generator=generator)
     mask = torch.arange(12)[None] < length
     mask[-1], mask[-1, 3:5] = True, False
+    if kind == "empty response":
+        mask[5] = False
+    if kind == "beyond 20":
+        mask[4] = torch.arange(12) < 2
+        rollout[4, :2], old[4, :2] = torch.tensor([[-21.0, -4.0], [-1.0, -28.0]])
+        old[3, 0], rollout[5, 1], logp[5, 0], logp[6, 1] = -26, -25, -27, -29
     advantages = normal() if by_token else normal()[:, :1].expand(8, 12).contiguous()
     ref = (logp + 0.3 * normal()).clamp(max=-1e-3)
     return logp, Batch(rollout, mask, old, advantages, logp_ref=ref, prompt=torch.arange(8) // 2)
@@ -75,7 +82,7 @@ def our_loss(logp: Tensor, b: Batch, objective: Objective) -> dict[str, Tensor]:
     """Loss, gradient and metrics of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
     current = objective.correction.ratio == "current"
     corrected = correct(b._replace(logp_old=logp) if current else b, objective.correction)
-    chosen = objective.select(b) if b.selected is None else b
+    chosen = objective.select(b, corrected) if b.selected is None else b
     metrics = {}
 
     def value(leaf: Tensor) -> Tensor:

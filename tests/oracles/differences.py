@@ -1,4 +1,12 @@
-"""Where a number here differs from a package's on purpose. Everything else that both have agrees to 1e-6."""
+"""Where a number here differs from a package's on purpose. All else that is compared agrees to 1e-6.
+
+Compared are random batches in fp64, called as the package's trainer calls its functions on one rank with one micro-batch:
+- loss and gradient of every loss, preset and reduction, on batches within ±20 nats and beyond, and of an empty response;
+- the same after a rejection by token, and with a weight;
+- the metrics of losses, corrections and mismatch, on batches within ±20 nats without an empty response;
+- advantages of groups of equal size, by token also of a mask with holes; KL estimators.
+Not compared: other precisions, several micro-batches or ranks, rewards that a package shapes first, its entropy terms.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +36,7 @@ DIFFERENCES = (
         "verl takes the geometric mean of a response's weights; here a token's weight multiplies its loss",
     ),
     Difference(
-        "verl/*loss/dppo_*", "loss", "verl writes -sg(r)·A·log π_θ, this -A·r as the paper does: another value, the same gradient"
+        "verl/*loss*/dppo_*", "loss", "verl writes -sg(r)·A·log π_θ, this -A·r as the paper does: with the same gradient"
     ),
     Difference(
         "*/clip_cov",
@@ -36,7 +44,7 @@ DIFFERENCES = (
         "the packages leave tokens that PPO clips out of the selection: their gradient is 0 either way, their value is not",
     ),
     Difference(
-        "verl/*loss/*_cov",
+        "verl/*loss*/*_cov",
         "loss with its own selection",
         "verl selects at π_θ in each micro-batch, this once in the mini-batch, at the anchor",
     ),
@@ -49,9 +57,55 @@ DIFFERENCES = (
         "trl/vespo with a weight", "*", "TRL multiplies the mismatch weight into w = Π π_θ/π_old; here it multiplies the loss"
     ),
     Difference(
-        "verl/*loss/kl_cov", "actor/ppo_kl", "verl reports the mean of abs(log r) for kl_cov; here it is the same of each loss"
+        "verl/*loss*/kl_cov", "actor/ppo_kl", "verl reports the mean of abs(log r) for kl_cov; here it is the same of each loss"
     ),
+    Difference(
+        "trl/gspo with a weight/token_*",
+        "gradient",
+        "TRL's gradient goes through the mean ratio, so a token's weight spreads over its response; here it does not",
+    ),
+    # --- empty responses: a mean over responses here is over those with tokens ---
+    *(
+        Difference(f"{package}/loss of an empty response by response/*", "[lg]*", "all responses count there, the empty ones too")
+        for package in ("verl", "skyrl", "trl")
+    ),
+    # --- beyond 20 nats: every ratio here is that of a log ratio within ±20 nats ---
+    Difference("verl/loss beyond 20/gspo", "[lg]*", "verl caps the log of the ratio at 10"),
+    Difference("skyrl/loss beyond 20/gspo", "[lg]*", "likewise"),
+    *(
+        Difference(f"{package}/loss beyond 20/{loss}", names, "it bounds no ratio of this loss")
+        for package in ("verl", "skyrl")
+        for loss, names in {"clip_cov": "gradient", "kl_cov": "[lg]*"}.items()
+    ),
+    Difference("skyrl/loss beyond 20/importance_sampling", "[lg]*", "likewise"),
+    *(
+        Difference(f"verl/loss beyond 20/{loss}", "actor/ppo_kl", "verl clamps log r of this metric")
+        for loss in ("vanilla", "sapo", "cispo", "dppo_*")
+    ),
+    *(
+        Difference(
+            f"verl/preset beyond 20*/{rejection}*",
+            names,
+            "verl clamps each token's log ratio before it sums them for a rejection, this the sum",
+        )
+        for rejection, names in {"decoupled_geo_rs": "[lg]*", "decoupled_seq_is_rs": "[lg]*", "bypass_pg_geo_rs": "[lg]*",
+                                 "bypass_ppo_clip_geo_rs": "loss"}.items()  # the last one's dual clip has no gradient there
+    ),
+    Difference("skyrl/preset beyond 20/recommended", "*", "as within ±20"),
+    *(Difference(f"trl/loss beyond 20/{loss} token", "[lg]*", "TRL bounds no ratio")
+      for loss in ("bnpo", "dapo", "grpo", "dr_grpo", "luspo")),
+    Difference("trl/preset beyond 20/*", "[lg]*", "likewise"),
     # --- corrections ---
+    Difference(
+        "verl/preset*by response/decoupled_*_rs*",
+        "[lg]*",
+        "verl divides by all responses of the mini-batch, denominator=kept by those that were kept; the importer takes original",
+    ),
+    Difference(
+        "verl/token rejection in bypass/seq_mean_token_mean",
+        "[lg]*",
+        "verl divides a response by its kept tokens, and the batch by its original ones",
+    ),
     Difference(
         "skyrl/preset/recommended",
         "*",
@@ -96,9 +150,12 @@ DIFFERENCES = (
     Difference("skyrl/metrics/recommended", "tis_*", "likewise"),
     # --- advantages ---
     Difference(
-        "*/advantage/gae",
+        "*/advantage/gae*",
         "advantages",
-        "the packages whiten inside the estimator; gae here is the estimator of its paper, and the returns agree",
+        "the packages whiten inside the estimator; gae here is the estimator of its paper, and verl's returns agree",
+    ),
+    Difference(
+        "skyrl/advantage/gae with holes", "returns", "SkyRL takes a token that the policy did not write for one of its own"
     ),
     Difference(
         "*/advantage/reinforce*",
@@ -116,10 +173,10 @@ DIFFERENCES = (
 
 MISSING = (
     Difference(
-        "verl/*loss/*", "actor/pg_clipfrac", "actor/clip_share here counts every bound of the loss, the dual clip's included"
+        "verl/*loss*/*", "actor/pg_clipfrac", "actor/clip_share here counts every bound of the loss, the dual clip's included"
     ),
     Difference(
-        "verl/*loss/[!v]*", "actor/pg_clipfrac_lower", "verl has it for losses without a dual clip; here it is absent then"
+        "verl/*loss*/[!vd]*", "actor/pg_clipfrac_lower", "verl has it for losses without a dual clip; here it is absent then"
     ),
     Difference("verl/ignored reduction/*", "actor/pg_clipfrac*", "likewise, both"),
 )

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import compute_off_policy_correction
 from skyrl.train.config.config import AlgorithmConfig
@@ -24,7 +25,9 @@ REDUCTIONS = {
     "seq_mean_token_sum_norm": "seq_mean_token_sum_norm",
     "prompt_mean": "prompt_mean",
 }
+BY_RESPONSE = ("sequence_mean", "seq_mean_token_sum_norm")
 PPO = {"eps_low": 0.2, "eps_high": 0.28}
+TOKENS = Correction(reject={"token": Reject("token", "ratio", 0.5, 2.0)})
 CLIP_COV = {"share": 1.0, "lower": 0.05, "upper": 5.0}
 # policy_loss_type → our loss, its anchor, its parameters, SkyRL's settings
 LOSSES = {
@@ -37,13 +40,13 @@ LOSSES = {
     "dppo": (
         "dppo",
         "rollout",
-        {"divergence": "tv", "delta_low": 0.1, "delta_high": 0.05},
+        {"divergence": "tv", "delta_low": 0.1, "delta_high": 0.05, "upper": None},
         {"dppo.dppo_type": "binary_tv", "dppo.delta_low": 0.1, "dppo.delta_high": 0.05},
     ),
     "dppo binary_kl": (
         "dppo",
         "rollout",
-        {"divergence": "kl", "delta_low": 0.02, "delta_high": 0.01},
+        {"divergence": "kl", "delta_low": 0.02, "delta_high": 0.01, "upper": None},
         {"dppo.dppo_type": "binary_kl", "dppo.delta_low": 0.02, "dppo.delta_high": 0.01},
     ),
     "cross_entropy": ("cross_entropy", "old", {}, {}),
@@ -83,10 +86,17 @@ def cases() -> Iterator[Case]:
     """Everything that SkyRL and this project share."""
     for name in LOSSES:
         for theirs in ("token_sum",) if name in SUMMED else REDUCTIONS:
-            yield Case(f"skyrl/loss/{name}", functools.partial(_loss, name, theirs))
+            case = functools.partial(_loss, name, theirs)
+            yield Case(f"skyrl/loss/{name}", case)
+            mean = " by response" if theirs in BY_RESPONSE else ""
+            yield Case(f"skyrl/loss of an empty response{mean}/{name}", functools.partial(case, kind="empty response"))
+            yield Case(f"skyrl/loss beyond 20/{name}", functools.partial(case, kind="beyond 20"))
+            if name not in SUMMED:
+                yield Case(f"skyrl/loss after a token rejection/{name}", functools.partial(case, correction=TOKENS))
     for name in PRESETS:
         for theirs in REDUCTIONS:
             yield Case(f"skyrl/preset/{name}", functools.partial(_preset, name, theirs))
+            yield Case(f"skyrl/preset beyond 20/{name}", functools.partial(_preset, name, theirs, kind="beyond 20"))
         yield Case(f"skyrl/metrics/{name}", functools.partial(_metrics, name))
     yield Case("skyrl/preset/token mask before a sequence weight", _token_mask_then_sequence)
     for name in ADVANTAGE:
@@ -95,15 +105,22 @@ def cases() -> Iterator[Case]:
         yield Case(f"skyrl/kl/{name}", functools.partial(_kl, name))
 
 
-def _loss(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
+def _loss(
+    name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = ""
+) -> tuple[dict, dict]:
     loss, anchor, params, settings = LOSSES[name]
-    logp, b = batch(seed, by_token=name != "gspo")
-    made = objective(loss, REDUCTIONS.get(reduction, reduction), anchor, **params)
+    logp, b = batch(seed, kind, by_token=name != "gspo")
+    made = objective(loss, REDUCTIONS.get(reduction, reduction), anchor, correction, **params)
     select = {"clip_cov": select_band, "kl_cov": select_top}.get(loss)
     chosen = b if select is None else b._replace(selected=select(logp, b.advantages, b.mask, **params))
     mine = our_loss(logp, chosen, made)
     settings = settings | {"policy_loss_type": name.split()[0], "loss_reduction": reduction}
-    return mine, _skyrl(logp, b, config(**settings), reduction)
+    if correction is not None:
+        settings |= {f"off_policy_correction.{key}": value for key, value in PRESETS["token_mask"].items()}
+    theirs = _skyrl(logp, b, config(**settings), reduction)
+    if kind == "empty response" and reduction in BY_RESPONSE:  # 7 of 8 have tokens
+        mine["over all responses"], theirs["over all responses"] = mine["gradient"] * 7 / 8, theirs["gradient"]
+    return mine, theirs
 
 
 def _skyrl(logp: Tensor, b: Batch, made: AlgorithmConfig, reduction: str) -> dict:
@@ -122,8 +139,8 @@ def _corrected(name: str) -> dict:
     return settings | {"policy_loss_type": "regular", "eps_clip_high": 0.2}
 
 
-def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
-    logp, b = batch(seed)
+def _preset(name: str, reduction: str, seed: int, kind: str = "") -> tuple[dict, dict]:
+    logp, b = batch(seed, kind)
     made = preset(f"skyrl/{name}", REDUCTIONS[reduction])._replace(
         loss=objective("ppo", eps_low=0.2, eps_high=0.2, dual_clip=None).loss
     )
@@ -177,16 +194,20 @@ ADVANTAGE = {
     "maxrl": "maxrl",
     "reinforce++": "reinforce_pp",
     "gae": "algos.returns:gae",
+    "gae with holes": "algos.returns:gae",
 }
 
 
 def _advantage(name: str, seed: int) -> tuple[dict, dict]:
     rewards, mask, tokens, values, _ = grouped(seed)
+    if "holes" in name:
+        mask = mask & (torch.arange(6) != 1)  # a token that the policy did not write
+        tokens = tokens * mask
     ours, theirs = ADVANTAGES[ADVANTAGE[name]], ppo_utils.AdvantageEstimatorRegistry.get(name.split()[0])
     shared = {"token_level_rewards": tokens.clone(), "response_mask": mask.double(), "index": GROUPS}
-    shared |= {"gamma": 0.9, "lambd": 0.8, "values": values * mask} if name == "gae" else {"gamma": 1.0}
+    shared |= {"gamma": 0.9, "lambd": 0.8, "values": values * mask} if name.startswith("gae") else {"gamma": 1.0}
     shared |= {"grpo_norm_by_std": False} if "without" in name else {}
-    if name == "gae":
+    if name.startswith("gae"):
         mine = ours(tokens, mask=mask, values=values, gamma=0.9, lam=0.8)
         advantages, returns = theirs(**shared)
         return {"advantages": mine, "returns": (mine + values)[mask]}, {"advantages": advantages * mask, "returns": returns[mask]}

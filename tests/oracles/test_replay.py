@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+import yaml
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.train.config.config import OffPolicyCorrectionConfig
+from trl import GRPOConfig
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.presets import presets
+from faultline.tools.replay.settings import SKYRL, VERL, settings
 from faultline.tools.replay.sources import Dump
 from tests.oracles.comparing import batch
 from tests.oracles.verl_cases import PRESETS
@@ -50,6 +54,25 @@ def test_verls_own_function_on_the_same_dump(tmp_path, name):
             assert ours["correction/weight_mean"] == pytest.approx(theirs["rollout_is_mean"], abs=1e-6)
             if "icepop" not in name:
                 assert ours["correction/weight_ess"] == pytest.approx(theirs["rollout_is_eff_sample_size"], abs=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_settings_that_a_verdict_prints_are_those_of_the_packages(tmp_path, level):
+    """Their own config classes take every key, and verl's own function then gives min(ρ, 1.75) at that level."""
+    made = {name: dict(line.split("=") for line in lines) for name, lines in settings(level, 1.75).items()}
+    values = {name: {key: yaml.safe_load(value) for key, value in pairs.items()} for name, pairs in made.items()}
+    verl = RolloutCorrectionConfig(**{key.removeprefix(f"{VERL}."): value for key, value in values["verl"].items()})
+    skyrl = OffPolicyCorrectionConfig(**{key.removeprefix(f"{SKYRL}."): value for key, value in values["SkyRL"].items()})
+    trl = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, report_to="none", use_cpu=True, bf16=False, **values["TRL"])
+    assert (skyrl.tis_ratio_type, getattr(skyrl, f"{level}_tis_ratio_clip_high")) == (level, 1.75)
+    assert trl.vllm_importance_sampling_mode == f"{level}_truncate" and trl.vllm_importance_sampling_clip_max == 1.75
+    _, b = batch(0)
+    chosen = {key: getattr(verl, key) for key in ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")}
+    weights, _, _ = compute_rollout_correction_and_rejection_mask(b.logp_old, b.logp_rollout, b.mask.double(), **chosen)
+    l = torch.where(b.mask, b.logp_old - b.logp_rollout, 0.0)
+    rho = (l if level == "token" else l.sum(-1, keepdim=True).expand_as(l)).exp()
+    theirs = weights.batch["rollout_is_weights"]
+    torch.testing.assert_close(theirs[b.mask], rho.clamp(max=1.75)[b.mask].to(theirs.dtype), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

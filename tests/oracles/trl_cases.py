@@ -33,6 +33,7 @@ LOSSES = {
     ("dr_grpo", "token", None): ("ppo", CLIP | {"dual_clip": None}, "seq_mean_token_sum_norm"),
     ("grpo", "sequence", None): ("gspo", CLIP, "seq_mean_token_mean"),
     ("dapo", "sequence", None): ("gspo", CLIP, "token_mean"),
+    ("luspo", "token", None): ("ppo", CLIP | {"dual_clip": None}, "seq_mean_token_sum"),
     ("luspo", "sequence", None): ("luspo", CLIP, "seq_mean_token_mean"),
     ("cispo", "token", None): ("cispo", {"lower": 0.0, "upper": 1.28}, "token_mean"),
     ("sapo", "token", None): ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, "seq_mean_token_mean"),
@@ -44,10 +45,16 @@ MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 def cases() -> Iterator[Case]:
     """Everything that TRL and this project share."""
     for key in LOSSES:
-        yield Case("trl/loss/{} {}{}".format(*key[:2], "" if key[2] is None else " delta"), functools.partial(_loss, key))
+        name = "{} {}{}".format(*key[:2], "" if key[2] is None else " delta")
+        yield Case(f"trl/loss/{name}", functools.partial(_loss, key))
+        mean = " by response" if LOSSES[key][2].startswith("seq_mean") else ""
+        yield Case(f"trl/loss of an empty response{mean}/{name}", functools.partial(_loss, key, kind="empty response"))
+        yield Case(f"trl/loss beyond 20/{name}", functools.partial(_loss, key, kind="beyond 20"))
     for mode in MODES:
         for kind in ("dapo", "grpo"):
             yield Case(f"trl/preset/{mode}", functools.partial(_preset, mode, kind))
+            yield Case(f"trl/preset beyond 20/{mode}", functools.partial(_preset, mode, kind, special="beyond 20"))
+        yield Case(f"trl/gspo with a weight/{mode}", functools.partial(_gspo_and_weight, mode))
     for estimator in ("k3", "k3_unbiased"):
         for key in (("dapo", "token", None), ("grpo", "token", None)):
             yield Case(f"trl/kl/{estimator}", functools.partial(_kl, estimator, key))
@@ -58,16 +65,29 @@ def cases() -> Iterator[Case]:
     yield Case("trl/cispo without epsilon_high", _cispo_default)
 
 
-def _loss(key: tuple, seed: int) -> tuple[dict, dict]:
-    kind, level, delta = key
+def _loss(key: tuple, seed: int, kind: str = "") -> tuple[dict, dict]:
+    loss_type, level, delta = key
     ours, params, reduction = LOSSES[key]
-    (logp, b), high = batch(seed), 1.28 if kind == "cispo" else 0.28
-    theirs = _trl(logp, b, {}, loss_type=kind, importance_sampling_level=level, delta=delta, epsilon_high=high)
-    return our_loss(logp, b, objective(ours, reduction, **params)), theirs
+    (logp, b), high = batch(seed, kind), 1.28 if loss_type == "cispo" else 0.28
+    theirs = _trl(logp, b, {}, loss_type=loss_type, importance_sampling_level=level, delta=delta, epsilon_high=high)
+    mine = our_loss(logp, b, objective(ours, reduction, **params))
+    if kind == "empty response" and reduction.startswith("seq_mean"):  # 7 of 8 have tokens
+        mine["over all responses"], theirs["over all responses"] = mine["gradient"] * 7 / 8, theirs["gradient"]
+    return mine, theirs
 
 
-def _preset(mode: str, kind: str, seed: int) -> tuple[dict, dict]:
+def _gspo_and_weight(mode: str, seed: int) -> tuple[dict, dict]:
+    """importance_sampling_level=sequence with a correction."""
     logp, b = batch(seed)
+    made = objective("gspo", "seq_mean_token_mean", correction=preset(f"trl/{mode}", "token_mean").correction, **CLIP)
+    inputs = {"importance_sampling_ratio": _weights(b, mode)}
+    return our_loss(logp, b, made), _trl(
+        logp, b, inputs, loss_type="grpo", importance_sampling_level="sequence", use_vllm=True
+    )
+
+
+def _preset(mode: str, kind: str, seed: int, special: str = "") -> tuple[dict, dict]:
+    logp, b = batch(seed, special)
     made = preset(f"trl/{mode}", "token_mean" if kind == "dapo" else "seq_mean_token_mean")
     made = made._replace(loss=objective("ppo", **CLIP, dual_clip=None).loss)
     return our_loss(logp, b, made), _trl(logp, b, {"importance_sampling_ratio": _weights(b, mode)}, loss_type=kind, use_vllm=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -17,14 +18,27 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 from algos.advantages import gdpo
 from algos.batch import Batch
 from algos.corrections.apply import correct
-from algos.corrections.spec import Correction, Weight
+from algos.corrections.spec import Correction, Reject, Weight
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
 from algos.returns import optimal_token_baseline
-from tests.oracles.comparing import NORM, Case, batch, grouped, objective, our_loss, our_metrics, preset, with_gradient
+from tests.oracles.comparing import (
+    NORM,
+    Case,
+    batch,
+    grouped,
+    objective,
+    our_loss,
+    our_metrics,
+    preset,
+    with_gradient,
+)  # fmt: skip
 
 REDUCTIONS = ("token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
 TIS = Correction(weight=Weight("token", "truncate", None, 2.0))
+TOKENS = Correction(reject={"token": Reject("token", "ratio", 0.5, 2.0)}, denominator="kept")
+TOKEN_K1 = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2.0"}
+BY_RESPONSE = ("seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
 BAND = {"share": 1.0, "lower": 0.05, "upper": 5.0}
 # loss_mode → our loss, its parameters, those of verl's ActorConfig, those of its PolicyLossConfig
 LOSSES = {
@@ -37,14 +51,14 @@ LOSSES = {
     "dro": ("dro", {"beta": 0.05}, {}, {"dro_beta": 0.05}),
     "dppo_tv": (
         "dppo",
-        {"divergence": "tv", "delta_low": 0.1, "delta_high": 0.05},
-        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 99.0},
+        {"divergence": "tv", "delta_low": 0.1, "delta_high": 0.05, "upper": 1.5},
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 1.5},
         {},
     ),
     "dppo_kl": (
         "dppo",
-        {"divergence": "kl", "delta_low": 0.02, "delta_high": 0.01},
-        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.01, "clip_ratio_c": 99.0},
+        {"divergence": "kl", "delta_low": 0.02, "delta_high": 0.01, "upper": 1.5},
+        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.01, "clip_ratio_c": 1.5},
         {},
     ),
     "clip_cov": (
@@ -76,15 +90,27 @@ def config(b: Batch, policy: dict | None = None, **actor) -> ActorConfig:
 def cases() -> Iterator[Case]:
     """Everything that verl and this project share."""
     for name in LOSSES:
-        forced = name in FORCED
         for reduction in REDUCTIONS:
-            kind = "ignored reduction" if forced and reduction != "seq_mean_token_mean" else "loss"
-            yield Case(f"verl/{kind}/{name}", functools.partial(_loss, name, reduction, None))
-        yield Case(f"verl/weighted loss/{name}", functools.partial(_loss, name, "seq_mean_token_mean", TIS))
+            case = functools.partial(_loss, name, reduction)
+            if name in FORCED and reduction != "seq_mean_token_mean":
+                yield Case(f"verl/ignored reduction/{name}", case)
+                continue
+            yield Case(f"verl/loss/{name}", case)
+            mean = " by response" if reduction in BY_RESPONSE else ""
+            yield Case(f"verl/loss after a token rejection{mean}/{name}", functools.partial(case, correction=TOKENS))
+            yield Case(f"verl/loss of an empty response{mean}/{name}", functools.partial(case, kind="empty response"))
+            yield Case(f"verl/loss beyond 20/{name}", functools.partial(case, kind="beyond 20"))
+        yield Case(f"verl/weighted loss/{name}", functools.partial(_loss, name, "seq_mean_token_mean", correction=TIS))
     for name in PRESETS:
         for reduction in REDUCTIONS:
-            yield Case(f"verl/preset/{name}", functools.partial(_preset, name, reduction))
+            mean = " by response" if reduction in BY_RESPONSE else ""
+            yield Case(f"verl/preset{mean}/{name}", functools.partial(_preset, name, reduction))
+            yield Case(f"verl/preset beyond 20{mean}/{name}", functools.partial(_preset, name, reduction, kind="beyond 20"))
+            if mean:
+                yield Case(f"verl/preset as imported/{name}", functools.partial(_preset, name, reduction, imported=True))
         yield Case(f"verl/metrics/{name}", functools.partial(_metrics, name))
+    for reduction in REDUCTIONS:
+        yield Case(f"verl/token rejection in bypass/{reduction}", functools.partial(_token_rejection_in_bypass, reduction))
     for level in ("token", "sequence"):
         yield Case(f"verl/batch normalize/{level}", functools.partial(_normalized, level))
     for name in ADVANTAGE:
@@ -97,27 +123,34 @@ def cases() -> Iterator[Case]:
         yield Case(f"verl/kl/{name}", functools.partial(_kl, name))
 
 
-def _loss(name: str, reduction: str, correction: Correction | None, seed: int) -> tuple[dict, dict]:
+def _loss(
+    name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = ""
+) -> tuple[dict, dict]:
     ours, params, actor, policy = LOSSES[name]
-    logp, b = batch(seed, by_token=name not in ("geo_mean", "gspo"))
+    logp, b = batch(seed, kind, by_token=name not in ("geo_mean", "gspo"))
     made = objective(ours, reduction, correction=correction, **params)
     # verl selects at π_θ; that it does so, and we at the anchor, is one of the differences
     select = {"clip_cov": select_band, "kl_cov": select_top}.get(name)
-    chosen = b if select is None else b._replace(selected=select(logp, b.advantages, b.mask, **params))
+    corrected = correct(b, made.correction)
+    chosen = b if select is None else b._replace(selected=select(logp, b.advantages, corrected.counted, **params))
     mine = our_loss(logp, chosen, made)
     if select is not None:
         mine["loss with its own selection"] = our_loss(logp, b, made)["loss"]
-    weights = None if correction is None else correct(b, made.correction).weights
-    theirs = _verl(logp, b, name, reduction, config(b, policy, **actor), weights)
+    weights = corrected.weights if made.correction.weight.level else None
+    theirs = _verl(logp, b, name, reduction, config(b, policy, **actor), weights, corrected.kept.double())
+    if kind == "empty response" and reduction in BY_RESPONSE:  # 7 of 8 have tokens
+        mine["over all responses"], theirs["over all responses"] = mine["gradient"] * 7 / 8, theirs["gradient"]
     return mine, theirs | ({} if select is None else {"loss with its own selection": theirs["loss"]})
 
 
 def _verl(
     logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask=None
 ) -> dict:
+    """As its trainer does: the mask is what a rejection left, tokens are counted in it, responses in the mini-batch."""
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask
     mode, metrics = reduction.replace("_", "-"), {}
+    made.global_batch_info.update(batch_num_tokens=mask.sum(), global_batch_size=len(mask))
 
     def value(logp: Tensor) -> Tensor:
         loss, found = function(b.logp_old, logp, b.advantages, mask, mode, made, weights)
@@ -127,17 +160,31 @@ def _verl(
     return with_gradient(value, logp) | metrics
 
 
-def _preset(name: str, reduction: str, seed: int) -> tuple[dict, dict]:
-    (logp, b), theirs = batch(seed), getattr(RolloutCorrectionConfig, name)()
-    mine = our_loss(logp, b, preset(f"verl/{name}", reduction))
+def _preset(name: str, reduction: str, seed: int, kind: str = "", imported: bool = False) -> tuple[dict, dict]:
+    """imported: with the denominator that the importer chooses for a mean over responses."""
+    (logp, b), theirs = batch(seed, kind), getattr(RolloutCorrectionConfig, name)()
+    made = preset(f"verl/{name}", reduction)
+    if imported:
+        made = made._replace(correction=dataclasses.replace(made.correction, denominator="original"))
+    mine = our_loss(logp, b, made)
+    clip = {"clip_ratio_high": 0.2, "clip_ratio_c": 3.0 if theirs.bypass_mode else 1e9}  # only presets of bypass set a dual clip
     if theirs.bypass_mode:
-        counts = {"batch_num_tokens": b.mask.sum(), "global_batch_size": len(b.mask)}
-        made = config(b, {"rollout_correction": theirs}, clip_ratio_high=0.2, global_batch_info=counts)
+        made = config(b, {"rollout_correction": theirs}, **clip)
         found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
     else:
         weights, mask, _ = _correct(b.logp_old, b, theirs)
-        found = _verl(logp, b, "vanilla", reduction, config(b, clip_ratio_high=0.2), weights, mask)
+        found = _verl(logp, b, "vanilla", reduction, config(b, **clip), weights, mask)
     return mine, {name: found[name] for name in ("loss", "gradient")}  # the metrics are compared by `_metrics`
+
+
+def _token_rejection_in_bypass(reduction: str, seed: int) -> tuple[dict, dict]:
+    (logp, b), theirs = batch(seed), RolloutCorrectionConfig(bypass_mode=True, rollout_is=None, **TOKEN_K1)
+    clip = {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 3.0}
+    spec = Correction("current", reject=TOKENS.reject)
+    mine = our_loss(logp, b, objective("ppo", reduction, "rollout", spec, **clip))
+    made = config(b, {"rollout_correction": theirs})
+    found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
+    return mine, {name: found[name] for name in ("loss", "gradient")}
 
 
 def _correct(top: Tensor, b: Batch, made: RolloutCorrectionConfig) -> tuple[Tensor | None, Tensor, dict]:
@@ -179,6 +226,7 @@ ADVANTAGE = {
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
     "remax": "remax",
     "gae": "algos.returns:gae",
+    "gae with holes": "algos.returns:gae",
     "grpo_passk": "pass_at_k",
     "grpo_passk without std": "pass_at_k",
     "gpg": "gpg",
@@ -189,8 +237,11 @@ ADVANTAGE = {
 def _advantage(name: str, seed: int) -> tuple[dict, dict]:
     rewards, mask, tokens, values, greedy = grouped(seed)
     ours = ADVANTAGES[ADVANTAGE[name]]
+    if "holes" in name:
+        mask = mask & (torch.arange(6) != 1)  # a token that the policy did not write
+        tokens = tokens * mask
     shared = {"token_level_rewards": tokens.clone(), "response_mask": mask.double()}
-    if name == "gae":
+    if name.startswith("gae"):
         theirs = core_algos.compute_gae_advantage_return(**shared, values=values, gamma=0.9, lam=0.8)
         mine = ours(tokens, mask=mask, values=values, gamma=0.9, lam=0.8)
         return {"advantages": mine, "returns": (mine + values)[mask]}, {

@@ -203,6 +203,24 @@ def test_the_time_that_a_grid_takes_counts_the_steps_that_are_left(tiny):
     assert told == "; 100 steps, 0:50 (minutes:seconds) of runs, by the pace of 1 earlier ones"
 
 
+def test_a_ledger_of_another_sweep_that_cannot_be_read_stops_no_launch(tiny, tmp_path):
+    """One is a folder, one holds words for numbers. A ledger of one's own is named."""
+    config = tiny("steps=60")
+    for name in ("folder", "words"):
+        other = Sweep(tmp_path / name)
+        planned(other, "a")
+        if name == "folder":
+            (other.home / "ledger.jsonl").unlink()
+            (other.home / "ledger.jsonl").mkdir()
+            with pytest.raises(UserError, match=r"ledger.jsonl: unreadable \(Is a directory\); make it readable,"):
+                other.states()
+        else:
+            other.log("ended", ["a"], state="done", job="", steps="x", seconds=[1])
+            other.log("ended", ["a"], state="done", job="", steps=0, seconds=1)
+    moved = config.model_copy(update={"run": config.run.model_copy(update={"root": str(tmp_path)})})
+    assert estimate({"a": moved}, ["a"]) == "; time unknown: no finished run of this shape yet"
+
+
 def test_the_time_left_is_by_the_pace_of_steps_of_runs_that_go_on(tiny, monkeypatch, capsys):
     """A warm start ends within the first 100 s, then 20 steps take 100 s: 5 s a step, so 30 more take 150 s. The other failed."""
     first, second = (tiny("steps=60", f"seed={seed}") for seed in (0, 1))
@@ -256,6 +274,19 @@ def test_a_launcher_that_begins_while_the_sweep_is_cancelled_is_not_killed_by_a_
                 cancel(sweep.path)
 
 
+def test_a_cancelled_run_that_never_started_is_cancelled(sweep, monkeypatch, capsys):
+    """The local launcher ends by SIGTERM: it enters the ends of the runs that it has started, of no other."""
+    planned(sweep, "a", "b", "c")
+    sweep.log("submitted", ["a", "b"], batch="")
+    sweep.log("ended", ["a"], state="done", job="local")
+    with sweep.lock.hold():
+        monkeypatch.setattr("os.kill", lambda *given: None)
+        cancel(sweep.path)
+    status(sweep.path)
+    assert {run: state.state for run, state in sweep.states().items()} == {"a": "done", "b": "cancelled", "c": "queued"}
+    assert "1 queued, 1 done, 1 cancelled" in capsys.readouterr().out
+
+
 def test_one_command_launches_one_sweep(tiny):
     with pytest.raises(UserError, match="one command launches one sweep"):
         launch([tiny("run.sweep=bad"), tiny("run.sweep=worse")], Local(1))
@@ -276,7 +307,7 @@ def test_one_command_launches_one_sweep(tiny):
         ({"sbatch": {"job_name": "mine"}}, "hydra.launcher.sbatch.job_name: the launcher sets it"),
         ({"sbatch": {"time": "00:01:00"}}, "hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead"),
         ({"sbatch": {"open-mode": "truncate"}}, "hydra.launcher.sbatch.open-mode: the launcher sets it"),
-        ({"site": "nosuch.yaml"}, "hydra.launcher.site=nosuch.yaml: unreadable"),
+        ({"site": "nosuch.yaml"}, "hydra.launcher.site=nosuch.yaml: cannot be read"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(options, told):

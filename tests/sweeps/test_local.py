@@ -114,7 +114,7 @@ def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
     os.kill(int(workers[-1]), signal.SIGKILL)
     output, _ = process.communicate(timeout=100)
     (folder,) = run_folders(path)
-    assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "failed"
+    assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "interrupted"
     assert launch(root, *grid)[0] == 0
     assert folder.state == "done" and len(folder.metrics()) == 31
 

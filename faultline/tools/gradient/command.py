@@ -9,9 +9,7 @@ import torch
 from faultline.tools.gradient import page
 from faultline.tools.gradient.enumerable import exact_table
 from faultline.tools.gradient.methods import DEFAULT, methods
-from faultline.tools.gradient.sampled import SampledGradients
 from harness.errors import UserError
-from harness.run.restore import collector_at, find
 
 
 def gradient_command(
@@ -26,12 +24,14 @@ def gradient_command(
     reference: int = 64,
     seed: int = 0,
     out: Path | None = None,
+    trust: bool = False,
 ) -> Path:
     """Print and write the comparison of gradients. Returns the page's path.
 
     checkpoint: a run folder, or one checkpoint of it. With `enumerable` there is none: an enumerable policy is compared with one
     whose logits differ by `noise`. losses: by default the run's own, or pg. prompts: of a batch, each with the run's group
     size. batches: number of frozen batches. reference: number of fresh batches for the truth. out: folder of the files.
+    trust: see `find`.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")
@@ -43,7 +43,10 @@ def gradient_command(
         return page.present(
             table, f"Exact gradients of an enumerable policy, logit noise {noise:g}", note, out or Path("gradient")
         )
-    restored = find(checkpoint)
+    from faultline.tools.gradient.sampled import SampledGradients  # a checkpoint needs the packages of training
+    from harness.run.restore import collector_at, find
+
+    restored = find(checkpoint, trust=trust)
     config = restored.config
     compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
     with collector_at(restored) as collector:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from algos.batch import Batch
@@ -19,6 +18,7 @@ from algos.registry import LOSSES
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.presets import presets
 from harness.errors import UserError
+from harness.yaml_file import read_yaml
 
 EXACT = "exact sequence weight"
 DEFAULT = (
@@ -75,9 +75,7 @@ def load_loss(name: str) -> functools.partial:
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")
-    params = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(params, dict)
-    return functools.partial(LOSSES[name], **{str(key): value for key, value in params.items() if key != "name"})
+    return functools.partial(LOSSES[name], **{key: value for key, value in read_yaml(path).items() if key != "name"})
 
 
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
@@ -87,9 +85,9 @@ def coefficients(objective: Objective, batch: Batch) -> Tensor:
     """
     assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()
-    batch = objective.select(batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages))
+    batch = batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages)
     corrected = correct(batch, objective.correction)
     logp = old.clone().requires_grad_()
-    value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted, batch.prompt))
+    value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted, batch.prompt))
     (gradient,) = torch.autograd.grad(value, logp)
     return gradient

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from faultline.tools.import_config import skyrl, trl, verl
 from faultline.tools.import_config.translation import Source, Translation
 from harness.arms import flatten
 from harness.errors import UserError
+from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
 """Name → module with `recognises(keys)`, `shorten(key)` and `translate(source, translation)`; the first that recognises it."""
@@ -36,14 +33,7 @@ def import_config(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not a text file'})") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = "" if line is None else f" (line {line + 1})"
-        raise UserError(f"{path}: neither YAML nor JSON{where}") from None
+    loaded = read_yaml(path) or {}
     if not isinstance(loaded, dict):
-        raise UserError(f"{path}: must hold keys and values, not a list")
+        raise UserError(f"{path}: must hold keys and values, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from faultline.tools.import_config.translation import Source, Translation, unusable
+from faultline.tools.import_config.translation import UNREACHED_OFFSET, Source, Translation, unusable
 
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
+UNCORRECTED = ("importance_sampling", "cross_entropy")
+"""Losses to which SkyRL applies no correction, whatever is set."""
 REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
 REDUCTIONS["sequence_mean"] = "seq_mean_token_mean"
 RENAMED = {
@@ -40,8 +42,12 @@ def translate(source: Source, out: Translation) -> None:
     _loss(source, out)
     _weight(source, out)
     _masks(source, out)
+    _uncorrected(source, out)
     out.options["reduce"] = "token_mean"
     out.choose("reduce", source, "loss_reduction", REDUCTIONS)
+    if out.options.get("loss") == "cross_entropy":
+        out.options["reduce"] = "token_sum"
+        out.notes.append("cross_entropy: SkyRL sums it over tokens, whatever loss_reduction says")
     if out.options["reduce"] == "seq_mean_token_sum_norm":
         out.set("reduce.norm", source.number("max_seq_len"))
     std = source.flag("grpo_norm_by_std", default=True)
@@ -88,6 +94,8 @@ def _loss(source: Source, out: Translation) -> None:
         out.values["proximal"] = "rollout"
     elif kind == "cross_entropy":
         out.loss("cross_entropy")
+    elif kind == "importance_sampling":
+        out.loss("ppo", eps_low=1.0, eps_high=UNREACHED_OFFSET, dual_clip=None)
     else:
         reason = "SkyRL pre-divides advantages by the token count, so its covariance bounds never match what they say"
         out.lost.append(f"{source.key('policy_loss_type')}={kind}: " + (reason if "cov" in str(kind) else "no such loss here"))
@@ -137,6 +145,14 @@ def _masks(source: Source, out: Translation) -> None:
         unusable(f"{source.key('sequence_mask_metric')}={metric}", "accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):
         out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")
+
+
+def _uncorrected(source: Source, out: Translation) -> None:
+    """Drop what the loss does not read."""
+    kind = source.take("policy_loss_type")
+    if kind in UNCORRECTED and (out.weight.level or out.reject):
+        out.weight, out.reject = type(out.weight)(), {}
+        out.notes.append(f"policy_loss_type={kind}: SkyRL applies no off_policy_correction to it")
 
 
 def _kl(source: Source, out: Translation) -> None:

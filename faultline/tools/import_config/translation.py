@@ -9,10 +9,12 @@ from typing import Any, NoReturn, overload
 import yaml
 
 from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
-from harness.errors import UserError
+from harness.errors import UserError, printable
 
 UNREACHED = 4.85e8
 """e²⁰, the largest ratio ever computed: a truncation there has no effect."""
+UNREACHED_OFFSET = 4.86e8
+"""An offset from 1 that no ratio exceeds, in place of ∞, which a config cannot hold."""
 
 
 class Source:
@@ -63,6 +65,11 @@ class Source:
     def key(self, *names: str) -> str:
         """The file's spelling of the first of `names` that it has."""
         return next((self._values[name][0] for name in names if name in self._values), names[0])
+
+    def expand(self, values: Mapping[str, Any]) -> None:
+        """Set the keys that a preset stands for; a key of the file itself is stronger."""
+        for name, value in values.items():
+            self._values.setdefault(name, (name, value))
 
     def left(self) -> list[str]:
         """key=value of everything that was set and not taken."""
@@ -164,10 +171,11 @@ class Translation:
         ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
-        lines = ["# @package _global_", f"# {title}, translated. Save it as DIR/experiment/NAME.yaml and run",
+        # A line break in a key would end its comment, and what follows would be read as YAML.
+        lines = ["# @package _global_", f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
                  "#   python -m experiments.train --config-dir DIR +experiment=NAME"]
-        lines += [f"# note: {note}" for note in self.notes]
-        lines += [f"# not translated: {line}" for line in self.lost + left]
+        lines += [f"# note: {printable(note)}" for note in self.notes]
+        lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
         lines += ["  - override /correction: none"]
         return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)

@@ -40,13 +40,16 @@ def translate(source: Source, out: Translation) -> None:
     """Fill `out` from `source`."""
     out.values["proximal"] = "old"
     kind = source.take("loss_type", default="dapo")
-    _loss(source, out, kind)
+    level = source.take("importance_sampling_level", default="token")
+    _loss(source, out, kind, level)
     out.options["reduce"] = REDUCTIONS.get(kind, "token_mean")
+    if kind == "luspo" and level == "token":
+        out.options["reduce"] = "seq_mean_token_sum"  # the length, which loss=luspo has in itself
     if kind == "dr_grpo":
         out.set("reduce.norm", source.number("max_completion_length", default=256))
     if kind == "bnpo":
         out.notes.append("bnpo: TRL divides by the tokens of each micro-batch, this by those of the mini-batch")
-    _correction(source, out)
+    _correction(source, out, kind)
     _kl(source, out)
     out.options["advantage"] = "grpo"
     out.choose("advantage", source, "scale_rewards", SCALES)
@@ -85,12 +88,16 @@ def _steps(source: Source, out: Translation) -> None:
         out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, of which a rollout has {updates}; steps are rollouts")
 
 
-def _loss(source: Source, out: Translation, kind: str) -> None:
+def _loss(source: Source, out: Translation, kind: str, level: str) -> None:
     low, high, delta = source.number("epsilon", default=0.2), source.number("epsilon_high"), source.number("delta")
     upper = low if high is None else high
     clip = {"eps_low": low, "eps_high": upper}
-    level = source.take("importance_sampling_level", default="token")
-    if kind == "cispo" and upper < 1:
+    if level not in ("token", "sequence"):
+        unusable(f"importance_sampling_level={level}", "accepted are token, sequence")
+    if kind in ("cispo", "sapo") and level == "sequence":
+        out.lost.append(f"loss_type={kind} with importance_sampling_level=sequence: no loss here puts the ratio of a response "
+                        f"into {kind}")
+    elif kind == "cispo" and upper < 1:
         out.loss("pg")
         unset = "epsilon_high is not set, so " if high is None else ""
         out.notes.append(f"cispo: {unset}TRL caps every ratio at {upper}, absolute: REINFORCE times {upper} where r exceeds it")
@@ -105,10 +112,8 @@ def _loss(source: Source, out: Translation, kind: str) -> None:
         out.loss("vespo", **{key: source.number(f"vespo_{key}", default=default) for key, default in shape.items()})
         if source.flag("use_vllm"):
             out.notes.append("vespo: TRL multiplies the mismatch ratio into w, this multiplies the loss")
-    elif kind == "luspo":
-        out.loss("luspo", **clip)
     elif kind in LOSSES and level == "sequence":
-        out.loss("gspo", **clip)
+        out.loss("luspo" if kind == "luspo" else "gspo", **clip)
     elif kind in LOSSES:
         out.loss("ppo", **clip, dual_clip=delta)
         delta = None
@@ -118,7 +123,7 @@ def _loss(source: Source, out: Translation, kind: str) -> None:
         out.lost.append(f"delta={delta}: caps the ratio in TRL, which loss {out.options.get('loss')} has no parameter for")
 
 
-def _correction(source: Source, out: Translation) -> None:
+def _correction(source: Source, out: Translation, kind: str) -> None:
     on = source.flag("vllm_importance_sampling_correction", default=True)
     mode = source.take("vllm_importance_sampling_mode", default="sequence_mask")
     upper = source.number("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
@@ -127,12 +132,19 @@ def _correction(source: Source, out: Translation) -> None:
     if not source.flag("use_vllm"):
         out.notes.append("use_vllm is not true, so TRL applies no correction, whatever its keys say")
         return
+    if on and kind == "vespo" and mode in MODES[2:]:
+        accepted = "TRL refuses it with loss_type=vespo; it takes token_truncate, token_mask"
+        unusable(f"vllm_importance_sampling_mode={mode}", accepted)
     if on and mode in MODES:
         level, action = mode.split("_")
         action = "clip" if action == "truncate" and lower is not None else action
         out.weigh(f"vllm_importance_sampling_mode={mode}", level, action, lower, upper)
         if not source.has("vllm_importance_sampling_mode"):
             out.notes.append("vllm_importance_sampling_mode is not set: sequence_mask is TRL's default")
+        if level == "token" and out.options.get("loss") in ("gspo", "luspo"):
+            out.notes.append(
+                "importance_sampling_level=sequence: in TRL a token's weight spreads over its response, here it does not"
+            )
     elif on:
         unusable(f"vllm_importance_sampling_mode={mode}", f"accepted are {', '.join(MODES)}")
     if delta is not None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from algos.corrections import spec
 from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
+from faultline.tools.import_config.verl_presets import PRESETS
 from harness.errors import UserError
 
 CAPS = ("actor.behav_imp_weight_cap", "actor.imp_ratio_cap", "actor.tis_imp_ratio_cap")
 BYPASS = ("bypass_mode", "bypass_old_logprob_for_rollout")
 GRADIENT = ("use_policy_gradient", "use_pure_rollout_correction")
-BARE = ("rollout_is", "rollout_rs", "rollout_token_veto_threshold", *BYPASS, *GRADIENT)
+BARE = ("rollout_correction", "rollout_is", "rollout_rs", "rollout_token_veto_threshold", *BYPASS, *GRADIENT)
 PREFIXES = ("actor_rollout_ref.", "algorithm.", "actor.policy_loss.rollout_correction.", "rollout_correction.")
 LEVELS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "worst_token"}
 GRPO = ("grpo", "grpo_vectorized")
@@ -53,6 +54,10 @@ def shorten(key: str) -> str:
 
 def translate(source: Source, out: Translation) -> None:
     """Fill `out` from `source`."""
+    if (preset := source.take("rollout_correction")) is not None:
+        if preset not in PRESETS:
+            unusable(f"{source.key('rollout_correction')}={preset}", f"accepted are sections and {', '.join(PRESETS)}")
+        source.expand(PRESETS[preset])
     bypass = source.flag(*BYPASS)
     kind = source.take("loss_type", default="reinforce" if source.flag(*GRADIENT) else "ppo_clip")
     out.values["proximal"] = "rollout" if bypass and kind == "ppo_clip" else "old"
@@ -68,6 +73,7 @@ def translate(source: Source, out: Translation) -> None:
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
         out.notes.append("rollout.calculate_log_probs=false: verl had no rollout log-probabilities then and corrected nothing")
     _reduction(source, out)
+    _responses(out)
     _rest(source, out)
 
 
@@ -103,8 +109,7 @@ def _loss(source: Source, out: Translation, bypass: bool, kind: str) -> None:
     elif mode == "kl_cov":
         out.loss("kl_cov", share=policy("kl_cov_ratio", 2e-4), coef=policy("ppo_kl_coef", 0.1))
     elif mode in ("dppo_tv", "dppo_kl"):
-        out.loss("dppo", divergence=mode.removeprefix("dppo_"), delta_low=low, delta_high=high)
-        out.lost.append(f"actor.clip_ratio_c={cap} in {mode}: verl caps the ratio there; no cap here")
+        out.loss("dppo", divergence=mode.removeprefix("dppo_"), delta_low=low, delta_high=high, upper=cap)
     elif mode == "dro" and source.has("actor.policy_loss.dro_beta"):
         out.loss("dro", beta=policy("dro_beta", None))
     else:
@@ -229,6 +234,20 @@ def _reduction(source: Source, out: Translation) -> None:
         out.set("reduce.norm", source.number("actor.loss_scale_factor", "data.max_response_length"))
 
 
+def _responses(out: Translation) -> None:
+    """verl divides a mean over responses by all of the mini-batch, and a token mean by the kept tokens.
+
+    denominator=original says the first, where a filter leaves a response whole or drops it and the loss does not look at others.
+    """
+    if out.denominator != "kept" or not out.reject or not out.options["reduce"].startswith("seq_mean"):
+        return
+    by_token = any(filter_.level == "token" for filter_ in out.reject.values() if isinstance(filter_, spec.Reject))
+    if not by_token and out.options.get("loss") not in ("clip_cov", "kl_cov"):
+        out.denominator = "original"
+    else:
+        out.notes.append(f"reduce={out.options['reduce']}: verl divides by all responses, this by those with a token kept")
+
+
 def _rest(source: Source, out: Translation) -> None:
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
@@ -249,7 +268,14 @@ def _rest(source: Source, out: Translation) -> None:
         out.notes.append("gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards")
     _kl(source, out)
     out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
-    out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_tensor"})
+    out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
+    out.choose("rollout/engine", source, "rollout.name", {"vllm": "vllm"})
+    if "rollout/engine" in out.options:  # of another engine the key is left, and named so
+        out.set("rollout.engine.tensor_parallel", source.number("rollout.tensor_model_parallel_size"))
+    if (path := source.take("model.path")) is not None:
+        out.notes.append(f"{source.key('model.path')}={path}: model=hub model.path={path} warmstart=none, and a task of text")
+    if source.has("model.enable_gradient_checkpointing"):
+        out.set("actor.gradient_checkpointing", source.flag("model.enable_gradient_checkpointing"))
 
 
 def _kl(source: Source, out: Translation) -> None:

@@ -1,4 +1,4 @@
-"""`faultline replay --recommend`: a bound per family, its interval over resampled responses, and a verdict."""
+"""Proposed bounds: one for each family, its interval over resampled prompts, and whether it is to be trusted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 
 from algos.diagnostics.pareto import pareto_k
-from faultline.tools.replay.family import Family, Tokens
-from faultline.tools.replay.thresholds import DEFAULT, Thresholds
+from faultline.tools.replay.family import Family, Tokens, by_row
+from faultline.tools.replay.thresholds import DEFAULT, Thresholds, share
 from harness.dumps.schema import Responses
 
 ADVISED = (
@@ -23,12 +23,16 @@ ADVISED = (
     Family("reject", "worst_token"),
 )
 RESAMPLES = 200
+GROUPS = 1000
+"""Groups of prompts that are resampled together, so that resampling takes no longer for a larger dump."""
 HEAVY = 0.7
 """Pareto k beyond which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
 FEWEST = 10
 """Responses that must lie beyond a bound. With fewer, each of them moves the quantile."""
 NULL_RATE = 1e-3
 """Share of the null's tokens that a proposed filter may reject."""
+DOUBTS = ("not to be trusted", "dump too small")
+"""How the verdict on a bound begins that the dump gives but does not support."""
 
 
 class Target(NamedTuple):
@@ -38,47 +42,80 @@ class Target(NamedTuple):
     ess: float
 
 
-class _Entries(NamedTuple):
-    """Sums per response and bin of the statistic. Bin k holds what is inside bound k but not inside bound k − 1."""
+class Advice(NamedTuple):
+    """bounds: a row per family. k3: 95 % interval of K3, None of a single sample. samples: how many were resampled.
 
-    row: np.ndarray
+    by_prompt: whether a sample is a prompt with all its responses. Without a column `group` it is a response.
+    """
+
+    bounds: pd.DataFrame
+    k3: tuple[float, float] | None
+    samples: int
+    by_prompt: bool
+
+
+class _Entries(NamedTuple):
+    """Sums per group of samples and bin of the statistic. Bin k holds what is inside bound k but not inside bound k − 1."""
+
+    group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
     """[3, entries]: tokens, and for weights Σ n·ρ and Σ n·ρ²."""
 
 
 class Advisor:
-    """Takes in batches, then proposes bounds. Keeps one number per token and a few per response."""
+    """Takes in batches, then proposes bounds. Keeps one number per token and a few per response.
+
+    A sample is a prompt of a step with all its responses, since these share their mismatch; a response where the dump does
+    not tell prompts. Sample i belongs to group i modulo GROUPS.
+    """
 
     def __init__(self, target: Target):
         self.target = target
         self.entries: dict[Family, list[_Entries]] = {family: [] for family in ADVISED}
+        self.farthest: dict[Family, list[np.ndarray]] = {family: [] for family in ADVISED}
         self.logs: dict[str, list[np.ndarray]] = {"token": [], "sequence": []}
-        self.responses = 0
+        self.k3 = np.zeros((2, GROUPS))  # tokens and Σ (ρ − 1 − log ρ) of each group
+        self.samples, self.by_prompt = 0, True
 
     def add(self, responses: Responses) -> None:
-        """Take in one batch."""
+        """Take in one batch. A response without tokens is no sample."""
         tokens = Tokens(responses)
+        present = tokens.count > 0
+        number = np.zeros(len(present), dtype=np.int64)
+        names = np.arange(present.sum()) if responses.group is None else responses.group[present]
+        found, number[present] = np.unique(names, return_inverse=True)
+        group = (self.samples + number) % GROUPS
+        self.samples += len(found)
+        self.by_prompt &= responses.group is not None
+        excess = tokens.statistic("k3")
+        self.k3 += np.stack([np.bincount(group[tokens.row], part, GROUPS) for part in (np.ones_like(excess), excess)])
         for family in ADVISED:
             units = family.units(tokens)
             _, upper = family.bounds(DEFAULT)
             bins = np.searchsorted(upper, family.distance(units.values), "left")
-            key = units.row.astype(np.int64) * (len(DEFAULT) + 1) + bins
-            unique, inverse = np.unique(key, return_inverse=True)
             rho = units.values if family.action != "reject" else np.zeros(len(units.values))
-            sums = [np.bincount(inverse, weights=units.size * rho**power, minlength=len(unique)) for power in (0, 1, 2)]
-            row, bins = np.divmod(unique, len(DEFAULT) + 1)
-            self.entries[family].append(_Entries(row + self.responses, bins, np.stack(sums)))
+            sums = np.stack([units.size * rho**power for power in (0, 1, 2)])
+            self.entries[family].append(_merged(_Entries(group[units.row], bins, sums)))
+            self.farthest[family].append(by_row(np.maximum, bins, units.row))
         self.logs["token"].append(tokens.l)
-        self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[tokens.count > 0])
-        self.responses += len(responses)
+        self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
-    def propose(self, null: Thresholds | None = None, seed: int = 0) -> pd.DataFrame:
-        """A row per family: C, its 95 % interval, lower and upper bound, tokens kept, ESS, false rejections, verdict."""
+    def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
+        """Of each family: C, its 95 % interval, lower and upper bound, tokens kept, ESS, false rejections, verdict."""
         rng = np.random.default_rng(seed)
-        draws = rng.multinomial(self.responses, np.full(self.responses, 1 / self.responses), size=RESAMPLES)
+        groups = min(self.samples, GROUPS)
+        draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
         tails = {level: float(pareto_k(torch.from_numpy(np.concatenate(logs)))) for level, logs in self.logs.items()}
-        return pd.DataFrame([self._row(family, draws, tails, null) for family in ADVISED])
+        bounds = pd.DataFrame([self._row(family, draws, tails, null) for family in ADVISED])
+        return Advice(bounds, self._k3_interval(draws), self.samples, self.by_prompt)
+
+    def _k3_interval(self, draws: np.ndarray) -> tuple[float, float] | None:
+        if self.samples < 2:
+            return None
+        tokens, excess = self.k3[:, : draws.shape[1]] @ draws.T
+        low, high = np.quantile(excess / tokens, [0.025, 0.975])
+        return float(low), float(high)
 
     def _row(self, family: Family, draws: np.ndarray, tails: dict[str, float], null: Thresholds | None) -> dict[str, object]:
         entries = self._joined(family)
@@ -86,7 +123,7 @@ class Advisor:
         place = self._place(family, _binned(entries, None), floor)
         resampled = [self._place(family, _binned(entries, draw), floor) for draw in draws]
         curve = _curve(family, _binned(entries, None))
-        beyond = len(np.unique(entries.row[entries.bin > place])) if place is not None else 0
+        beyond = int((np.concatenate(self.farthest[family]) > place).sum()) if place is not None else 0
         row: dict[str, object] = {
             "family": family.name,
             "C": np.nan,
@@ -112,7 +149,7 @@ class Advisor:
 
     def _joined(self, family: Family) -> _Entries:
         parts = self.entries[family]
-        return _Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3)))
+        return _merged(_Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
         """The place of the proposed bound in DEFAULT. None when no bound is needed, or none reaches the target."""
@@ -137,9 +174,17 @@ class _Curve(NamedTuple):
     ess: np.ndarray
 
 
+def _merged(entries: _Entries) -> _Entries:
+    """One entry for each group and bin."""
+    key = entries.group.astype(np.int64) * (len(DEFAULT) + 1) + entries.bin
+    unique, inverse = np.unique(key, return_inverse=True)
+    group, bins = np.divmod(unique, len(DEFAULT) + 1)
+    return _Entries(group, bins, np.stack([np.bincount(inverse, part, len(unique)) for part in entries.sums]))
+
+
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """[3, bins]: the sums of all responses, or of a resample in which response i stands draw[i] times."""
-    times = 1.0 if draw is None else draw[entries.row].astype(np.float64)
+    """[3, bins]: the sums of all samples, or of a resample in which group i stands draw[i] times."""
+    times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 
 
@@ -150,12 +195,11 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
     if family.action == "truncate":
         above = tokens - inside[0]
         first, second = inside[1] + DEFAULT * above, inside[2] + DEFAULT**2 * above
-        return _Curve(np.ones(len(DEFAULT)), first**2 / (second * tokens))
+        return _Curve(np.ones(len(DEFAULT)), share(first**2, second * tokens))
     kept = inside[0] / tokens
     if family.action == "reject":
         return _Curve(kept, kept)
-    with np.errstate(invalid="ignore"):
-        return _Curve(kept, np.nan_to_num(inside[1] ** 2 / (inside[2] * tokens)))
+    return _Curve(kept, share(inside[1] ** 2, inside[2] * tokens))
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
@@ -179,11 +223,11 @@ def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded
         return "no bound reaches the target"
     if tail > HEAVY:
         return (
-            f"not to be trusted: Pareto k = {tail:.2f} > {HEAVY}, no sample shows mean and ESS of the untruncated weights, "
+            f"{DOUBTS[0]}: Pareto k = {tail:.2f} > {HEAVY}, no sample shows mean and ESS of the untruncated weights, "
             "nor the weight that C cuts off"
         )
     if beyond < FEWEST:
-        return f"dump too small: {beyond} responses lie beyond it, {FEWEST} are needed"
+        return f"{DOUBTS[1]}: {beyond} responses lie beyond it, {FEWEST} are needed"
     if bounded < 0.95:
-        return f"dump too small: only {bounded:.0%} of the resamples have a bound"
+        return f"{DOUBTS[1]}: only {bounded:.0%} of the resamples have a bound"
     return "ok"

@@ -8,15 +8,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.positions import BINS
 from algos.diagnostics.rows import Rows, merge
 from faultline.tools.replay.advice import Advisor
-from faultline.tools.replay.effect import effect_rows, finish_effect, missing, padded, profile_sums
+from faultline.tools.replay.effect import blocks, effect_rows, finish_effect, missing, needs_whole, padded, profile_sums
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import Thresholds
+from faultline.tools.replay.versions import Versions
 from harness.errors import UserError
 
 Parts = dict[str, list[Rows]]
@@ -28,7 +30,7 @@ class Replayed:
 
     batches, responses, tokens: how many it holds; bad: rows left out. mismatch: metrics of the uncorrected ratio.
     corrections: a row per correction. profiles: a row per correction and bin. skipped: correction → why it was not replayed.
-    thresholds: sums of every family.
+    thresholds: sums of every family. versions: a row per age of the weights that drew a token.
     """
 
     batches: int
@@ -40,6 +42,7 @@ class Replayed:
     profiles: pd.DataFrame
     skipped: dict[str, str]
     thresholds: Thresholds
+    versions: pd.DataFrame
 
 
 @dataclass
@@ -48,27 +51,39 @@ class _Sums:
     profiles: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
+    def add(self, batch: Batch, specs: dict[str, Correction]) -> None:
+        """Take in some responses, which `specs` correct without the others."""
+        for name, spec in specs.items():
+            corrected = correct(batch, spec)
+            self.rows.setdefault(name, []).append(effect_rows(batch, corrected))
+            self.profiles[name] = self.profiles.get(name, 0) + profile_sums(batch, corrected)
+
 
 def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
-    """Read `dump` once. Statistics are of all its responses; normalize=batch is within each training batch.
+    """Read `dump` once, a batch at a time, in blocks of responses of similar length.
+
+    Statistics are of all its responses; normalize=batch and plug-ins see each training batch whole.
 
     advisor: takes in the same batches. Raises UserError when no correction can be replayed.
     """
-    sums, thresholds, ratios, batches = _Sums(), Thresholds(), [], 0
+    sums, thresholds, versions, ratios, batches = _Sums(), Thresholds(), Versions(), [], 0
     for responses in dump.batches():
-        batch = padded(responses)
         thresholds.add(responses)
+        versions.add(responses)
         if advisor is not None:
             advisor.add(responses)
-        ratios.append(mismatch_rows(batch))
         batches += 1
+        possible = dict(specs)
         for name, spec in specs.items():
             if reason := missing(spec, responses):
                 sums.skipped[name] = reason
-                continue
-            corrected = correct(batch, spec)
-            sums.rows.setdefault(name, []).append(effect_rows(batch, corrected))
-            sums.profiles[name] = sums.profiles.get(name, 0) + profile_sums(batch, corrected)
+                del possible[name]
+        apart = {name: spec for name, spec in possible.items() if not needs_whole(spec)}
+        for batch in map(padded, blocks(responses)):
+            ratios.append(mismatch_rows(batch))
+            sums.add(batch, apart)
+        if len(apart) < len(possible):
+            sums.add(padded(responses), {name: spec for name, spec in possible.items() if name not in apart})
     whole = merge(ratios)
     if not whole["n"].sum():
         raise UserError(f"{dump.path}: mask is false for every token; set it to true on the tokens that the loss counts")
@@ -87,6 +102,7 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
         profiles=pd.concat([_profile(name, sums.profiles[name]) for name in usable], ignore_index=True),
         skipped=sums.skipped,
         thresholds=thresholds,
+        versions=versions.table(),
     )
 
 

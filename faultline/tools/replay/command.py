@@ -2,58 +2,89 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
 
+from algos.corrections.spec import Correction
 from analysis.frames import show
-from faultline.tools.replay import page
+from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
-from faultline.tools.replay.collect import collect
+from faultline.tools.replay.collect import Replayed, collect
+from faultline.tools.replay.example import EXAMPLES, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.verdict import PresetEffect, Verdict, judge, listed
 from harness.errors import UserError
 
 
 def replay_command(
-    path: Path,
+    dump: Path | None,
     *,
+    example_name: str | None = None,
     corrections: list[str] | None = None,
     null: Path | None = None,
-    recommend: bool = False,
-    keep: float | None = None,
-    ess: float | None = None,
+    keep: float = 0.99,
+    ess: float = 0.9,
     skip_bad: bool = False,
     out: Path | None = None,
-) -> Path:
-    """Print what the corrections would have done to the dump at `path` and write page and CSV files; the page's path.
+    tables: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print the verdict on a dump, write page and CSV files.
 
-    corrections: names of presets or YAML files, all presets if None. null: a dump of the control, for false rejections.
-    recommend: propose bounds that keep the share `keep` (0.99) of the tokens, or have an ESS of `ess` (0.9). out: folder of the
-    files; by default `replay` in the dump's folder, or `<file>-replay` beside a file. Raises UserError on keep or ess without
-    recommend.
+    dump: a file, a folder or a run folder; or the `example_name` of a shipped one. corrections: names of presets or YAML files,
+    all presets if None. null: a dump of the control, for false rejections. keep, ess: what a proposed filter must keep of the
+    tokens, and a proposed truncation have as ESS. tables: print all numbers too. as_json: print a `Verdict` and nothing else.
+    out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
+    Raises UserError unless there is one of dump and example_name.
     """
-    for key, value in {"keep": keep, "ess": ess}.items():
-        if value is not None and not recommend:
-            raise UserError(f"--{key} {value:g} has no effect without --recommend; add it or leave --{key} out")
-    target = Target(0.99 if keep is None else keep, 0.9 if ess is None else ess)
+    if (dump is None) == (example_name is None):
+        raise UserError("give a dump, or --example for the one that ships with the package; not both")
+    path = example(example_name) if example_name else Path(dump or "")
     torch.set_num_threads(1)
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
-    advisor = Advisor(target) if recommend else None
-    print(f"reading {path}", flush=True)
+    target = Target(keep, ess)
+    print(f"reading {path}", file=sys.stderr, flush=True)
+    advisor = Advisor(target)
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
+    advice = advisor.propose(None if control is None else control.thresholds)
+    name = EXAMPLES[example_name] if example_name else path.name
+    verdict = judge(name, replayed, control, advice, target)
+    compared = {name: verdict.presets} | _references(specs, verdict, {name})
+    out = out or _folder(path, example_name)
+    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds)
+    if as_json:
+        print(verdict.model_dump_json(indent=2))
+        return
+    print(*terminal.lines(verdict), sep="\n")
+    if tables:
+        _show_tables(replayed, control, page.advice_table(advice.bounds), target)
+    print(f"Page: {verdict.page}")
+
+
+def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
+    """The same presets on the shipped dumps, which are known scales."""
+    shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
+    names = {title: name for name, title in EXAMPLES.items() if title not in without}
+    return {title: listed(collect(Dump(example(name)), shown), None) for title, name in names.items()}
+
+
+def _folder(path: Path, example_name: str | None) -> Path:
+    if example_name:  # never into the installed package
+        return Path("replay-example")
+    return path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay")
+
+
+def _show_tables(replayed: Replayed, control: Replayed | None, advice, target: Target) -> None:
     for line in page.summary(replayed):
         print(line)
     show("presets", page.corrections_table(replayed, control))
     show("grid: share of tokens kept, ESS", page.grid_table(replayed))
-    advice = None
-    if advisor is not None:
-        advice = advisor.propose(None if control is None else control.thresholds)
-        title = f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}"
-        show(title, page.advice_table(advice))
+    show(f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}", advice)
+    if len(replayed.versions) > 1:
+        show(page.BY_AGE, replayed.versions)
     for name, reason in replayed.skipped.items():
         print(f"{name}: {reason}, so it is left out")
-    print("drawing the page", flush=True)
-    out = out or (path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay"))
-    return page.write(out, path.name, replayed, control, advice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +16,11 @@ from algos.diagnostics.positions import BINS, bin_of
 from algos.diagnostics.rows import Rows, count, row_sum, share
 from algos.ratios import Ratio
 from harness.dumps.schema import Responses
+
+CELLS = 2**22
+"""Values of a padded block: 16 MB an array in fp32."""
+WHOLE = 2**28
+"""Values of a padded batch that is taken whole, for the corrections that need it: 1 GB an array in fp32."""
 
 
 def padded(responses: Responses) -> Batch:
@@ -29,6 +36,25 @@ def padded(responses: Responses) -> Batch:
     return Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
 
 
+def blocks(responses: Responses, cells: int = CELLS) -> Iterator[Responses]:
+    """The responses in blocks that pad to at most `cells` values, of lengths within a factor of two.
+
+    One block, in the dump's order, where all of them pad to no more. A response longer than `cells` is a block of its own.
+    """
+    lengths = np.diff(responses.offsets)
+    if len(lengths) * lengths.max(initial=0) <= cells:
+        yield responses
+        return
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        width = lengths[order[start:]]
+        fits = (width <= 2 * max(width[0], 1)) & (np.arange(1, len(width) + 1) * width <= cells)
+        end = start + max(1, len(fits) if fits.all() else int(fits.argmin()))
+        yield responses.rows(order[start:end])
+        start = end
+
+
 def missing(spec: Correction, responses: Responses) -> str | None:
     """The reason why `spec` cannot be replayed on a dump with these columns, or None."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
@@ -37,7 +63,14 @@ def missing(spec: Correction, responses: Responses) -> str | None:
     levels = [spec.weight.level, *(filter_.level for filter_ in filters)]
     if responses.segments is None and any((level or "").startswith("segment") for level in levels):
         return "needs segments"
+    if needs_whole(spec) and len(responses) * np.diff(responses.offsets).max(initial=0) > WHOLE:
+        return f"needs a batch that pads to at most {WHOLE:,} values"
     return None
+
+
+def needs_whole(spec: Correction) -> bool:
+    """Whether a response's weight or mask depends on the others of its batch."""
+    return spec.normalize == "batch" or any(isinstance(filter_, Plugin) for filter_ in spec.reject.values())
 
 
 @torch.no_grad()
@@ -90,4 +123,3 @@ def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
 
 def _effective(batch: Batch, corrected: Corrected) -> Tensor:
     return torch.where(batch.mask & corrected.kept, corrected.weights, 0.0).double()
-

@@ -16,6 +16,9 @@ from algos.corrections.spec import Correction, Reject, Weight
 from algos.ratios import LOG_RATIO_BOUND
 from harness.dumps.schema import Responses
 
+FARTHEST = 1e100
+"""Nats: beyond every bound, and the sum of its squares over a response is finite."""
+
 
 class Units(NamedTuple):
     """What shares one weight, or the verdict of one filter: tokens, responses or segments.
@@ -73,17 +76,22 @@ class Tokens:
     def in_segments(self) -> Groups:
         """Its tokens by segment."""
         assert self.segments is not None, "families at the levels of segments are left out without segments"
-        width = int(self.segments.max(initial=0)) + 1
-        number = self.row * width + self.segments
-        size = np.bincount(number, minlength=self.rows * width).astype(np.float64)
-        return Groups(number, size, np.arange(self.rows * width) // width)
+        widths = np.ones(self.rows, dtype=np.int64)  # of each response its own: one with many turns must not widen the others
+        np.maximum.at(widths, self.row, self.segments + 1)
+        start = np.cumsum(widths) - widths
+        number = start[self.row] + self.segments
+        size = np.bincount(number, minlength=widths.sum()).astype(np.float64)
+        return Groups(number, size, np.repeat(np.arange(self.rows), widths))
 
 
 STATISTICS: dict[str, Callable[[Tokens], np.ndarray]] = {
     "ratio": lambda tokens: tokens.l,  # log ρ: its level is taken before the exponential
-    "k2": lambda tokens: tokens.l**2 / 2,
+    "k2": lambda tokens: np.clip(tokens.l, -FARTHEST, FARTHEST) ** 2 / 2,
     "k3": lambda tokens: np.expm1(np.clip(tokens.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - tokens.l,
-    "prob_diff": lambda tokens: np.exp(tokens.logp_rollout) * np.expm1(tokens.l),
+    # π − μ from the larger of the two, so that nothing overflows and nothing cancels
+    "prob_diff": lambda tokens: (
+        -np.sign(tokens.l) * np.exp(tokens.logp_rollout + np.maximum(tokens.l, 0)) * np.expm1(-np.abs(tokens.l))
+    ),
     "mult_error": lambda tokens: bounded_exp(np.abs(tokens.l)),
 }
 """Statistic of a filter → its value per token."""

@@ -1,4 +1,4 @@
-"""What a replay shows: its tables, one HTML page with its figures, and CSV files."""
+"""What a replay writes: its tables, one HTML page with its figures, and CSV files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, subplots
+from analysis.figures.style import COLOURS, literal, subplots
 from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
+from faultline.tools.replay.figure import presets_figure
+from faultline.tools.replay.scales import SCALES
+from faultline.tools.replay.terminal import doubted, headline, starved
+from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with_null
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
-"""Bounds C of the grid that is printed; the CSV has all thresholds."""
+"""Bounds C of the grid, which are among the thresholds; the CSV has all of them."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
 """Families in the figure."""
+BY_AGE = "Mismatch by age of the weights"
 
 
 def summary(replayed: Replayed) -> list[str]:
@@ -28,14 +33,6 @@ def summary(replayed: Replayed) -> list[str]:
         f"ESS token {m['mismatch/ess_token']:.4f}, sequence {m['mismatch/ess_sequence']:.4f}; "
         f"largest |log ρ| {m['mismatch/log_ratio_max_abs']:.3g} nats; Pareto k of sequences {m['mismatch/pareto_k']:.2f}",
     ]
-
-
-def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """The corrections; with a null also false_rejections, the share of its tokens that each rejects (NaN: not replayed there)."""
-    if null is None:
-        return replayed.corrections
-    kept = null.corrections.set_index("correction")["effect/kept_tokens"]
-    return replayed.corrections.assign(false_rejections=1 - replayed.corrections.correction.map(kept))
 
 
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
@@ -56,11 +53,11 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
 
 
 def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
-    """A row per family, a column per bound C: share of tokens kept, and ESS. Each bound is the nearest of the thresholds."""
+    """A row per family, a column per bound C of ROUND: share of tokens kept, and ESS."""
     rows = []
     for family, part in replayed.thresholds.table().groupby("family", sort=False):
-        near = [part.iloc[int(np.abs(np.log(part.c.to_numpy()) - np.log(c)).argmin())] for c in bounds]
-        cells = {f"C = {c:g}": f"{row.kept_tokens:.3f}  {row.ess:.3f}" for c, row in zip(bounds, near, strict=True)}
+        at = part.set_index("c").loc[list(bounds)]
+        cells = {f"C = {c:g}": f"{row.kept_tokens:.3f}  {row.ess:.3f}" for c, row in at.iterrows()}
         rows.append({"family": family, **cells})
     return pd.DataFrame(rows)
 
@@ -75,27 +72,59 @@ def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
     return shown.rename(columns={"low": "C 2.5 %", "high": "C 97.5 %"})
 
 
-def write(folder: Path, name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> Path:
-    """Write replay.html and the CSV files into `folder`; the page's path."""
+def scales_table(k3: float) -> pd.DataFrame:
+    """K3 of published runs, with this dump among them."""
+    rows = [(scale.low, f"{scale.low:.1e} to {scale.high:.1e}", scale.what, scale.source) for scale in SCALES]
+    rows.append((k3, f"{k3:.1e}", "this dump", ""))
+    return pd.DataFrame([row[1:] for row in sorted(rows)], columns=["K3, nats per token", "of", "source"])
+
+
+def write(
+    folder: Path,
+    verdict: Verdict,
+    compared: dict[str, list[PresetEffect]],
+    replayed: Replayed,
+    null: Replayed | None,
+    advice: pd.DataFrame,
+) -> Verdict:
+    """Write replay.html, its first figure as replay.png, and the CSV files into `folder`; the verdict with the page's path.
+
+    compared: what the figure calls a dump → what the presets do to it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with_null(replayed, null).to_csv(folder / "corrections.csv", index=False)
-    replayed.profiles.to_csv(folder / "profiles.csv", index=False)
-    replayed.thresholds.table().to_csv(folder / "thresholds.csv", index=False)
+    tables = {
+        "corrections": with_null(replayed, null),
+        "profiles": replayed.profiles,
+        "thresholds": replayed.thresholds.table(),
+        "advice": advice,
+    }
+    if len(replayed.versions):
+        tables["versions"] = replayed.versions
     if null is not None:
-        null.thresholds.table().to_csv(folder / "null_thresholds.csv", index=False)
-    if advice is not None:
-        advice.to_csv(folder / "advice.csv", index=False)
+        tables["null_thresholds"] = null.thresholds.table()
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    figure = presets_figure(compared)
+    figure.savefig(folder / "replay.png", dpi=130)
     target = folder / "replay.html"
-    target.write_text(_page(name, replayed, null, advice), encoding="utf-8")
-    return target
+    target.write_text(_page(verdict, figure, replayed, null, advice), encoding="utf-8")
+    return verdict.model_copy(update={"page": str(target.resolve())})
 
 
-def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame | None) -> str:
+def _page(verdict: Verdict, figure: Figure, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame) -> str:
     control = " Dashed: the null, a dump of the control." if null is not None else ""
-    proposed = [Section("Proposed bounds", table=advice_table(advice), wrapped=False)] if advice is not None else []
     skipped = [f"{correction} was not replayed: {why}" for correction, why in replayed.skipped.items()]
+    settings = [] if verdict.proposal is None else [Section("Settings", text=_settings(verdict.proposal))]
+    behind = "Behind: optimizer steps between the weights that sampled a token and the newest of its batch."
+    ages = [Section(BY_AGE, behind, table=replayed.versions)] if len(replayed.versions) > 1 else []
     sections = [
-        *proposed,
+        Section("What each preset leaves", figure=figure),
+        *settings,
+        Section("How large the mismatch is", table=scales_table(verdict.mismatch.k3), wrapped=False),
+        Section("What this dump cannot tell", items=verdict.untold),
+        *ages,
+        Section("Proposed bounds", table=advice_table(advice), wrapped=False),
+        Section("Presets", table=corrections_table(replayed, null), items=skipped, wrapped=False),
         Section(
             "Every threshold",
             "C is the bound: a filter keeps ratios in [1/C, C], a truncation caps them at C. Kept: share of tokens with an "
@@ -103,7 +132,6 @@ def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataF
             f"(Σ g·R)²/(Σ g²·Σ R²).{control}",
             figure=_curves(replayed, null),
         ),
-        Section("Presets", table=corrections_table(replayed, null), items=skipped, wrapped=False),
         Section(
             "Weight by position and length",
             "Mean effective gradient weight by position of the token and by length of the response, in powers of two.",
@@ -111,7 +139,14 @@ def _page(name: str, replayed: Replayed, null: Replayed | None, advice: pd.DataF
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    return page(f"{name}: what each correction would have done", summary(replayed), sections)
+    answer = [headline(verdict), verdict.reason, *doubted(verdict), *starved(verdict), *summary(replayed)]
+    return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
+
+
+def _settings(proposal: Proposal) -> str:
+    """A block per framework, as it is pasted."""
+    blocks = ["\n".join([f"# {name}", *lines]) for name, lines in proposal.settings.items()]
+    return "\n\n".join(blocks)
 
 
 def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
@@ -153,7 +188,7 @@ def _profiles(replayed: Replayed) -> Figure:
         for i, name in enumerate(own):
             part = replayed.profiles[(replayed.profiles.correction == name) & (replayed.profiles.by == by)]
             style = ("-", "--", ":")[i // len(COLOURS) % 3]
-            axis.plot(part.upto, part.weight, color=COLOURS[i % len(COLOURS)], linestyle=style, marker=".", label=name)
+            axis.plot(part.upto, part.weight, color=COLOURS[i % len(COLOURS)], linestyle=style, marker=".", label=literal(name))
         axis.set_xscale("log", base=2)
         axis.set_xlabel("position up to" if by == "position" else "length up to")
         axis.grid(alpha=0.25)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
-from yaml import YAMLError
 
-from algos.corrections.spec import Correction, Proximal
+from algos.corrections.spec import Proximal
 from harness.config import explained
-from harness.errors import UserError, first_line
+from harness.config.objective import CorrectionConfig
+from harness.errors import UserError
+from harness.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
 
@@ -19,7 +19,7 @@ class Preset(BaseModel):
     """A correction, and the anchor of the loss with it: old (π_old) or rollout (μ)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    correction: Correction
+    correction: CorrectionConfig
     proximal: Proximal = "old"
 
 
@@ -37,10 +37,7 @@ def presets(names: list[str] | None = None) -> dict[str, Preset]:
 
 
 def _load(path: Path) -> Preset:
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}); give a YAML file") from None
+    content = read_yaml(path)
     if not isinstance(content, dict) or not content:
         raise UserError(f"{path}: holds no keys; write a correction like the files in experiments/conf/correction")
     # A file that sets other groups too has its correction under that key.

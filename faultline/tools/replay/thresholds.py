@@ -16,8 +16,19 @@ from algos.ratios import LOG_RATIO_BOUND
 from faultline.tools.replay.family import Family, Tokens, Units, by_row, families
 from harness.dumps.schema import Responses
 
-DEFAULT = np.exp(np.geomspace(1e-6, LOG_RATIO_BOUND, 1000))
-"""1,000 bounds C, evenly spaced in log log C, 1.7 % apart in log C: from 1 + 1e-6 to e²⁰, beyond which ratios are clamped."""
+ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""Bounds that people use."""
+
+
+def _default() -> np.ndarray:
+    bounds = np.exp(np.geomspace(1e-6, LOG_RATIO_BOUND, 1000))
+    for c in ROUND:
+        bounds[np.abs(np.log(np.log(bounds) / np.log(c))).argmin()] = c
+    return bounds
+
+
+DEFAULT = _default()
+"""1,000 bounds C from 1 + 1e-6 to e²⁰, beyond which ratios are clamped; 1.7 % apart in log C. The ROUND ones are among them."""
 
 Sums = dict[str, np.ndarray]
 """Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g, at each bound, [K]."""
@@ -67,15 +78,14 @@ class Thresholds:
 
         They are those of `effect.finish_effect`.
         """
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return {
-                "kept_tokens": sums["kept"] / self.tokens,
-                "kept_sequences": sums["sequences"] / self.responses,
-                "weight_mean": sums["g"] / self.tokens,
-                "ess": np.nan_to_num(sums["g"] ** 2 / (sums["g_sq"] * self.tokens)),
-                "weight_max": sums["max"],
-                "agreement": np.nan_to_num(sums["g_exact"] ** 2 / (sums["g_sq"] * self.exact_sq)),
-            }
+        return {
+            "kept_tokens": share(sums["kept"], self.tokens),
+            "kept_sequences": share(sums["sequences"], self.responses),
+            "weight_mean": share(sums["g"], self.tokens),
+            "ess": share(sums["g"] ** 2, sums["g_sq"] * self.tokens),
+            "weight_max": sums["max"],
+            "agreement": share(sums["g_exact"] ** 2, sums["g_sq"] * self.exact_sq),
+        }
 
 
 class _Sorted:
@@ -123,6 +133,12 @@ class _Sorted:
             return units.astype(np.float64)
         nearest = by_row(np.minimum, family.distance(self.units.values), self.units.row)
         return np.searchsorted(np.sort(nearest), upper, "right").astype(np.float64)
+
+
+def share(part: np.ndarray, whole: np.ndarray | float) -> np.ndarray:
+    """part/whole, 0 where the whole is 0."""
+    whole = np.broadcast_to(whole, part.shape)
+    return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
 def _cumulative(values: np.ndarray) -> np.ndarray:

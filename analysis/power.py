@@ -1,0 +1,71 @@
+"""`faultline power SWEEP`: the seeds that a claim needs, from the spread of the control."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.load import load
+from analysis.statistics.equivalence import (
+    LARGEST,
+    least_seeds,
+    power_of_difference,
+    power_of_equivalence,
+    seeds_needed,
+    spread_of,
+)
+from harness.errors import UserError
+
+LEVEL = 0.05
+"""Of a claim."""
+
+
+def plan(
+    source: Path | str,
+    *,
+    difference: float,
+    margin: float,
+    power: float,
+    comparisons: int = 1,
+    seeds: Collection[int] = (),
+) -> pd.DataFrame:
+    """Per control arm its seeds and their spread, and the seeds an arm needs for both claims.
+
+    comparisons: in the family of Holm's adjustment, of which the first must reach 5 % / comparisons. Needs are given for the
+    spread as measured, and for its upper 80 % limit. They are no smaller than the seeds with which an exact test can reach the
+    level at all. Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
+    """
+    for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):
+        if not 0 < value <= most:
+            raise UserError(f"{name} {value:g}: give a number above 0 and at most {most:g}")
+    if comparisons < 1:
+        raise UserError(f"--comparisons {comparisons}: give 1 or more")
+    alpha = LEVEL / comparisons
+    results = load(source, seeds)
+    ended = results.ended[results.ended.control]
+    rows, alike = [], []
+    for arm, runs in ended.groupby("arm", sort=False):
+        rewards = results.rewards.final[runs.index].dropna().to_numpy()
+        if len(rewards) < 2:
+            continue
+        measured, limit = spread_of(rewards)
+        if measured <= 1e-9:
+            alike.append(arm)
+            continue
+        claims = {
+            f"difference of {difference:g}": (partial(power_of_difference, difference=difference), 2),
+            f"equivalence within {margin:g}": (partial(power_of_equivalence, margin=margin), 1),
+        }
+        row = {"control": arm, "seeds": len(rewards), "mean": float(rewards.mean()), "spread": measured, "upper limit": limit}
+        for claim, (of, sides) in claims.items():
+            least = least_seeds(alpha, sides)
+            needs = [seeds_needed(partial(of, spread=spread, alpha=alpha), power, least) for spread in (measured, limit)]
+            row[claim] = " to ".join(f"over {LARGEST}" if need is None else str(need) for need in needs)
+        rows.append(row)
+    if not rows:
+        why = f"the rewards of {alike[0]} are all equal" if alike else "no control has two ended runs"
+        raise UserError(f"{source}: {why}; the spread between seeds needs runs of an uncorrected arm in the trainer's precision")
+    return pd.DataFrame(rows)

@@ -1,0 +1,89 @@
+"""What a run recorded, checked once where it is read: whatever comes after relies on these types and bounds.
+
+A folder or a W&B file may come from anywhere. What no run writes becomes a named problem, and the rest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from harness.config import explain
+from harness.run.folder import LAST_STEP, STATES
+
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # not half a surrogate pair
+Step = Annotated[int, Field(strict=True, ge=0, le=LAST_STEP)]
+
+
+class _Recorded(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Status(_Recorded):
+    """How far a run has come. error: why it ended early."""
+
+    state: Literal[STATES] = "queued"  # type: ignore[valid-type]  # a tuple
+    step: Step = 0
+    error: Text = ""
+
+
+class Event(_Recorded):
+    """A detector's event. onset: the step from which it counts."""
+
+    detector: Text
+    onset: Step
+
+
+class Process(_Recorded):
+    """A process that worked on a run: its code, its packages and its machine."""
+
+    commit: Text | None
+    diff: Text | None
+    host: Text
+    device: Text
+    platform: Text
+    packages: dict[Text, Text | None]
+
+    @field_validator("packages")
+    @classmethod
+    def _torch(cls, packages: dict[str, str | None]) -> dict[str, str | None]:
+        if "torch" not in packages:
+            raise ValueError("torch: missing")
+        return packages
+
+
+Kind = TypeVar("Kind", bound=_Recorded)
+
+
+def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Kind | None:
+    """`values` as a `kind`. None if they are none, with the reason added to `damage`."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        damage.append(f"{origin}: {explain(dict(error.errors()[0]))}; left out")
+        return None
+
+
+def onsets(
+    events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]
+) -> dict[str, int]:
+    """Onset by detector. A resumed run may record an event again, which is the same one.
+
+    An event of a detector that the run does not have is left out and named in `damage`.
+    """
+    found: dict[str, int] = {}
+    for values in events:
+        event = checked(Event, values, origin, damage)
+        if event and event.detector not in config["collapse"]["detectors"]:
+            damage.append(f"{origin}: detector {event.detector!r} is not one of the run's; left out")
+        elif event:
+            found.setdefault(event.detector, event.onset)
+    return found
+
+
+def processes(values: Any, origin: str, damage: list[str]) -> list[Process]:
+    """The processes that worked on a run."""
+    listed = values if isinstance(values, list) else []
+    return [process for value in listed if (process := checked(Process, value, origin, damage))]

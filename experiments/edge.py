@@ -1,0 +1,120 @@
+"""The table of the runs at the edge of stability: `python -m experiments.edge FOLDER SWEEP ...`.
+
+The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run, and FOLDER/table.md, a row per arm.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.frames import markdown
+from analysis.load import load
+from analysis.statistics.survival import holm, means_exact
+
+SEEDS = {30, 31, 32, 33, 34}
+"""Of the plan. An arm without all of them is left out."""
+LAST = 3
+"""Held-out evaluations of a run whose mean is the endpoint."""
+TRAINED = 50
+"""Last RL steps whose mean reward on training prompts is reported."""
+W4A4 = "nvfp4_w4a4 pg"
+NOISE = "selection noise, fp32 pg"
+FAMILIES = {
+    "precision": [(arm, "fp32 pg") for arm in ("bf16 pg", "fp8_tensor pg", "nvfp4 pg", W4A4)],
+    "the demo's remedies": [(f"{W4A4} {remedy}", W4A4) for remedy in ("sequence-mask", "token-truncate", "r3")],
+    "other remedies": [
+        (arm, W4A4)
+        for arm in (
+            *(f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")),
+            f"advised band, {W4A4} reject-geo_rs",
+        )
+    ],
+    "selection noise": [(NOISE, "fp32 pg"), (f"{NOISE} r3", NOISE)],
+    "dense twin": [(f"dense, {W4A4}", "dense, fp32 pg")],
+}
+"""Family of Holm's adjustment -> (arm, the arm that it is compared with)."""
+PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
+"""Name of a sweep -> what stands before its arms in the table."""
+
+
+def endpoints(sources: list[Path]) -> pd.DataFrame:
+    """A row per ended run of the arms that have every seed: arm, seed, run, reward (the endpoint), best, training_reward,
+    outcome, onset, k3."""
+    tables = []
+    for source in sources:
+        results = load(source)
+        ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
+        evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
+        trained = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]
+        table = ended[["arm", "seed", "outcome", "onset"]].assign(
+            arm=PREFIX.get(source.name, "") + ended.arm,
+            reward=evaluated.apply(lambda values: values.tail(LAST).mean()),
+            best=evaluated.max(),
+            training_reward=trained.apply(lambda values: values.tail(TRAINED).mean()),
+            k3=results.measures.k3,
+        )
+        tables.append(table.rename_axis("run").reset_index())
+    columns = ["arm", "seed", "run", "reward", "best", "training_reward", "outcome", "onset", "k3"]
+    runs = pd.concat(tables)[columns].sort_values(["arm", "seed"]).reset_index(drop=True)
+    whole = runs.groupby("arm").seed.transform(lambda seeds: set(seeds) >= SEEDS)
+    return runs[whole & runs.seed.isin(SEEDS)].reset_index(drop=True)
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per comparison whose arms have runs: family, arm, reference, difference of the means, p and Holm's p.
+
+    A comparison that was planned and has no runs counts in its family, with p = 1.
+    """
+    rows = []
+    for family, pairs in FAMILIES.items():
+        found = []
+        for arm, reference in pairs:
+            one, other = (runs.reward[runs.arm == name].to_numpy() for name in (arm, reference))
+            if len(one) and len(other):
+                values, group = np.concatenate([one, other]), np.arange(len(one) + len(other)) < len(one)
+                p = means_exact(values, group, np.random.default_rng(0))
+                names = {"family": family, "arm": arm, "reference": reference}
+                found.append(names | {"difference": one.mean() - other.mean(), "p": p})
+        missing = [1.0] * (len(pairs) - len(found))
+        adjusted = holm(np.array([row["p"] for row in found] + missing))
+        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=False)]
+    return pd.DataFrame(rows, columns=["family", "arm", "reference", "difference", "p", "holm_p"])
+
+
+def table(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per arm, as people read it."""
+    comparisons = compared(runs).set_index("arm")
+    rows = []
+    for arm, mine in runs.groupby("arm", sort=False):
+        row = {
+            "arm": arm,
+            "held-out": " ".join(f"{value:.2f}" for value in mine.reward),
+            "mean": f"{mine.reward.mean():.2f}",
+            "best": " ".join(f"{value:.2f}" for value in mine.best),
+            "training": f"{mine.training_reward.mean():.2f}",
+            "collapsed": f"{(mine.outcome == 'collapsed').sum()}/{len(mine)}",
+            "K3": f"{mine.k3.median():.0e}",
+            "against": "–",
+        }
+        if arm in comparisons.index:
+            test = comparisons.loc[arm]
+            row["against"] = f"{test.reference}: {test.difference:+.2f}, p {test.p:.3f}, Holm {test.holm_p:.3f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def main(out: Path, sources: list[Path]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    runs = endpoints(sources)
+    runs.to_csv(out / "endpoints.csv", index=False, float_format="%.6g")
+    text = markdown(table(runs))
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(source) for source in sys.argv[2:]])

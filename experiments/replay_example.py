@@ -1,0 +1,37 @@
+"""`python -m experiments.replay_example`: the dumps of `faultline replay --example`, from SmolLM2 and vLLM (`make llm vllm`).
+
+512 responses of at most 64 tokens to 128 sums, sampled by vLLM in BF16 and in FP8 (W8A8, a scale per channel) with the same
+random numbers, scored by the trainer's fp32 policy. It takes about 15 minutes of CPU time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from algos.advantages import grpo
+from experiments.gpu_check.anatomy import columns
+from experiments.gpu_check.model import Policy, Size
+from harness.dumps.files import write
+
+FOLDER = Path(__file__).parents[1] / "faultline" / "example"
+ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
+"""Name of the file → arm of `experiments.gpu_check`."""
+
+
+def main() -> None:
+    """Write a parquet file per arm into FOLDER."""
+    policy = Policy(Size(responses=512, answer=64))
+    for name, arm in ARMS.items():
+        dumped = columns(policy.scored("vllm", arm), policy)
+        rewards = torch.from_numpy(np.asarray(dumped["reward"], dtype=np.float64)).view(-1, 4)
+        per_response = grpo(rewards).flatten().float().numpy()
+        dumped["advantages"] = np.repeat(per_response[:, None], dumped["mask"].shape[1], axis=1)
+        write(FOLDER / f"{name}.parquet", dumped)
+        print(f"{name}: {int(dumped['mask'].sum())} tokens, mean reward {float(rewards.mean()):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

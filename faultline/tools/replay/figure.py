@@ -1,0 +1,63 @@
+"""The figure that the page leads with: what each well-known preset leaves of a batch, beside BF16 and FP8 rollouts of SmolLM2."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.figures.style import COLOURS, literal, subplots
+from faultline.tools.replay.example import EXAMPLES
+from faultline.tools.replay.verdict import PresetEffect
+
+BAR = 0.2
+"""Inches of a bar with its number."""
+INSIDE = 0.15
+"""ESS from which the number stands within its bar."""
+
+EXAMPLE_COLOURS = {EXAMPLES["fp8"]: COLOURS[2], EXAMPLES["bf16"]: COLOURS[1]}
+"""What is not shipped is black."""
+
+
+def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
+    """A group of bars per preset, a bar per dump; dumps: what to call it → its presets. The first dump gives the order.
+
+    The full bar is the ESS, which the number tells. The pale one behind it is the share of tokens kept.
+    """
+    first = next(iter(dumps.values()))
+    figure, ((axis,),) = subplots(1, 1, 1.1 + BAR * len(first) * (len(dumps) + 0.5))
+    height = 0.8 / len(dumps)
+    for i, (name, presets) in enumerate(dumps.items()):
+        by_name = {preset.preset: preset for preset in presets}
+        shown = [(place, by_name[preset.preset]) for place, preset in enumerate(first) if preset.preset in by_name]
+        places = [place - 0.4 + (i + 0.5) * height for place, _ in shown]
+        colour = EXAMPLE_COLOURS.get(name, COLOURS[0])
+        axis.barh(places, [preset.tokens_kept for _, preset in shown], 0.9 * height, color=colour, alpha=0.25)
+        axis.barh(places, [preset.ess for _, preset in shown], 0.9 * height, color=colour, label=literal(name))
+        for place, (_, preset) in zip(places, shown, strict=True):
+            within = preset.ess > INSIDE
+            x, colours = (preset.ess - 0.008, "white") if within else (max(preset.tokens_kept, preset.ess) + 0.008, colour)
+            side = "right" if within else "left"
+            axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=colours, fontsize=8, fontweight="bold")
+    _finish(axis, first)
+    handles, labels = axis.get_legend_handles_labels()
+    handles.append(Patch(color="grey", alpha=0.4))
+    figure.legend(
+        handles,
+        [*labels, "pale: tokens kept, but weighted unevenly"],
+        loc="outside upper center",
+        ncols=len(handles),
+        frameon=False,
+    )
+    return figure
+
+
+def _finish(axis: Axes, presets: list[PresetEffect]) -> None:
+    axis.set_yticks(range(len(presets)), [literal(preset.label) for preset in presets])
+    axis.set_xlim(0, 1.01)
+    axis.set_ylim(len(presets) - 0.45, -0.55)
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    axis.set_xlabel("share of the batch that is left to learn from (effective sample size)")
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="x", alpha=0.25)
+    axis.set_axisbelow(True)

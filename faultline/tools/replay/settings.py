@@ -1,0 +1,20 @@
+"""A truncated weight as the settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project."""
+
+from __future__ import annotations
+
+VERL = "algorithm.rollout_correction"
+SKYRL = "trainer.algorithm.off_policy_correction"
+
+
+def settings(level: str, upper: float) -> dict[str, list[str]]:
+    """Framework → its settings for w = min(ρ, `upper`) with ρ at `level`, token or sequence.
+
+    verl, SkyRL and Faultline take them on the command line, TRL as keyword arguments of GRPOConfig.
+    """
+    c = f"{upper:g}"
+    return {
+        "verl": [f"{VERL}.rollout_is={level}", f"{VERL}.rollout_is_threshold={c}"],
+        "SkyRL": [f"{SKYRL}.tis_ratio_type={level}", f"{SKYRL}.{level}_tis_ratio_clip_high={c}"],
+        "TRL": [f'vllm_importance_sampling_mode="{level}_truncate"', f"vllm_importance_sampling_clip_max={c}"],
+        "Faultline": [f"correction={level}_truncate", f"correction.weight.upper={c}"],
+    }

@@ -1,0 +1,105 @@
+"""The verdict as lines of a terminal."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from faultline.tools.replay.scales import SCALES
+from faultline.tools.replay.verdict import STARVED, Mismatch, PresetEffect, Proposal, Verdict
+
+WIDTH = 100
+PRESETS = 8
+"""Presets that are shown, those with the least ESS first."""
+UNTOLD = 2
+"""Lines on what the dump cannot tell, doubts of the proposal first; the page has all."""
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """At most 24 lines of at most WIDTH characters, the names of dump and presets cut to fit."""
+    d, m = verdict.dump, verdict.mismatch
+    bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
+    doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
+    untold = verdict.untold[: max(UNTOLD - len(doubts), 0)]
+    out = [
+        f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}",
+        f"VERDICT  {headline(verdict)}",
+        *(f"  {line}" for line in [verdict.reason, *doubts]),
+        *(f"  {line}" for line in starved(verdict)),
+        "",
+        f"Mismatch: ESS of token weights {_ess(m.ess_token)}, of sequence weights {_ess(m.ess_sequence)}. K3, nats per token:",
+        *_scales(m),
+        "",
+        "Presets on this dump: tokens kept, ESS",
+        *_columns(verdict.presets[:PRESETS]),
+        *(f"{'Not told:' if i == 0 else '':<9} {line}" for i, line in enumerate(untold)),
+        *(pasted(verdict.proposal) if verdict.proposal else []),
+    ]
+    return [line[:WIDTH] for line in out]
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in a sentence or two."""
+    p = verdict.proposal
+    if p is None:
+        without = {"none": "No correction is needed.", "undecided": "The need of a correction is undecided."}
+        return without.get(verdict.need, "No importance weight suffices.")
+    weight = f"truncate {p.level} weights at {p.upper:g}"
+    if verdict.need == "undecided":
+        return f"The need of a correction is undecided. Provisional: {weight}, ESS {p.ess:.2f}."
+    if p.doubtful:
+        return f"Provisional: a correction is {verdict.need}, {weight}, ESS {p.ess:.2f}."
+    return f"A correction is {verdict.need}: {weight}. It keeps all tokens, ESS {p.ess:.2f}."
+
+
+def doubted(verdict: Verdict) -> list[str]:
+    """Why the proposal is provisional, if its bound is doubtful."""
+    p = verdict.proposal
+    return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
+
+
+def starved(verdict: Verdict) -> list[str]:
+    """A sentence on the presets that leave next to nothing, if any do, and one on the geometric band that fits this dump."""
+    names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    band = next((bound for bound in verdict.bounds if bound.family == "reject-geometric" and bound.verdict == "ok"), None)
+    fits = "" if band is None else f" A geometric band needs {band.lower:.3g} to {band.upper:.3g}."
+    return [f"Not here: {', '.join(names[:3])}{more}, which keep under {STARVED:.0%}.{fits}"]
+
+
+def pasted(proposal: Proposal) -> list[str]:
+    """The settings of the other frameworks, as many on a line as fit."""
+    out = []
+    for name, settings in proposal.settings.items():
+        if name == "Faultline":
+            continue
+        joint = ", " if name == "TRL" else " "
+        one = f"{name:<6} {joint.join(settings)}"
+        out += [one] if len(one) <= WIDTH else [f"{name if i == 0 else '':<6} {line}" for i, line in enumerate(settings)]
+    return out
+
+
+def _scales(m: Mismatch) -> list[str]:
+    """The published scales with this dump among them."""
+    rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in SCALES]
+    interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
+    rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
+    return [line for _, line in sorted(rows, key=lambda row: row[0])]
+
+
+def _columns(presets: list[PresetEffect]) -> list[str]:
+    """Two presets a line, in reading order down the left column first."""
+    cells = [f"  {preset.label[:30]:<30} {_share(preset.tokens_kept):>6} {preset.ess:>5.2f}" for preset in presets]
+    half = -(-len(cells) // 2)
+    right = cells[half:] + [""] * (2 * half - len(cells))
+    return [f"{one}   {other}".rstrip() for one, other in zip(cells[:half], right, strict=True)]
+
+
+def _share(value: float) -> str:
+    """In percent, with a decimal where it is next to 0 or 100 and not it."""
+    return f"{value:.1%}" if 0 < value < 0.01 or 0.99 < value < 1 else f"{value:.0%}"
+
+
+def _ess(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,284 @@
+"""What a dump says in a few lines: how large its mismatch is, whether to correct it and how, and what it cannot tell."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field
+
+from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
+from faultline.tools.replay.collect import Replayed
+from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
+from faultline.tools.replay.settings import settings
+
+KNOWN = {
+    "verl/decoupled_geo_rs": "verl geo_rs, 0.999 to 1.001",
+    "verl/decoupled_k3_rs": "verl k3_rs, 0.01",
+    "skyrl/geometric_mask": "SkyRL geometric, 0.99 to 1.01",
+    "skyrl/product_mask": "SkyRL product, 0.5 to 2",
+    "trl/sequence_mask": "TRL sequence_mask, 3, default",
+    "verl/decoupled_seq_is": "verl sequence TIS, 2",
+    "icepop": "IcePop, 0.5 to 5",
+    "verl/decoupled_token_is": "verl, SkyRL token TIS, 2",
+}
+"""Presets that a verdict and the figure show, and what they are called there."""
+USUAL = 2.0
+"""The bound where the data ask for no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
+FEW = 1000
+"""Samples, prompts or responses, below which the intervals are wide. Our choice."""
+STARVED = 0.1
+"""A preset that keeps a smaller share of the tokens is named first."""
+
+Need = Literal["none", "advised", "required", "undecided", "no weight suffices"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DumpSize(_Part):
+    """What was read."""
+
+    name: str = Field(description="last part of the dump's path")
+    responses: int = Field(description="responses with a token on the mask, and empty ones")
+    tokens: int = Field(description="tokens on the mask")
+    batches: int = Field(description="training batches")
+    bad_rows: int = Field(description="rows left out by --skip-bad")
+    mean_tokens: float = Field(description="tokens of a response, on average")
+
+
+class Mismatch(_Part):
+    """The uncorrected ratio. Pareto k is null where the weights do not vary, an ESS where all weights underflow."""
+
+    k1: float = Field(description="mean of log μ − log π_old, nats per token")
+    k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
+    k3_interval: tuple[float, float] | None = Field(description="95 % interval of k3, like that of C; null of one sample")
+    ess_token: float | None = Field(description="ESS of the token weights, a share")
+    ess_sequence: float | None = Field(description="ESS of the sequence weights, a share")
+    largest_log_ratio: float = Field(description="largest |log ρ| of a token, nats")
+    pareto_k: float | None = Field(description="Pareto k of the sequence weights")
+
+
+class PresetEffect(_Part):
+    """What a preset would have done."""
+
+    preset: str = Field(description="its name in experiments/conf/correction, or the YAML file")
+    label: str = Field(description="what people call it, with its bounds")
+    tokens_kept: float = Field(description="share of tokens with a weight above 0")
+    responses_kept: float = Field(description="share of responses with such a token")
+    ess: float = Field(description="ESS of the effective weights over all tokens")
+    largest_weight: float = Field(description="largest effective weight")
+    false_rejections: float | None = Field(description="share of the null's tokens rejected; null without --null")
+
+
+class Proposal(_Part):
+    """The weight min(ρ, upper) that is proposed, with ρ at `level`."""
+
+    level: Literal["token", "sequence"] = Field(description="token or sequence")
+    upper: float = Field(description="the bound C")
+    ess: float = Field(description="ESS that it leaves")
+    interval: tuple[float, float] | None = Field(description="95 % interval of C, over resampled prompts; null for 2")
+    verdict: str = Field(description="of `bounds`, on the family that truncates at this level")
+    settings: dict[str, list[str]] = Field(description="framework: its settings")
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the dump does not support the bound."""
+        return self.verdict.startswith(DOUBTS)
+
+
+class Bound(_Part):
+    """A proposed bound of one family of corrections. Numbers are null where no bound is proposed."""
+
+    family: str = Field(description="action, level and statistic")
+    c: float | None = Field(description="the bound C")
+    lower: float | None = Field(description="lower bound of a config")
+    upper: float | None = Field(description="upper bound of a config")
+    tokens_kept: float = Field(description="share of tokens kept at C, or without a bound")
+    ess: float = Field(description="ESS at C, or without a bound")
+    verdict: str = Field(description="ok, or why there is none or it is not to be trusted")
+
+
+class Verdict(_Part):
+    """The answer of `faultline replay --json`."""
+
+    schema_version: Literal[1] = Field(default=1, description="of this layout")
+    dump: DumpSize = Field(description="what was read")
+    mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
+    need: Need = Field(description="whether a correction is needed")
+    reason: str = Field(description="why, in a sentence")
+    proposal: Proposal | None = Field(description="the weight to use; null where none is needed or none suffices")
+    presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
+    bounds: list[Bound] = Field(description="a bound for each family")
+    skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
+    untold: list[str] = Field(description="what this dump cannot tell")
+    page: str | None = Field(default=None, description="path of the HTML page")
+
+
+def judge(name: str, replayed: Replayed, null: Replayed | None, advice: Advice, target: Target) -> Verdict:
+    """The verdict on a dump. null: of a control. advice: `Advisor.propose`, at the same target."""
+    m = replayed.mismatch
+    mismatch = Mismatch(
+        k1=m["rollout_corr/kl"],
+        k3=m["rollout_corr/k3_kl"],
+        k3_interval=advice.k3,
+        ess_token=_or_none(m["mismatch/ess_token"]),
+        ess_sequence=_or_none(m["mismatch/ess_sequence"]),
+        largest_log_ratio=m["mismatch/log_ratio_max_abs"],
+        pareto_k=_or_none(m["mismatch/pareto_k"]),
+    )
+    proposal = propose(replayed, advice.bounds, target)
+    need, reason = _need(mismatch, proposal, target)
+    return Verdict(
+        dump=DumpSize(
+            name=name,
+            responses=replayed.responses,
+            tokens=replayed.tokens,
+            batches=replayed.batches,
+            bad_rows=replayed.bad,
+            mean_tokens=replayed.tokens / replayed.responses,
+        ),
+        mismatch=mismatch,
+        need=need,
+        reason=reason,
+        proposal=proposal if need in ("advised", "required", "undecided") else None,
+        presets=listed(replayed, null),
+        bounds=[_bound(row) for row in advice.bounds.to_dict("records")],
+        skipped=replayed.skipped,
+        untold=_untold(replayed, null, mismatch, advice),
+    )
+
+
+def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
+    """The sequence weight, the exact correction, if it has the target ESS when truncated at USUAL; else the token weight.
+
+    The token weight is truncated at USUAL, or at the largest bound below it that has the ESS. None if no bound has it.
+    """
+    ess = replayed.thresholds.table().set_index(["family", "c"]).ess
+    rows = bounds.set_index("family")
+    for level in ("sequence", "token"):
+        reached = float(ess[f"truncate-{level}", USUAL])
+        if reached >= target.ess:
+            return _proposal(level, USUAL, reached, None, rows.verdict[f"truncate-{level}"])
+    row = rows.loc["truncate-token"]
+    if np.isnan(row.C):
+        return None
+    interval = None if np.isnan(row.low) else (float(row.low), float(row.high))
+    return _proposal("token", _rounded_down(row.C), float(row.ESS), interval, row.verdict)
+
+
+def _proposal(
+    level: Literal["token", "sequence"], upper: float, ess: float, interval: tuple[float, float] | None, verdict: str
+) -> Proposal:
+    pasted = settings(level, upper)
+    return Proposal(level=level, upper=upper, ess=ess, interval=interval, verdict=verdict, settings=pasted)
+
+
+def _rounded_down(c: float) -> float:
+    """Two decimals, or as many as keep it above 1: a smaller bound has at least the ESS."""
+    decimals = max(2, math.ceil(-math.log10(c - 1)) + 1)
+    return math.floor(c * 10**decimals) / 10**decimals
+
+
+def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
+    """The need, and why. Undecided where the ends of the interval of K3 differ in it."""
+    if mismatch.largest_log_ratio == 0:
+        return "none", "Every ratio is exactly 1."
+    fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
+    low, high = (_by_k3(k3, fits) for k3 in mismatch.k3_interval or (0.0, math.inf))
+    if proposal is None and low != "none":
+        return (
+            "no weight suffices",
+            f"No bound on the token weight leaves an ESS of {target.ess:g}: bring engine and trainer closer first.",
+        )
+    if mismatch.k3_interval is None:
+        return "undecided", "One prompt or response gives K3 no interval."
+    if low != high:
+        ends = "K3 is {:.1e} to {:.1e} (95 %)".format(*mismatch.k3_interval)
+        below = f" None is needed below {NEGLIGIBLE:.0e}." if low == "none" else ""
+        above = f" One is required from {LARGE:.0e} on." if high == "required" else ""
+        return "undecided", f"{ends}.{below}{above}"
+    return low, _reason(low, mismatch)
+
+
+def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
+    """fits: whether the sequence ESS reaches the target, which small ratios of many tokens may miss."""
+    if k3 >= LARGE:
+        return "required"
+    return "none" if k3 < NEGLIGIBLE and fits else "advised"
+
+
+def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) -> str:
+    low, high = (f"{end:.1e}" for end in SCALES[0][:2])
+    if need == "required":
+        return "At this K3 published runs crashed, or lost accuracy without a correction."
+    if need == "none":
+        ess = f"sequence ESS {mismatch.ess_sequence:.3f}"
+        return f"K3 < {NEGLIGIBLE:.0e}, {ess}. FP16, K3 {low} to {high}, trains alike without a correction."
+    if mismatch.k3 < NEGLIGIBLE:
+        ess = "none" if mismatch.ess_sequence is None else f"{mismatch.ess_sequence:.3f}"
+        return f"K3 < {NEGLIGIBLE:.0e}, but the sequence ESS is {ess}: small ratios add up over a response."
+    return "At this K3 some published runs collapsed late without a correction, and others did not."
+
+
+def listed(replayed: Replayed, null: Replayed | None) -> list[PresetEffect]:
+    """The presets of KNOWN, or all that were replayed where those are no more; least ESS first."""
+    rows = with_null(replayed, null).sort_values("effect/ess").to_dict("records")
+    known = [row for row in rows if row["correction"] in KNOWN] if len(rows) > len(KNOWN) else rows
+    return [
+        PresetEffect(
+            preset=row["correction"],
+            label=KNOWN.get(row["correction"], row["correction"]),
+            tokens_kept=row["effect/kept_tokens"],
+            responses_kept=row["effect/kept_sequences"],
+            ess=row["effect/ess"],
+            largest_weight=row["effect/weight_max"],
+            false_rejections=_or_none(row.get("false_rejections", math.nan)),
+        )
+        for row in known
+    ]
+
+
+def _bound(row: dict) -> Bound:
+    c, lower, upper = (_or_none(row[name]) for name in ("C", "lower", "upper"))
+    kept, ess = row["tokens kept"], row["ESS"]
+    return Bound(family=row["family"], c=c, lower=lower, upper=upper, tokens_kept=kept, ess=ess, verdict=row["verdict"])
+
+
+def _untold(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, advice: Advice) -> list[str]:
+    told = []
+    if advice.samples < FEW:
+        prompts = f" to {advice.samples} prompt{'s' * (advice.samples > 1)}" if advice.by_prompt else ""
+        told.append(f"{replayed.responses} responses{prompts}: intervals are wide; {FEW:,} are better.")
+    if not advice.by_prompt:
+        told.append("No column group: intervals take responses for independent, and may be too narrow.")
+    if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:
+        told.append(f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS.")
+    if (mismatch.ess_sequence or 0) < 1:
+        mean = replayed.tokens / replayed.responses
+        told.append(f"Longer responses: the sequence ESS is of {mean:.0f} tokens on average, and falls with length.")
+    if replayed.batches == 1:
+        told.append("Growth: one batch does not show whether the mismatch grows in training.")
+    if len(replayed.versions) > 1:
+        told.append(f"Engine or staleness: the tokens have {len(replayed.versions)} ages, which --all tells apart.")
+    if null is None:
+        told.append("False rejections: give a dump of a control with --null.")
+    if replayed.skipped:
+        needs = " or ".join(sorted({reason.removeprefix("needs ") for reason in replayed.skipped.values()}))
+        told.append(f"{len(replayed.skipped)} presets, which need {needs}.")
+    return told
+
+
+def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
+    """The corrections; with a null also false_rejections, the share of its tokens that each rejects (NaN: not replayed there)."""
+    if null is None:
+        return replayed.corrections
+    kept = null.corrections.set_index("correction")["effect/kept_tokens"]
+    return replayed.corrections.assign(false_rejections=1 - replayed.corrections.correction.map(kept))
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,44 @@
+"""Mismatch by the age of the weights that drew a token: where rollouts are asynchronous or partial, part of it is staleness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from harness.dumps.schema import Responses
+
+FARTHEST = 300.0
+"""Nats: |log ρ| is clamped here in ρ and ρ², so that their sums are finite."""
+SUMS = ("tokens", "l", "excess", "ratio", "ratio_sq")
+
+
+class Versions:
+    """Sums over tokens by how many optimizer steps their weights are behind the newest of the batch."""
+
+    def __init__(self) -> None:
+        self.known = True
+        self.sums: dict[int, np.ndarray] = {}
+
+    def add(self, responses: Responses) -> None:
+        """Take in one batch. Once a batch has no versions, nothing is told."""
+        if responses.version is None:
+            self.known = False
+            return
+        version = responses.version[responses.mask]
+        l = (responses.logp_old.astype(np.float64) - responses.logp_rollout)[responses.mask]
+        bounded = np.clip(l, -FARTHEST, FARTHEST)
+        terms = np.stack([np.ones_like(l), l, np.expm1(bounded) - l, np.exp(bounded), np.exp(2 * bounded)])
+        behind, place = np.unique(version.max(initial=0) - version, return_inverse=True)
+        for k, steps in enumerate(behind):
+            self.sums[int(steps)] = self.sums.get(int(steps), 0.0) + terms[:, place == k].sum(1)
+
+    def table(self) -> pd.DataFrame:
+        """A row per age: behind (optimizer steps), tokens, and K1, K3 and ESS of those tokens; no row without versions."""
+        columns = ("behind", "tokens", "k1", "k3", "ess_token")
+        rows = []
+        for behind, sums in sorted(self.sums.items() if self.known else ()):
+            total = dict(zip(SUMS, sums, strict=True))
+            n = total["tokens"]
+            ess = total["ratio"] ** 2 / (n * total["ratio_sq"])
+            rows.append((behind, int(n), (0.0 - total["l"]) / n, total["excess"] / n, ess))
+        return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,87 @@
+"""The one boundary between errors and people: what a user can mend is one line, exit code 2; a bug has its traceback.
+
+Hydra, OmegaConf and yaml raise exceptions of many kinds on wrong input, TypeError and AssertionError among them. So an
+error is theirs, and is explained, when it arose in one of their files. An OSError that names a file is explained too,
+and so is a missing module that an extra brings. A UserError explains itself. All others are bugs.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.errors import UserError, printable
+from harness.extras import absence
+
+LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4")
+SHOWN = 300
+"""Characters of what the user wrote that an error repeats."""
+
+
+@contextmanager
+def command(interrupted: str = "interrupted", given: str = "") -> Iterator[None]:
+    """Around a command. Raises SystemExit: 2 after an error that is explained, 130 after Ctrl-C.
+
+    interrupted: printed after Ctrl-C. given: what the user wrote, see `explanation`.
+    """
+    try:
+        with refusing(given):
+            yield
+    except UserError as error:
+        print(*map(printable, str(error).split("\n")), sep="\n", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def refusing(given: str = "") -> Iterator[None]:
+    """Around a call of Hydra, OmegaConf or the file system: what they refuse becomes a UserError.
+
+    given: see `explanation`.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if line := explanation(error, given):
+            raise UserError(line) from None
+        raise
+
+
+def explanation(error: Exception, given: str = "") -> str | None:
+    """What is wrong and the remedy, in one line; None of a bug. given: shown where an error names no key."""
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        if isinstance(cause, UserError):  # Hydra wraps what its plug-ins raise
+            return str(cause)
+    if isinstance(error, ModuleNotFoundError):
+        return absence(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give a path that can be read and written"
+    if not _of_library(causes[-1]):  # else Hydra met a bug of a plug-in of ours
+        return None
+    if isinstance(error, RecursionError):
+        return _short(given) + "a value is nested too deeply; write it with fewer brackets"
+    from harness.compose import refusal  # it imports Hydra, which is there if it has raised an error
+
+    own = type(error).__module__.partition(".")[0] in LIBRARIES  # else an accident within them, which names no key
+    return refusal(error) if own else f"{_short(given)}no config can be made of this ({refusal(error)})"
+
+
+def _short(given: str) -> str:
+    return f"{given[:SHOWN]}{'...' if len(given) > SHOWN else ''}: " if given else ""
+
+
+def _of_library(error: BaseException) -> bool:
+    """Whether one of LIBRARIES raised the error: the innermost frame outside of Python's own library decides."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]
+    others = [package for package in packages if package not in sys.stdlib_module_names]
+    return bool(others) and others[-1] in LIBRARIES

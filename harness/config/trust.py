@@ -1,0 +1,28 @@
+"""Code that a recorded config names. A stranger's folder may name any, so it is imported only with `--trust`."""
+
+from __future__ import annotations
+
+from algos.corrections.spec import Plugin
+from harness.config.run import Config
+from harness.errors import UserError
+
+
+def plugin_names(config: Config) -> dict[str, str]:
+    """Key → name of each plug-in of a config, as the registries take them."""
+    filters = {name: part for name, part in config.correction.reject.items() if isinstance(part, Plugin)}
+    return {
+        "task.name": config.task.name,
+        "task.verifier": str(getattr(config.task, "verifier", "")),
+        "rollout.engine.name": config.rollout.engine.name,
+        "advantage.name": config.advantage.name,
+        "loss.name": config.loss.name,
+        "kl.name": config.kl.name or "",
+        **{f"correction.reject.{name}.function": part.function for name, part in filters.items()},
+        **{f"collapse.detectors.{name}": name for name in config.collapse.detectors},
+    }
+
+
+def refuse_code(names: dict[str, str], origin: object) -> None:
+    """Raise UserError if any of `names`, by their keys, is `package.module:attribute` and so would be imported."""
+    if code := [f"{key}={name}" for key, name in names.items() if ":" in name]:
+        raise UserError(f"{origin}: would import {', '.join(code)}; add --trust if you trust whoever wrote it")

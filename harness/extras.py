@@ -1,0 +1,20 @@
+"""Which optional part of the package a module belongs to: the extras of pyproject.toml."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "train": ("deepspeed", "hydra", "math_verify", "omegaconf", "psutil", "safetensors", "transformers"),
+    "sweep": ("submitit",),
+    "search": ("optuna",),
+    "wandb": ("wandb",),
+    "vllm": ("vllm",),
+    "notebooks": ("jupytext", "nbclient"),
+}
+"""Extra -> the modules that it brings and that the code imports."""
+
+
+def absence(error: ModuleNotFoundError) -> str | None:
+    """What is not installed, and the command that installs it; None where the module belongs to no extra."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return extra and f"{module} is not installed; this installs it: pip install 'faultline[{extra}]'"

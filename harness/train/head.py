@@ -1,0 +1,117 @@
+"""The head of the policy: log-probability and entropy without the logits of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from harness.errors import UserError
+from harness.rollouts.architecture import MODELS
+
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+"""Logits that exist at a time by the kind of device, 64 and 512 MiB in fp32: a small part of a batch's, and enough places that
+reading the weight for each chunk costs little beside the products."""
+
+
+class ScoringModel(nn.Module):
+    """A causal language model that gives (log π of given tokens, entropy of π) at temperature τ, and never all its logits.
+
+    With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and
+    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats; H is detached. Parameters keep their transformers names. Raises UserError
+    for a model that does more to its logits.
+    """
+
+    def __init__(self, net: PreTrainedModel, temperature: float):
+        super().__init__()
+        if net.config.model_type not in MODELS and not _has_plain_head(net):
+            raise UserError(f"model: {net.config.model_type} has no plain linear head; train one such as {', '.join(MODELS)}")
+        self.config, self.model = net.config, net.get_decoder()
+        self.lm_head = ScoringHead(net.get_output_embeddings().weight, temperature)
+
+    def forward(self, input_ids: Tensor, targets: Tensor, **places: Any) -> tuple[Tensor, Tensor]:
+        """input_ids: [B, L]. targets: [B, T], which the last T places predict. Returns (log π, H), [B, T]."""
+        hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
+        return self.lm_head(hidden[:, -targets.shape[1] :], targets)
+
+
+class ScoringHead(nn.Module):
+    """The head W [V, hidden]: a module, so that ZeRO-3 gathers the weight for it."""
+
+    def __init__(self, weight: nn.Parameter, temperature: float):
+        super().__init__()
+        self.weight, self.temperature = weight, temperature
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp, entropy = _Score.apply(hidden.flatten(0, 1), self.weight, targets.flatten(), self.temperature)
+        return logp.view_as(targets), entropy.view_as(targets)
+
+
+class _Score(torch.autograd.Function):
+    """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N].
+
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ. The backward pass makes the logits again, a chunk at a time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.temperature = temperature
+        parts = [_score(hidden[rows], weight, targets[rows], temperature) for rows in _chunks(weight, targets)]
+        chosen, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(entropy)
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logp: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, targets = ctx.saved_tensors
+        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros(weight.shape, device=weight.device)
+        for rows in _chunks(weight, targets):
+            of_logits = _of_logits(hidden[rows], weight, targets[rows], of_logp[rows], ctx.temperature)
+            of_hidden[rows] = of_logits @ weight
+            if weight.dtype == of_weight.dtype:
+                of_weight.addmm_(of_logits.t(), hidden[rows])
+            else:
+                of_weight.add_(of_logits.t() @ hidden[rows])  # chunks add up in fp32
+            del of_logits  # before the next chunk is made
+        return of_hidden, of_weight.to(weight.dtype), None, None
+
+
+def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """(log π, H) of a chunk, [n]."""
+    logp = _log_softmax(hidden, weight, temperature)
+    return logp.gather(-1, targets[:, None])[:, 0], -logp.exp().mul_(logp).sum(-1)
+
+
+def _of_logits(hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, temperature: float) -> Tensor:
+    """The gradient of the logits of a chunk [n, V], from that of log π [n]."""
+    logp = _log_softmax(hidden, weight, temperature)
+    given = torch.zeros_like(logp).scatter_(-1, targets[:, None], of_logp[:, None])
+    return torch.ops.aten._log_softmax_backward_data(given, logp, -1, logp.dtype).div_(temperature).to(hidden.dtype)
+
+
+def _chunks(weight: Tensor, targets: Tensor) -> Iterator[slice]:
+    """Places whose logits are at most CHUNK numbers, and one place at the least."""
+    size = max(1, CHUNK[weight.device.type] // len(weight))
+    return (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """[n, V] in fp32 or wider, in memory of its own."""
+    logits = hidden @ weight.t()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.div_(temperature).log_softmax(-1)
+
+
+@torch.no_grad()
+def _has_plain_head(net: PreTrainedModel) -> bool:
+    """Whether the logits are W h: no bias, no cap, no scale."""
+    ids = torch.arange(3, device=net.device)[None]  # padding, whose embedding may be zero, is one of them at most
+    hidden = net.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    logits = net(input_ids=ids, use_cache=False).logits
+    return torch.allclose(logits, hidden @ net.get_output_embeddings().weight.t(), rtol=1e-6, atol=1e-6)

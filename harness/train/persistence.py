@@ -1,0 +1,86 @@
+"""How long a mismatch lasts: the same responses scored by engine and trainer after syncs that are 1, 5 and 20 apart.
+
+l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. Over k syncs
+    persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
+summed over response tokens. 1: the error stays, as that of a policy of its own. 0: each sync draws a fresh one. The means are not
+taken off, since an offset common to all tokens persists too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.config import Config
+from harness.errors import UserError
+from harness.seeding import generator
+from harness.tasks import PAD
+from harness.train.collector import Collector
+
+LAGS = (1, 5, 20)
+"""Syncs apart."""
+
+
+class Persistence:
+    """Measured in windows of `diagnostics.persistence.every` steps, at four syncs of each.
+
+    A window starts with responses of the rollout engine to held-out prompts [R, P]. They are scored then and LAGS syncs later.
+    Life cycle: `measure` after each sync and before the step's rollout, `state` and `restore` with a checkpoint.
+    """
+
+    def __init__(self, config: Config, collector: Collector, held_out: Tensor):
+        settings = config.diagnostics.persistence
+        self.every, self.collector = settings.every, collector
+        if settings.every is not None and settings.responses > len(held_out):
+            raise UserError(
+                f"diagnostics.persistence.responses={settings.responses}: only {len(held_out)} prompts are held out; "
+                "ask for no more"
+            )
+        self.prompts = held_out[: settings.responses]
+        length = collector.task.answer_length
+        self.uniforms = torch.rand(len(self.prompts), length, generator=generator(config.seed, "persistence"))
+        self.tokens: Tensor | None = None
+        self.first: Tensor | None = None
+
+    def measure(self, step: int) -> dict[str, float]:
+        """mismatch/persistence_k at k steps into a window, {} at other steps and where no token's probabilities differ."""
+        age = None if self.every is None else step % self.every
+        if age not in (0, *LAGS) or self.collector.policy is self.collector.engine:  # of one policy all log ratios are 0
+            return {}
+        with self.collector.clock.phase("persistence"):
+            if age == 0:
+                self.tokens = self.collector.answers(self.collector.engine, self.prompts, self.uniforms)
+                self.first = self._log_ratio(self.tokens)
+            elif self.tokens is not None and self.first is not None:
+                value = correlation(self.first, self._log_ratio(self.tokens))
+                return {} if value is None else {f"mismatch/persistence_{age}": value}
+        return {}
+
+    def _log_ratio(self, tokens: Tensor) -> Tensor:
+        collector = self.collector
+        ranks = collector.ranks
+        prompts_share, tokens_share = ranks.share(self.prompts), ranks.share(tokens)
+        rollout = ranks.gather(collector.engine.score(prompts_share, tokens_share))
+        if collector.policy is not None:
+            own = ranks.gather(collector.policy.score(prompts_share, tokens_share))
+        else:
+            own = collector.forward(self.prompts, tokens)
+        usable = (tokens != PAD) & rollout.isfinite() & own.isfinite()
+        return torch.where(usable, own - rollout, 0.0)
+
+    def state(self) -> dict[str, Tensor]:
+        """The responses of the window and their first log ratios, for a checkpoint."""
+        if self.tokens is None or self.first is None:
+            return {}
+        return {"tokens": self.tokens.contiguous(), "first": self.first.contiguous()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """The counterpart of `state`."""
+        self.tokens, self.first = state.get("tokens"), state.get("first")
+
+
+def correlation(one: Tensor, other: Tensor) -> float | None:
+    """Uncentred correlation of two tensors of log ratios in nats; None where one of them is 0 throughout."""
+    one, other = one.double(), other.double()
+    size = (one.square().sum() * other.square().sum()).sqrt().item()
+    return (one * other).sum().item() / size if size else None

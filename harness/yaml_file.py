@@ -1,0 +1,110 @@
+"""YAML and JSON files that people give, read with bounds: none makes a command hang or fail in a library."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.errors import UserError, first_line
+
+LARGEST_FILE = 2**20
+"""Bytes. The largest config of a framework is a tenth of it; the parser takes ten seconds for a megabyte."""
+LARGEST_CONTENT = 100_000
+"""Values after aliases were resolved: nine aliases of nine aliases, nine times over, are 400 million."""
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML knows YAML 1.1, which reads 1e-3 as a text and takes the last of equal keys. This one does neither."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {key.value}", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+_Loader.yaml_implicit_resolvers = {  # a date is a text
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+    for first, known in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(path: Path) -> Any:
+    """The lists, dictionaries, texts and numbers in a file. Raises UserError, naming the file, on anything else."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path}: larger than {LARGEST_FILE} bytes; that is no config")
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _size(node, {}) > LARGEST_CONTENT:
+                raise UserError(f"{path}: its aliases stand for more than {LARGEST_CONTENT} values; write them out")
+            content = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a YAML or JSON file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: cannot be read (not a text file); give a YAML or JSON file") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply; that is no config") from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:  # all but the first: of one scalar
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        reason = getattr(error, "problem", None) or first_line(error)
+        raise UserError(f"{path}: neither YAML nor JSON ({where}{reason})") from None
+    return _plain(path, content)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values the node stands for, each alias counted as what it names. One that holds itself is endless."""
+    if id(node) not in sizes:
+        sizes[id(node)] = LARGEST_CONTENT + 1  # while its content is counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
+        sizes[id(node)] = 1 + sum(_size(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def _plain(path: Path, content: Any) -> Any:
+    """`content` if it is made of lists, dictionaries, texts and numbers. Raises UserError otherwise.
+
+    JSON writes a character beyond 16 bits as a pair of escapes, which YAML reads as two halves of a character.
+    """
+    if isinstance(content, str):
+        try:
+            return content.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: holds half of a surrogate pair; write the whole character") from None
+    if isinstance(content, dict):
+        return {_plain_key(path, key): _plain(path, value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_plain(path, value) for value in content]
+    if not isinstance(content, int | float | bool | None):
+        raise UserError(f"{path}: holds a {type(content).__name__}; accepted are texts, numbers, lists and dictionaries")
+    return content
+
+
+def _plain_key(path: Path, key: Any) -> Any:
+    if not isinstance(key, str | int | float | bool | None):
+        raise UserError(f"{path}: a key is a {type(key).__name__}; accepted are texts and numbers")
+    return _plain(path, key)

@@ -1,0 +1,287 @@
+"""The verdict: its numbers by hand, when it asks for a correction, how it looks in a terminal and as JSON."""
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import binom
+
+from faultline.cli import main
+from faultline.tools.import_config import import_config
+from faultline.tools.replay import terminal
+from faultline.tools.replay.advice import Advisor, Target
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.example import EXAMPLES, FOLDER, example
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
+from faultline.tools.replay.settings import settings
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.verdict import KNOWN, USUAL, Verdict, judge
+from harness.compose import compose
+from harness.config import parse
+from harness.dumps import files
+from tests.faultline.replay_cases import random_columns
+
+TARGET = Target(kept=0.99, ess=0.9)
+
+
+def verdict_of(path, names=tuple(KNOWN), null=None):
+    advisor = Advisor(TARGET)
+    specs = {name: preset.correction for name, preset in presets(list(names)).items()}
+    replayed = collect(Dump(path), specs, advisor)
+    return judge("it", replayed, null, advisor.propose(), TARGET)
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def shipped(request):
+    """A shipped dump: its verdict, and l = log π_old − log μ of each response."""
+    rows = pq.read_table(example(request.param)).to_pylist()
+    ratios = [np.array(r["logp_old"]) - np.array(r["logp_rollout"]) for r in rows]
+    return request.param, verdict_of(example(request.param)), ratios
+
+
+def test_the_examples_are_small_and_ship_with_the_package():
+    shipped = sorted(path.name for path in FOLDER.iterdir())
+    assert shipped == sorted(f"{name}.parquet" for name in EXAMPLES)
+    assert sum((FOLDER / name).stat().st_size for name in shipped) < 2e6
+
+
+def test_shares_and_ess_of_the_presets_by_hand(shipped):
+    """Lengths n, sums s and means s/n of l; verl compares its bounds with 1/ρ. ESS = (Σg)²/(N·Σg²) over N tokens."""
+    _, verdict, ratios = shipped
+    n = np.array([len(l) for l in ratios])
+    total, flat = np.array([l.sum() for l in ratios]), np.concatenate(ratios)
+    k3 = np.array([(np.exp(l) - 1 - l).mean() for l in ratios])
+    ones, sequence = np.ones(len(flat)), np.repeat(np.exp(total), n)
+    geo = np.repeat(np.exp(total / n), n)
+    g = {
+        "verl/decoupled_geo_rs": ones * ((geo >= 1 / 1.001) & (geo <= 1 / 0.999)),
+        "verl/decoupled_k3_rs": ones * np.repeat(k3 <= 0.01, n),
+        "skyrl/geometric_mask": ones * ((geo >= 0.99) & (geo <= 1.01)),
+        "skyrl/product_mask": ones * ((sequence >= 0.5) & (sequence <= 2)),
+        "trl/sequence_mask": sequence * (sequence <= 3),
+        "verl/decoupled_seq_is": np.minimum(sequence, 2),
+        "icepop": np.exp(flat) * ((np.exp(flat) >= 0.5) & (np.exp(flat) <= 5)),
+        "verl/decoupled_token_is": np.minimum(np.exp(flat), 2),
+    }
+    assert {row.preset for row in verdict.presets} == set(g)
+    for row in verdict.presets:
+        w = g[row.preset]
+        assert row.tokens_kept == pytest.approx((w > 0).mean(), abs=1e-12), row.preset
+        ess = w.sum() ** 2 / (len(w) * (w**2).sum()) if w.any() else 0.0
+        assert row.ess == pytest.approx(ess, rel=1e-5), row.preset  # the correction is computed in the dump's fp32
+    band = next(bound for bound in verdict.bounds if bound.family == "reject-geometric")
+    inside = np.maximum(geo, 1 / geo) <= band.c  # the smallest of the grid that keeps 99 %; 1.7 % less in log C keeps less
+    assert band.tokens_kept == pytest.approx(inside.mean(), abs=1e-9) and inside.mean() >= 0.99
+    assert (np.maximum(geo, 1 / geo) <= np.exp(np.log(band.c) / 1.035)).mean() < 0.99
+    assert [row.ess for row in verdict.presets] == sorted(row.ess for row in verdict.presets)
+    assert verdict.mismatch.k3 == pytest.approx((np.expm1(flat) - flat).mean(), rel=1e-4)
+    assert verdict.mismatch.ess_sequence == pytest.approx(np.exp(total).sum() ** 2 / (len(n) * np.exp(2 * total).sum()), rel=1e-4)
+
+
+def test_what_the_shipped_dumps_say(shipped):
+    """BF16 affords the sequence weight, which is the exact one; FP8 does not, and the usual bands keep next to nothing of it."""
+    name, verdict, _ = shipped
+    kept = {row.preset: row.tokens_kept for row in verdict.presets}
+    level = {"bf16": "sequence", "fp8": "token"}[name]
+    assert verdict.need == {"bf16": "advised", "fp8": "required"}[name]
+    assert verdict.proposal.level == level and verdict.proposal.upper == USUAL and verdict.proposal.interval is None
+    same = {"token": "verl/decoupled_token_is", "sequence": "verl/decoupled_seq_is"}[level]
+    assert verdict.proposal.ess == pytest.approx(next(row.ess for row in verdict.presets if row.preset == same), rel=1e-5)
+    if name == "fp8":
+        assert kept["verl/decoupled_geo_rs"] < 0.05 and kept["skyrl/geometric_mask"] < 0.15
+        (line,) = terminal.starved(verdict)
+        assert line.startswith("Not here: verl k3_rs, verl geo_rs, which keep under 10%. A geometric band needs 0.8")
+
+
+def dump(path, ratios):
+    """Responses whose log ratios are the rows of `ratios`."""
+    shape = ratios.shape
+    rollout = np.full(shape, -30.0)
+    files.write(path, {"mask": np.ones(shape, bool), "logp_rollout": rollout, "logp_old": rollout + ratios})
+    return path
+
+
+def test_equal_policies_need_no_correction(tmp_path):
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.zeros((20, 5))))
+    assert (verdict.need, verdict.proposal, verdict.reason) == ("none", None, "Every ratio is exactly 1.")
+    assert "VERDICT  No correction is needed." in terminal.lines(verdict) and verdict.mismatch.pareto_k is None
+
+
+@pytest.mark.parametrize(("k3", "need"), [(NEGLIGIBLE / 2, "none"), (NEGLIGIBLE * 2, "advised"), (LARGE * 2, "required")])
+def test_the_need_goes_by_the_published_scales(tmp_path, k3, need):
+    """Half of the tokens at l = ±a each: K3 = cosh a − 1. Single tokens, so that sequence and token weights are the same."""
+    a = math.acosh(1 + k3)
+    ratios = np.where(np.arange(400) % 2, a, -a)[:, None]
+    verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
+    assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.need == need
+    assert (verdict.proposal is None) == (need == "none")
+    assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low and SCALES[1].high < LARGE <= SCALES[2].low
+
+
+def test_a_negligible_k3_needs_a_correction_where_long_responses_add_it_up(tmp_path):
+    """l ~ N(−s²/2, s²) with s² = 1e-4 has K3 = s²/2 = 5e-5. Over 8,000 tokens log R has the variance .8: ESS e^−.8 = .45,
+    and that of 64 draws is (ΣR)²/(64·ΣR²)."""
+    rng = np.random.default_rng(0)
+    short, long = (rng.normal(-5e-5, 1e-2, (64, length)) for length in (10, 8000))
+    assert verdict_of(dump(tmp_path / "short.parquet", short)).need == "none"
+    verdict = verdict_of(dump(tmp_path / "long.parquet", long))
+    assert verdict.mismatch.k3 == pytest.approx(5e-5, rel=0.02) and verdict.mismatch.k3_interval[1] < NEGLIGIBLE
+    exact = np.exp(long.sum(1))
+    assert verdict.mismatch.ess_sequence == pytest.approx(exact.sum() ** 2 / (64 * (exact**2).sum()), rel=1e-6)
+    assert verdict.mismatch.ess_sequence < 0.75 < TARGET.ess
+    assert verdict.need == "advised" and verdict.proposal is not None
+    assert f"but the sequence ESS is {verdict.mismatch.ess_sequence:.3f}" in verdict.reason
+
+
+def test_the_reason_of_none_quotes_the_published_range(tmp_path):
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.tile([-0.01, 0.01], 200)[:, None]))
+    assert "FP16, K3 8.0e-06 to 1.5e-05" in verdict.reason and len(verdict.reason) <= terminal.WIDTH - 2
+
+
+def test_the_interval_of_k3_decides_whether_the_need_is_decided(tmp_path):
+    """10 of n responses with l = 1, K3 e − 2 = .718, the others with 0. A resample has Binomial(n, 10/n) of them, 95 % of them
+    5 to 16 or so, with quantiles of 200 resamples one or two apart. n = 100: K3 .036 to .11. n = 718: .005 to .016."""
+    found = {}
+    for n in (100, 718):
+        ratios = np.where(np.arange(n) < 10, 1.0, 0.0)[:, None]
+        found[n] = verdict_of(dump(tmp_path / f"{n}.parquet", ratios))
+        drawn = np.array(found[n].mismatch.k3_interval) * n / (math.e - 2)
+        assert drawn == pytest.approx(binom.ppf([0.025, 0.975], n, 10 / n), abs=2)
+    assert (found[100].need, found[718].need) == ("required", "undecided")
+    assert "One is required from 1e-02 on." in found[718].reason and found[718].proposal is not None
+    assert terminal.headline(found[718]).startswith("The need of a correction is undecided. Provisional: truncate ")
+
+
+def test_one_response_decides_nothing(tmp_path):
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.full((1, 5), 1.0)))
+    assert (verdict.need, verdict.mismatch.k3_interval) == ("undecided", None)
+
+
+def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
+    """l ~ Exp(1.5), one token per response: ρ is Pareto with k = 1.5. The ESS of an uncapped weight is far below the target."""
+    ratios = np.random.default_rng(0).exponential(1.5, (8000, 1))
+    target = Target(0.99, 0.6)
+    advisor = Advisor(target)
+    path = dump(tmp_path / "d.parquet", ratios)
+    replayed = collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction}, advisor)
+    verdict = judge("it", replayed, None, advisor.propose(), target)
+    shown = terminal.lines(verdict)
+    same = next(b for b in verdict.bounds if b.family == f"truncate-{verdict.proposal.level}")
+    assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
+    assert shown[1].startswith("VERDICT  Provisional: a correction is required, truncate ")
+    assert shown[3].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
+    assert shown[4].endswith("C cuts off).") and len(shown) <= 24
+
+
+def test_responses_of_unknown_prompts_are_told_of(tmp_path):
+    ratios = np.random.default_rng(0).normal(0, 0.1, (40, 3))
+    rollout = np.full((40, 3), -30.0)
+    columns = {"mask": np.ones((40, 3), bool), "logp_rollout": rollout, "logp_old": rollout + ratios}
+    files.write(tmp_path / "told.parquet", columns | {"group": np.arange(40) // 4})
+    unknown = "No column group: intervals take responses for independent, and may be too narrow."
+    told, untold = verdict_of(tmp_path / "told.parquet"), verdict_of(dump(tmp_path / "untold.parquet", ratios))
+    assert told.untold[0].startswith("40 responses to 10 prompts: ") and unknown not in told.untold
+    assert untold.untold[:2] == ["40 responses: intervals are wide; 1,000 are better.", unknown]
+
+
+def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
+    """Single tokens, half of ρ = ½ and half of ρ = 3: ESS (1.75)²/4.625 = .66. With 1 ≤ C ≤ 3 it is (½ + C)²/(2·(¼ + C²)).
+    It is .79 where .58·C² − C + .145 = 0, C = (1 + √(1 − .3364))/1.16 = 1.564; the grid is 1.7 % apart in log C."""
+    target, advisor = Target(0.99, 0.79), Advisor(Target(0.99, 0.79))
+    path = dump(tmp_path / "d.parquet", np.log(np.tile([0.5, 3.0], 500))[:, None])
+    replayed = collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction}, advisor)
+    found = judge("it", replayed, None, advisor.propose(), target).proposal
+    assert found.level == "token" and 1.54 <= found.upper <= 1.5643 and found.upper == round(found.upper, 2)
+    assert found.ess == pytest.approx((0.5 + found.upper) ** 2 / (2 * (0.25 + found.upper**2)), abs=0.005)
+    assert found.interval[0] <= found.upper + 0.01 and found.upper <= found.interval[1]
+
+
+def test_no_weight_suffices_where_none_has_the_ess(tmp_path):
+    """ρ = .01 on half of each response's tokens, which no bound lifts: ESS ½. R = 1e-4 to 1e-20, so sequences have less."""
+    ratios = np.log(np.where(np.arange(20) % 2, 0.01, 1.0))[None] * np.arange(1, 401)[:, None] / 200
+    verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
+    assert verdict.need == "no weight suffices" and verdict.proposal is None
+    assert "VERDICT  No importance weight suffices." in terminal.lines(verdict)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_settings_are_those_that_the_frameworks_read(tmp_path, level):
+    """Through the importer, whose reading of each framework is compared with the framework itself."""
+    made = settings(level, 1.75)
+    for name in ("verl", "SkyRL", "TRL"):
+        pairs = dict(line.split("=") for line in made[name])
+        values = {key: json.loads(value) if value.startswith('"') else value for key, value in pairs.items()}
+        (tmp_path / "theirs.json").write_text(json.dumps(values | ({"use_vllm": True} if name == "TRL" else {})))
+        text = import_config(tmp_path / "theirs.json")
+        assert "not translated" not in text
+        assert f"level: {level}\n    action: truncate\n    lower: null\n    upper: 1.75\n  reject: {{}}" in text, name
+    config = parse(compose(*made["Faultline"]))
+    assert (config.correction.weight.level, config.correction.weight.upper) == (level, 1.75)
+
+
+def test_the_terminal_shows_the_verdict_in_25_lines(tmp_path, capsys, monkeypatch):
+    """The page's line is the last. Nothing is wider than 100 characters but the path."""
+    monkeypatch.chdir(tmp_path)
+    main(["replay", "--example"])
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) <= 25 and max(map(len, shown[:-1])) <= 100
+    assert shown[0].startswith("SmolLM2-135M, FP8 rollout: ") and shown[1].startswith(
+        "VERDICT  A correction is required: truncate"
+    )
+    assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
+    page = (tmp_path / "replay-example" / "replay.html").read_text()
+    assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
+    assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
+
+
+def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
+    """A dump of one token: Pareto k and intervals do not exist, and no NaN stands for them."""
+    dump(tmp_path / "d" / "step-1.parquet", np.full((1, 1), 0.1))
+    main(["replay", str(tmp_path / "d"), "--json"])
+    text = capsys.readouterr().out
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    jsonschema.validate(found, Verdict.model_json_schema())
+    assert found["mismatch"]["pareto_k"] is None and found["dump"]["tokens"] == 1
+    assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "largest_weight",
+                                          "false_rejections"}  # fmt: skip
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found | {"need": "perhaps"}, Verdict.model_json_schema())
+
+
+def test_the_documented_fields_are_those_of_the_schema():
+    text = Path("docs/replay.md").read_text(encoding="utf-8")
+    for name in Verdict.model_fields:
+        assert f"| `{name}` |" in text, name
+
+
+def test_names_of_files_are_neither_formulas_nor_markup(tmp_path):
+    own = tmp_path / r"own$\frac$<b>.yaml"
+    own.write_text("weight: {level: token, upper: 2}")
+    path = tmp_path / r"my_$\frac$_<i>run.parquet"
+    files.write(path, random_columns())
+    main(["replay", str(path), "--corrections", str(own), "--out", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "replay.html").read_text()
+    assert "&lt;i&gt;run.parquet" in page and "<i>run" not in page and "<b>" not in page
+
+
+def test_presets_that_were_chosen_are_the_ones_shown(tmp_path):
+    files.write(tmp_path / "d.parquet", random_columns())
+    verdict = verdict_of(tmp_path / "d.parquet", ("m2po", "slime/tis"))
+    assert {row.preset for row in verdict.presets} == {"m2po", "slime/tis"}
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "give a dump, or --example"),
+    (["d", "--example"], "not both"),
+    (["d", "--recommend"], "--recommend is gone: the verdict proposes bounds by itself"),
+    (["d", "--all", "--json"], "not allowed with argument --all"),
+])  # fmt: skip
+def test_wrong_words_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["replay", *words])
+    assert left.value.code == 2 and message in capsys.readouterr().err

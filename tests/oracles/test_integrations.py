@@ -1,0 +1,197 @@
+"""The hooks in the real programs: verl's DataProto through its own function, and TRL's GRPOTrainer on a tiny model."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+from verl import DataProto
+from verl.trainer.ppo import rollout_corr_helper
+
+import faultline
+from faultline.integrations import trl, verl
+from harness.errors import UserError
+from tests.oracles.comparing import batch
+from tests.oracles.conftest import FOLDER
+
+
+def proto(seed=0, dtype=torch.float32, **tensors) -> tuple[DataProto, faultline.Batch]:
+    _, b = batch(seed)
+    named = {"response_mask": b.mask.long(), "old_log_probs": b.logp_old.to(dtype), "rollout_log_probs": b.logp_rollout.to(dtype)}
+    return DataProto.from_dict(tensors=named | tensors), b
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_of_verl_is_dumped_as_it_is(tmp_path, dtype):
+    responses, scores = torch.arange(96).view(8, 12), torch.eye(8, 12, dtype=torch.float32)
+    data, b = proto(dtype=dtype, responses=responses, advantages=torch.ones(8, 12), token_level_scores=scores)
+    path = verl.dump(data, tmp_path, step=3)
+    assert path.name == "step-00000003.parquet"
+    (read,) = faultline.load(path)
+    for mine, theirs in ((read.logp_old, b.logp_old), (read.logp_rollout, b.logp_rollout)):
+        assert torch.equal(mine[read.mask], theirs.to(dtype).float()[b.mask])
+    assert (read.advantages[read.mask] == 1).all()
+    with pytest.raises(UserError, match=r"verl's batch has no rollout_log_probs: set .*calculate_log_probs=True"):
+        verl.dump(data.pop(["old_log_probs"]), tmp_path, step=4)
+
+
+def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch):
+    """Every second batch. After a restart steps go on from the last file."""
+    name = "compute_rollout_correction_and_add_to_batch"
+    theirs = getattr(rollout_corr_helper, name)
+    monkeypatch.setattr(rollout_corr_helper, name, theirs)  # so that the test's end takes the hook out
+    settings = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1"}
+    verl.install(tmp_path, every=2)
+    for seed in range(4):
+        data, b = proto(seed)
+        corrected, metrics = getattr(rollout_corr_helper, name)(data, settings)
+        again, expected = theirs(proto(seed)[0], settings)
+        assert metrics == expected and torch.equal(corrected.batch["response_mask"], again.batch["response_mask"])
+        assert corrected.batch["response_mask"].sum() < b.mask.sum()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.parquet", "step-00000004.parquet"]
+    for read, seed in zip(faultline.load(tmp_path), (1, 3), strict=True):
+        assert torch.equal(read.logp_old[read.mask], batch(seed)[1].logp_old.float()[batch(seed)[1].mask])
+    monkeypatch.setattr(rollout_corr_helper, name, theirs)
+    verl.install(tmp_path, every=1)
+    getattr(rollout_corr_helper, name)(proto(0)[0], settings)
+    assert (tmp_path / "step-00000005.parquet").exists()
+
+
+def test_verl_imports_the_hook_that_its_environment_names(tmp_path):
+    code = f"""
+import sys, typing, typing_extensions
+sys.path += [{str(FOLDER)!r}]
+import torch
+from verl import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+logps = -torch.ones(2, 3)
+data = DataProto.from_dict(tensors=dict(response_mask=torch.ones(2, 3), old_log_probs=logps, rollout_log_probs=1.5 * logps))
+compute_rollout_correction_and_add_to_batch(data, {{}})
+"""
+    hook = {"VERL_USE_EXTERNAL_MODULES": "faultline.integrations.verl", "FAULTLINE_DUMP": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | hook)
+    assert done.returncode == 0, done.stderr
+    (read,) = faultline.load(tmp_path)
+    assert read.logp_old.tolist() == [[-1.0] * 3] * 2 and read.logp_rollout.tolist() == [[-1.5] * 3] * 2
+
+
+@pytest.mark.parametrize("trainer", ["ray_trainer.py", "v1/trainer_base.py"])
+def test_both_trainers_of_verl_call_that_function_before_they_compute_advantages(trainer):
+    """They need a cluster and packages that are not here, so their source is read."""
+    text = (FOLDER / "verl/trainer/ppo" / trainer).read_text()
+    call = r"compute_rollout_correction_and_add_to_batch\((data|batch), rollout_corr_config\)"
+    calls = [m.start() for m in re.finditer(call, text)]
+    later = [m.start() for m in re.finditer(r"(data|batch) = compute_advantage\w*\(", text)]
+    assert len(calls) == 1 and any(place > calls[0] for place in later)
+
+
+VOCABULARY = {"<pad>": 0, "<eos>": 1, **{str(i): i + 2 for i in range(10)}}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.WordLevel(VOCABULARY, unk_token="0"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def grpo_trainer(folder: Path, rollouts: list, **settings) -> GRPOTrainer:
+    """Sampling is by a bf16 copy of the weights at that time, which is kept in `rollouts` with what it drew."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": len(VOCABULARY)}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, pad_token_id=0, eos_token_id=1))
+
+    def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict:
+        now = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
+        engine = Qwen3ForCausalLM(model.config).eval()
+        engine.load_state_dict(now)
+        engine.to(torch.bfloat16)
+        drawn = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        for prompt in prompts:
+            ids, logps = trainer.processing_class(prompt)["input_ids"], []
+            start = len(ids)
+            for _ in range(5):
+                with torch.no_grad():
+                    logp = engine(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+                token = int(torch.multinomial(logp.exp(), 1))
+                ids, logps = [*ids, token], [*logps, float(logp[token])]
+                if token == 1:
+                    break
+            for name, value in zip(drawn, (ids[:start], ids[start:], logps), strict=True):
+                drawn[name].append(value)
+        rollouts.append((now, drawn))
+        return drawn
+
+    arguments = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 5, "max_steps": 2}
+    arguments["learning_rate"] = 1e-2
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "bf16": False}
+    config = GRPOConfig(output_dir=str(folder / "trl"), **arguments | quiet | settings)
+    data = Dataset.from_list([{"prompt": f"{i} {i + 1}"} for i in range(8)])
+
+    def reward(completions, **_):
+        return [float(len(set(text))) for text in completions]
+
+    return GRPOTrainer(model, reward, config, data, processing_class=tokenizer(), rollout_func=rollout)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_what_grpo_trains_on_is_dumped(tmp_path, iterations):
+    """log μ as sampled, log π_old by a forward of the fp32 weights at that time. With two iterations TRL itself computes it."""
+    rollouts = []
+    trainer = grpo_trainer(tmp_path, rollouts, num_iterations=iterations)
+    trl.record(trainer, tmp_path / "dump")
+    trainer.train()
+    names = [f"step-0000000{i}-{i}-rank-0.parquet" for i in range(0, 2, iterations)]
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == names
+    batches = faultline.load(tmp_path / "dump")
+    assert len(batches) == len(rollouts) == len(names)
+    for read, (weights, drawn) in zip(batches, rollouts, strict=True):
+        trainer.model.load_state_dict(weights)
+        for row, (prompt, completion, logps) in enumerate(zip(*drawn.values(), strict=True)):
+            length = len(completion)
+            assert read.mask[row].sum() == length
+            assert read.logp_rollout[row, :length].tolist() == pytest.approx(logps, abs=1e-6)
+            with torch.no_grad():
+                logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+            exact = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+            torch.testing.assert_close(read.logp_old[row, :length], exact, atol=2e-5, rtol=0)
+    replayed = faultline.replay(tmp_path / "dump", ["token_truncate"])
+    assert 0 < replayed.mismatch["rollout_corr/k3_kl"] < 1e-2  # bf16 against fp32
+
+
+def test_tokens_that_vllm_does_not_tell_and_those_of_tools_are_masked():
+    nan = float("nan")
+    out = {
+        "completion_ids": torch.tensor([[5, 6, 7]]),
+        "completion_mask": torch.tensor([[1, 1, 1]]),
+        "tool_mask": torch.tensor([[1, 1, 0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, nan, -2.0]]),
+        "advantages": torch.tensor([0.5]),
+    }
+    columns = trl.columns(out, torch.tensor([[-1.0, -1.0, -1.0]]), 4)
+    assert columns["mask"].tolist() == [[True, False, False]] and columns["step"].tolist() == [4]
+    assert columns["advantages"].tolist() == [[0.5] * 3]
+
+
+def test_a_trainer_without_sampled_log_probabilities_is_refused(tmp_path):
+    trainer = grpo_trainer(tmp_path, [])
+    trainer.rollout_func = None
+    with pytest.raises(UserError, match="set use_vllm=True in GRPOConfig"):
+        trl.record(trainer, tmp_path)
+    for refused in (lambda: trl.record(trainer, tmp_path, every=0), lambda: verl.install(tmp_path, every=0)):
+        with pytest.raises(UserError, match="every=0: write each"):
+            refused()
+
+
+def test_an_interval_that_is_no_number_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAULTLINE_DUMP", str(tmp_path))
+    monkeypatch.setenv("FAULTLINE_DUMP_EVERY", "ten")
+    with pytest.raises(UserError, match="FAULTLINE_DUMP_EVERY=ten: give a whole number of at least 1"):
+        verl._install_from_environment()

@@ -1,0 +1,108 @@
+"""The pool with its real fork server and processes, and runs that only wait: python -m tests.sweeps.light FOLDER.
+
+Prints the state that each blow leaves in the ledger, and in the folder of the run, as JSON. test_blows.py asserts them.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from harness.run.folder import RunFolder
+from harness.run.signals import Preempted, stop_signals
+from sweeps.launchers import pool
+from sweeps.ledger import Sweep
+
+WINDOW = 1.0
+"""Seconds between the fork of a run and its first instruction: the moment in which a signal must not be lost."""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def train(config: str, log: str) -> None:
+    """Stands for a run of five seconds that looks for a signal after each step."""
+    folder = RunFolder(Path(log).parent)
+    with stop_signals(at_once=False) as request, folder.claim():
+        folder.status("running", step=0, steps=100)
+        for step in range(100):
+            if request.number:
+                folder.status("preempted", step=step, steps=100)
+                raise Preempted(request.number)
+            time.sleep(0.05)
+        folder.status("done", step=100, steps=100)
+
+
+def slow_to_begin(config: str, log: str) -> None:
+    Path(log).with_name("born").write_text(str(os.getpid()))
+    time.sleep(WINDOW)
+    pool._train = train
+    pool.run_in_child(config, log)
+
+
+def servers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+
+
+def ctrl_c() -> None:
+    """To the server and its runs; the launcher would stop by it."""
+    for process in psutil.Process().children(recursive=True):
+        if "resource_tracker" not in " ".join(process.cmdline()):
+            process.send_signal(signal.SIGINT)
+
+
+def main(root: Path) -> None:
+    from harness.compose import compose
+    from harness.config import parse
+    from sweeps.launch import plan
+
+    pool.PRELOADED = ["tests.sweeps.light_server"]
+    pool.run_in_child = slow_to_begin  # in this process alone: the run itself calls the real one
+    config = parse(compose(f"run.root={root}"))
+    sweep, run = Sweep(config.path.parent), config.digest
+    plan(sweep, {run: config}, {})
+    folder = sweep.folder(run)
+
+    def born() -> str:
+        path = folder.path / "born"
+        return path.read_text() if path.exists() else ""
+
+    def under_way() -> bool:
+        return born() != "" and folder.state == "running"
+
+    def kill_servers() -> None:
+        for server in servers():
+            server.kill()
+
+    blows: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
+        "ctrl-c, the server starts": (servers, ctrl_c),
+        "ctrl-c, the run starts": (born, ctrl_c),
+        "ctrl-c, the run is under way": (under_way, ctrl_c),
+        "the run is killed": (under_way, lambda: os.kill(int(born()), signal.SIGKILL)),
+        "the server is killed": (under_way, kill_servers),
+        "the server is killed as it starts": (servers, kill_servers),
+        "nothing": (lambda: True, lambda: None),
+    }
+    ends = {}
+    for name, (moment, strike) in blows.items():
+        for file in ("born", "status.json"):
+            (folder.path / file).unlink(missing_ok=True)
+        sweep.log("submitted", [run], batch="")
+        storm = threading.Thread(target=lambda m=moment, s=strike: (wait_for(m), s()), daemon=True)
+        storm.start()
+        pool.Pool(sweep, 1, "local").run([run])
+        storm.join()
+        ends[name] = [sweep.states()[run].state, sweep.states()[run].error, folder.state]
+    print(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
