@@ -117,7 +117,8 @@ def test_fp8_blocks_in_exact_arithmetic(rows, shape):
     codes, scale = casts.quantize_fp8_block(x, rows)
     assert scale.shape == (-(-shape[0] // rows), -(-shape[1] // 128))
     spread = scale.repeat_interleave(rows, 0).repeat_interleave(128, 1)[: shape[0], : shape[1]]
-    ours = [[Fraction(c) * Fraction(s) for c, s in zip(*pair, strict=True)] for pair in zip(codes.tolist(), spread.tolist(), strict=True)]
+    pairs = zip(codes.tolist(), spread.tolist(), strict=True)
+    ours = [[Fraction(c) * Fraction(s) for c, s in zip(*pair, strict=True)] for pair in pairs]
     assert ours == by_blocks(x.numpy(), rows)
 
 
@@ -178,7 +179,8 @@ def test_mxfp8_in_exact_arithmetic():
 def test_a_product_in_mxfp8_is_exact_where_fp32_holds_the_sum():
     """Codes of a few bits and scales within 2³: every partial sum is a multiple of 2⁻¹² below 2¹², which fp32 holds."""
     generator = torch.Generator().manual_seed(3)
-    x, w = (torch.randint(-8, 9, (n, 64), generator=generator) * 2.0 ** torch.randint(-3, 1, (n, 1), generator=generator) for n in (4, 5))
+    codes = (torch.randint(-8, 9, (n, 64), generator=generator) for n in (4, 5))
+    x, w = (part * 2.0 ** torch.randint(-3, 1, (len(part), 1), generator=generator) for part in codes)
     made = arithmetic("mxfp8", "mxfp8")
     assert torch.equal(casts.quantize_mxfp8(x), x) and torch.equal(made.linear(x, made.weight(w)), x @ w.t())
     off = made.linear(x + 0.3, made.weight(w))  # 8.3 needs more than the four bits of a code
