@@ -22,6 +22,8 @@ from sweeps.states import RunState, is_event
 
 BUDGET = 64 << 20
 """Bytes of rows that one look reads, so that the first looks at thousands of runs answer soon too."""
+LONGEST = 1 << 20
+"""Bytes of a line; no run writes a longer one."""
 MOST = 400
 """Points of a curve that are kept. Beyond them every second one is dropped."""
 ALARMS = ("collapse", "warning", "all_rejected")
@@ -55,7 +57,7 @@ class Tail:
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """(whole lines, at most `most` bytes of them; whether more are waiting). From the start again if the file is another."""
+        """(whole lines, about `most` bytes of them; whether more are waiting). From the start again if the file is another."""
         found = regular(self.path)
         if found is None:
             return [], False
@@ -68,11 +70,11 @@ class Tail:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
-                content = file.read(most)
+                content = file.read(max(most, LONGEST))
         except OSError:
             return [], False
         whole = content.rfind(b"\n") + 1  # a line that is being written waits for its end
-        if not whole and len(content) == most:
+        if not whole and len(content) >= LONGEST:
             whole = len(content)  # no line of a run: it is passed over in pieces
         self.offset += whole
         return content[:whole].splitlines(), self.offset + (len(content) - whole) < found.st_size

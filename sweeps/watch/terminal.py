@@ -93,8 +93,12 @@ def curve(runs: list[Followed]) -> str:
     for run in runs:
         for point in run.points:
             parts[min(WIDTH - 1, point.step * WIDTH // last)].append(point.reward)
-    top = len(BARS) - 1
-    return "".join(BARS[max(0, min(top, round(top * statistics.fmean(part))))] if part else " " for part in parts).rstrip()
+    top, text = len(BARS) - 1, ""
+    while parts and not parts[-1]:
+        parts.pop()
+    for part in parts:  # a part without an evaluation repeats the one before
+        text += BARS[max(0, min(top, round(top * statistics.fmean(part))))] if part else text[-1:] or " "
+    return text
 
 
 def _line(text: str, style: str) -> Text:

@@ -113,6 +113,7 @@ def test_a_large_sweep_is_read_in_parts(tmp_path, monkeypatch):
         under_way(tmp_path, FP32, seed=seed)
     size = (tmp_path / "fp32-0" / "metrics.jsonl").stat().st_size
     monkeypatch.setattr(follow, "BUDGET", int(1.5 * size))
+    monkeypatch.setattr(follow, "LONGEST", size // 4)
     follower = Follower(tmp_path)
     left = []
     while not left or follower.behind:
@@ -144,7 +145,7 @@ def test_pace_and_time_left(tmp_path):
     assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(260)) and found.counts == {"queued": 1, "running": 2}
     assert (found.step, found.steps) == (90, 300) and found.silent == []
     assert [run.name for run in summarise(follower, now=1000 + 180 + 601).silent] == [one.path.name]
-    one.status("failed", step=41, steps=100)
+    one.write("status.json", {"state": "failed", "time": 1182.0, "step": 41})
     follower.look()
     assert summarise(follower).left == pytest.approx(50 * 4 + 100 * 2)  # one at a time now
     assert [duration(s) for s in (59.9, 61, 3600, 90061)] == ["0 min 59 s", "1 min 01 s", "1 h 00 min", "25 h 01 min"]
@@ -285,7 +286,7 @@ def test_more_is_counted_than_shown(tmp_path):
 
 SEEN = """<script nonce={nonce}>setTimeout(() => {{
   const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect(), scale = canvas.scale;
-  const run = runs.get("fp8_tensor-0"), point = run.points[4];
+  const run = runs.get("fp8_tensor-0"), point = run.points[18];
   const at = {{ clientX: box.left + scale.x(point[0]), clientY: box.top + scale.y(point[1]) }};
   canvas.dispatchEvent(new MouseEvent("mousemove", at));
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -324,7 +325,7 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert said["last"] == [55, 0.25, 1e-3] and said["ink"] > 2000
     arm, step, run_line = said["hover"].splitlines()
-    assert arm == "fp8_tensor ppo, seed 0" and step.startswith("step 20: ") and run_line == "run fp8_tensor-0"
+    assert arm == "fp8_tensor ppo, seed 0" and step.startswith("step 90: ") and run_line == "run fp8_tensor-0"
     assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs") and said["wide"] <= said["width"]
 
 
