@@ -24,10 +24,11 @@ class Results:
     name: of the sweep. folder: where its run folders lie, None for W&B.
 
     runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
-    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise and
-    staleness; control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector; outcome: collapsed, never learned, survived
-    or unfinished, with onset, detector and cause; updates: optimizer steps of an RL step; time: optimizer steps until the
-    collapse or the end of the record; event: whether it collapsed, else the time is censored.
+    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise and staleness;
+    control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector;
+    outcome: collapsed, never learned, survived or unfinished, with onset, detector and cause; updates: optimizer steps of an RL
+    step; time: optimizer steps until the collapse or the end of the record; event: whether it collapsed, else the time is
+    censored.
 
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
     deployed: the policy that was asked for, see `analysis.judged`; None for what each run calls eval/reward. margin: of the

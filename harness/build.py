@@ -25,10 +25,12 @@ def build_objective(config: Config) -> Objective:
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
-    if config.kl.name is not None:
+    if config.kl.name is not None and config.kl.place == "loss":
         inputs = ("logp", "logp_ref", "mask", "logp_prox")
         kl = bind(KL[config.kl.name], f"kl.name={config.kl.name}", {}, inputs=inputs).func
-    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
+    return Objective(
+        loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef, config.entropy_coeff
+    )
 
 
 def build_advantage(config: Config) -> functools.partial:
