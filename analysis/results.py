@@ -130,7 +130,7 @@ class Results:
         policies = {"eval/reward": self.judged}
         if self.deployed != "rollout":
             policies["eval/rollout_reward"] = DEPLOYED["rollout"]
-        return dose.points(self.runs_but(dose.KEYS), self.configs, self.steps, self.measures.k3, policies)
+        return dose.points(self.runs_but(dose.KEYS), self.configs, self.steps, self.measures, policies)
 
     @cached_property
     def curves(self) -> list[dose.Curve]:

@@ -16,8 +16,15 @@ from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.outcomes import RESAMPLING
 from analysis.statistics.survival import FEW
 
-SHOWN = {"final_reward": ".3f", "best_reward": ".3f", "k3": ".1e", "ess_sequence_min": ".3f", "log_ratio_max": ".2f"}
-"""Measures of a run that the table of runs shows, and how."""
+SHOWN = {
+    "final_reward": ".3f",
+    "best_reward": ".3f",
+    "k3": ".1e",
+    "ess_sequence_min": ".3f",
+    "log_ratio_max": ".2f",
+    "persistence": ".2f",
+}
+"""Measures of a run that the table of runs shows, and how. Persistence only where a run measured it."""
 LISTED = "Each cell lists the seeds in order. K3 is the median over steps, ESS the minimum, |log ratio| the maximum."
 MATRIX = (
     "Each cell: collapsed of ended runs; mean last held-out reward (minimum to maximum); mean difference from the control of the "
@@ -52,7 +59,8 @@ REAL = (
 def runs(results: Results) -> pd.DataFrame:
     """A row per arm; each cell lists the measures of its seeds in order, and their outcomes."""
     measured = results.measures
-    cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in SHOWN.items()})
+    shown = {name: form for name, form in SHOWN.items() if name != "persistence" or measured[name].notna().any()}
+    cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in shown.items()})
     cells["outcome"] = [_outcome(run) for run in results.runs.itertuples()]
     rows = []
     for arm in results.arms:

@@ -27,7 +27,6 @@ LEAST = 3
 """Doses from which a curve is fitted."""
 MARGIN = 0.05
 """Loss of reward at which a dose counts as no longer tolerated, where a report names none."""
-MEASURED = "mismatch/persistence_20"
 REPS = 1000
 
 
@@ -117,7 +116,7 @@ def fit(responses: list[np.ndarray]) -> np.ndarray:
 
 
 def points(
-    runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, k3: pd.Series, policies: Mapping[str, str]
+    runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
 ) -> pd.DataFrame:
     """A row per run and policy whose reward it recorded: policy, loss, setting, correction, precision, control, seed, noise,
     persistence (of the noise), k3, measured (persistence over 20 syncs), response.
@@ -125,12 +124,11 @@ def points(
     runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
-    by_run = steps.groupby("run", observed=True)
     table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
         noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
         persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
-        k3=k3,
-        measured=by_run[MEASURED].median() if MEASURED in steps else np.nan,
+        k3=measures.k3,
+        measured=measures.persistence,
     )
     parts = []
     for metric, policy in policies.items():
