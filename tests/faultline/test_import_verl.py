@@ -253,7 +253,8 @@ def test_the_sampling_of_dapo(imported):
     assert imported({"algorithm.adv_estimator": "grpo", "data.truncation": "right"})[2] == [
         "data.truncation=right: a long prompt here loses its beginning, as by left, or is an error"
     ]
-    assert imported({"actor.entropy_coeff": -0.1})[2] == ["actor.entropy_coeff=-0.1: rewards certainty; entropy_coeff here is ≥ 0"]
+    (negative,) = imported({"actor.entropy_coeff": -0.1})[2]
+    assert negative == "actor.entropy_coeff=-0.1: rewards certainty; entropy_coeff here is ≥ 0"
 
 
 def test_a_kl_that_is_not_here(imported):
