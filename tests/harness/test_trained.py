@@ -54,7 +54,7 @@ def test_what_is_recorded_is_what_was_applied(tiny, monkeypatch, scoring):
     assert len(minibatches) == 2 and all(len(parts) > 1 for parts in minibatches)
     weight = token_means(minibatches, lambda logp, batch, corrected: corrected.weights)
     kept = token_means(minibatches, lambda logp, batch, corrected: corrected.kept)
-    l = lambda logp, batch: logp - batch.logp_rollout  # noqa: E741, E731
+    l = lambda logp, batch: logp - batch.logp_rollout  # noqa: E731
     k3 = token_means(minibatches, lambda logp, batch, _: l(logp, batch).exp() - 1 - l(logp, batch))
     assert 0.5 < weight < 1 and metrics["correction/weight_mean"] == pytest.approx(weight, rel=1e-6)
     assert 0 < kept < 1 and metrics["correction/kept_tokens"] == pytest.approx(kept, rel=1e-9)

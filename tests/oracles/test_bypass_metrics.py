@@ -13,8 +13,8 @@ from tests.oracles.verl_cases import config
 
 PRESETS = ["bypass_ppo_clip", "bypass_ppo_clip_geo_rs", "bypass_ppo_clip_k3_rs", "bypass_pg_is", "bypass_pg_geo_rs",
            "bypass_pg_geo_rs_seq_tis", "bypass_pg_geo_rs_token_tis", "bypass_pg_token_icepop"]  # fmt: skip
-ALWAYS = {"rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/training_ppl", "rollout_corr/chi2_token", "rollout_corr/chi2_seq",
-          "rollout_corr/log_ppl_diff_max", "rollout_corr/log_ppl_diff_min"}  # fmt: skip
+ALWAYS = {"rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/training_ppl", "rollout_corr/chi2_token",
+          "rollout_corr/chi2_seq", "rollout_corr/log_ppl_diff_max", "rollout_corr/log_ppl_diff_min"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,5 +1,6 @@
 """Schedules, entropy bonus, KL and length in the reward: the functions of verl, SkyRL and TRL on the same numbers."""
 
+import ast
 import asyncio
 
 import pytest
@@ -12,7 +13,6 @@ from trl.rewards import get_soft_overlong_punishment
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 from verl.trainer.ppo import core_algos
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.utils import torch_functional
 
 from algos.corrections.apply import correct
@@ -23,6 +23,7 @@ from harness.train.rewards import RewardShaping
 from harness.train.sampled import Sampled
 from harness.train.schedule import learning_rates
 from tests.oracles.comparing import NORM, Counts, batch, config, objective
+from tests.oracles.conftest import FOLDER
 from tests.oracles.verl_cases import REDUCTIONS
 
 
@@ -33,6 +34,15 @@ def test_the_adaptive_controller(theirs):
         controller.update(kl, 64)
         coef = adapted(coef, kl, target=0.1, horizon=1000, responses=64)
         assert coef == pytest.approx(controller.value, rel=1e-12)
+
+
+def apply_kl_penalty(*given):
+    """verl's function of that name, whose module needs torchdata for other things."""
+    parts = ast.parse((FOLDER / "verl/trainer/ppo/ray_trainer.py").read_text()).body
+    (function,) = (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "apply_kl_penalty")
+    names = {"torch": torch, "core_algos": core_algos, "DataProto": DataProto, "masked_mean": torch_functional.masked_mean}
+    exec(compile(ast.Module([function], []), "ray_trainer.py", "exec"), names)
+    return names["apply_kl_penalty"](*given)
 
 
 @pytest.mark.parametrize(("kind", "ours"), [("kl", "k1"), ("abs", "abs"), ("mse", "k2"), ("low_var_kl", "k3")])
