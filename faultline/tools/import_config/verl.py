@@ -313,7 +313,7 @@ def _kl_in_reward(source: Source, out: Translation) -> None:
     target, horizon = source.number("kl_ctrl.target_kl", default=0.1), source.number("kl_ctrl.horizon", default=10000)
     if controller not in ("fixed", "adaptive"):
         unusable(f"{source.key('kl_ctrl.type')}={controller}", "accepted are fixed, adaptive")
-    steered = (target, horizon) if controller == "adaptive" else (None, None)
+    steered: tuple[float | None, float | None] = (target, horizon) if controller == "adaptive" else (None, None)
     coef = source.number("kl_ctrl.kl_coef", default=0.001)
     out.kl_in_reward(KL_TYPES.get(kind, kind), coef, f"use_kl_in_reward with kl_penalty={theirs}", *steered)
 
