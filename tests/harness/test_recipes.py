@@ -1,5 +1,7 @@
 """What recipes add to a step: schedules, dynamic sampling, an entropy bonus, a KL penalty and length in the reward."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from algos.shaping import adapted
 from harness.errors import UserError
 from harness.rollouts import Rollout
 from harness.run.loop import Run
+from harness.run.restore import Checkpoint
 from harness.seeding import generator
 from harness.tasks import PAD
 from harness.train.rewards import RewardShaping
@@ -14,6 +17,7 @@ from harness.train.sampled import Sampled
 from harness.train.schedule import learning_rates
 from harness.train.trainer import Trainer
 from harness.validate import check
+from sweeps.branch import _seeded
 from tests.harness.test_trainer import folder_of, untimed
 
 EASY = ["warmstart.keep_low=0", "warmstart.keep_high=1"]
@@ -77,6 +81,15 @@ def test_length_and_kl_are_taken_off_the_reward(tiny):
 def test_a_recipe_that_cannot_work_is_refused(tiny, overrides, message):
     with pytest.raises(UserError, match=message):
         check(tiny(*overrides))
+
+
+def test_a_branch_goes_on_with_the_coefficient_that_its_checkpoint_holds(tiny):
+    adaptive = ["kl=k2", "kl.place=reward", "kl.target=0.01", "kl.horizon=10"]
+    checkpoint = Checkpoint(tiny(*adaptive), Path("nowhere"), 2)
+    with pytest.raises(UserError, match="kl.coef has no effect, since the checkpoint holds the coefficient"):
+        _seeded(checkpoint, "kl.coef=0.5", 1, "branches")
+    assert len(_seeded(checkpoint, "kl.coef=0.5 kl.target=null kl.horizon=null", 1, "branches")) == 1
+    assert len(_seeded(checkpoint, "kl.target=0.02", 1, "branches")) == 1
 
 
 @pytest.mark.slow
