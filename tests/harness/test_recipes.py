@@ -86,7 +86,7 @@ def test_a_recipe_that_cannot_work_is_refused(tiny, overrides, message):
 def test_a_branch_goes_on_with_the_coefficient_that_its_checkpoint_holds(tiny):
     adaptive = ["kl=k2", "kl.place=reward", "kl.target=0.01", "kl.horizon=10"]
     checkpoint = Checkpoint(tiny(*adaptive), Path("nowhere"), 2)
-    with pytest.raises(UserError, match="kl.coef has no effect, since the checkpoint holds the coefficient"):
+    with pytest.raises(UserError, match=r"kl\.coef has no effect, since the checkpoint"):
         _seeded(checkpoint, "kl.coef=0.5", 1, "branches")
     assert len(_seeded(checkpoint, "kl.coef=0.5 kl.target=null kl.horizon=null", 1, "branches")) == 1
     assert len(_seeded(checkpoint, "kl.target=0.02", 1, "branches")) == 1
