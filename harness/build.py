@@ -110,5 +110,6 @@ def samples_as_trainer(config: Config) -> bool:
     same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
     parameters = inspect.signature(ENGINES["local"]).parameters
-    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in parameters)
+    decisive = parameters.keys() - {"noise_seed"}  # of no noise
+    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in decisive)
     return r.engine.name == "local" and same and whole and plain

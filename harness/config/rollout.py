@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
 
+MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
+"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+
 
 class PrecisionConfig(Strict):
     """What a policy is computed in."""
@@ -16,15 +19,17 @@ class PrecisionConfig(Strict):
     """Name of the precision in tables and figures."""
     compute: Literal["fp32", "bf16", "fp16"]
     """Dtype of activations, norms, embeddings and head."""
-    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
+    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4"] | None
     """Format of the linear layers' weights. null: the compute dtype."""
-    activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
+    activations: Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"] | None
     """Format of the linear layers' inputs. null: the compute dtype."""
 
     @model_validator(mode="after")
     def _matched(self) -> PrecisionConfig:
         if self.activations and (self.weights or "")[:3] != self.activations[:3]:
             raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
+        if self.activations and (self.weights == "fp8_block") != (self.activations == "fp8_group"):
+            raise ValueError(f"activations={self.activations} with weights={self.weights}: fp8_group goes with fp8_block alone")
         return self
 
 

@@ -15,7 +15,7 @@ from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, Evaluat
 from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
-from harness.config.rollout import RolloutConfig
+from harness.config.rollout import MULTIPLES, RolloutConfig
 from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
@@ -93,8 +93,11 @@ class Config(Strict):
         if isinstance(self.task, TextConfig | ArithmeticConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for key, width in self.model.widths.items():
-            if self.rollout.precision.weights == "nvfp4" and width % 16:
-                raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
+            weights = self.rollout.precision.weights
+            if width % (block := MULTIPLES.get(weights or "", 1)):
+                raise ValueError(
+                    f"rollout.precision.weights={weights} needs rows of a multiple of {block} values; model.{key} is {width}"
+                )
 
     @property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ class Metric(NamedTuple):
     timing: bool = False
 
 
-PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
+PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8", "nvfp4", "nvfp4_w4a4")
 """Precisions that `evaluation.probe` may name."""
 
 METRICS = {

@@ -88,6 +88,8 @@ class Collector:
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
         sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        if r.engine.params.get("noise_seed", 0) is None:
+            sampling["noise_seed"] = config.seed
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
         self.policy: LocalEngine | None = None
         if needs_own_sampler(config):
