@@ -25,6 +25,8 @@ from tests.harness.test_trainer import folder_of, untimed
 
 pytestmark = pytest.mark.slow
 
+RECIPE = ["entropy_coeff=0.01", "kl=k3", "kl.place=reward", "kl.coef=0.1", "kl.target=1e-3", "kl.horizon=100",
+          "rollout.filter.max_rounds=2", "actor.schedule.warmup_steps=1"]  # fmt: skip
 SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
 
@@ -56,7 +58,7 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
 
 def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
     """Rewards, losses, gradient norms and mismatch of every step; then the checkpoint of two ranks goes on in one."""
-    shared = [*SHARED, "steps=3", "advantage=remax", "reduce=prompt_mean"]
+    shared = [*SHARED, *RECIPE, "steps=3", "advantage=remax", "reduce=prompt_mean"]
     config = tiny(*shared, "run.sweep=one-rank")
     train(config)
     stages = "actor.zero_stage=1,2,3"

@@ -108,7 +108,7 @@ def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
         update = trainer.learner.update
-        monkeypatch.setattr(trainer.learner, "update", lambda batch, order: (seen.append(batch), update(batch, order))[1])
+        monkeypatch.setattr(trainer.learner, "update", lambda batch, *a, **k: (seen.append(batch), update(batch, *a, **k))[1])
         for step in range(2):
             metrics = trainer.step(step)
             own = trainer.collector.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
