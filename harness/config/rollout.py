@@ -33,6 +33,13 @@ class PrecisionConfig(Strict):
         return self
 
 
+class FilterConfig(Strict):
+    """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
+
+    max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Rounds of prompts x group_size responses at most. Then equal groups fill what is missing. null: no filter."""
+
+
 class RolloutConfig(Strict):
     """prompts x group_size responses per step."""
 
@@ -56,9 +63,15 @@ class RolloutConfig(Strict):
     """Steps by which the weights that sample are older than those that are trained."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
+    filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
-    def _overlapped(self) -> RolloutConfig:
+    def _together(self) -> RolloutConfig:
+        if self.filter.max_rounds is not None and self.staleness:
+            raise ValueError(
+                f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "
+                "of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
+            )
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
