@@ -53,6 +53,7 @@ def test_who_collects_by_hand_goes_on_to(thawed):
 )
 def test_a_command_that_computes_nothing_imports_nothing_to_compute_with(command, without):
     """Of a process of its own, once it has printed."""
-    code = f"import sys\ntry: {command}\nexcept SystemExit: pass\nprint(*sorted(set({without}) & set(sys.modules)), file=sys.stderr)"
+    shown = f"print(*sorted(set({without}) & set(sys.modules)), file=sys.stderr)"
+    code = f"import sys\ntry: {command}\nexcept SystemExit: pass\n{shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout and done.stderr.strip() == ""
