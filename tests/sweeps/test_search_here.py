@@ -150,6 +150,6 @@ def test_the_dashboard_shows_the_journal(tmp_path):
 def test_a_dashboard_that_is_missing_is_named_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     with pytest.raises(SystemExit) as left:
-        main(["search", "demo_upper", "--dashboard", f"root={tmp_path}"])
+        main(["search", "demo_upper", f"root={tmp_path}", "--dashboard"])
     assert left.value.code == 2 and "pip install 'faultline[search]'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/*"))
