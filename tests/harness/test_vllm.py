@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import multiprocessing
-import os
 import re
 import signal
 from types import SimpleNamespace
@@ -23,12 +21,12 @@ from harness.rollouts import vllm_support
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, can_sleep, kv_cache_refusal, slow_formats, weight_formats
-from harness.run.loop import train
 from harness.tasks import PAD
 from harness.validate import check
-from tests.harness.test_resume import finished, lines, wait_for
+from tests.harness.processes import finished, stands_still, start, strike
 from tests.harness.test_trainer import folder_of, stepped, untimed
 from tests.machines import MACHINES
+from tests.waiting import until
 
 pytestmark = pytest.mark.vllm
 ENGINE = "rollout/engine=vllm"
@@ -429,25 +427,18 @@ def test_a_killed_run_resumes_bit_for_bit(tiny):
     """And no port was open but on the loopback interface."""
     kv_cache = "compute" if kv_cache_refusal("fp8_e4m3", 32) else "fp8_e4m3"
     overrides = [ENGINE, "rollout/precision=bf16", f"rollout.kv_cache={kv_cache}"]
-    overrides += ["steps=12", "checkpoint.every=4", "rollout.engine.kv_cache_gib=0.25"]
+    overrides += ["steps=6", "checkpoint.every=2", "rollout.engine.kv_cache_gib=0.25"]
     undisturbed = tiny(*overrides, "run.sweep=vllm-undisturbed")
-    context = multiprocessing.get_context("forkserver")
-    finished(begun(context, undisturbed))
+    finished(start(undisturbed))
     config = tiny(*overrides, "run.sweep=vllm-killed")
-    process = begun(context, config)
-    wait_for(lambda: lines(folder_of(config)) >= 6, process)
+    process = start(config, "row 3")
+    until(lambda: stands_still(process), process.is_alive)
     listening = {c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN}
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    finished(begun(context, config))
+    strike(process, signal.SIGKILL)
+    finished(process, code=-signal.SIGKILL)
+    finished(start(config))
     assert untimed(folder_of(config).metrics()) == untimed(folder_of(undisturbed).metrics())
     assert listening <= {"127.0.0.1", "::1"}
-
-
-def begun(context, config):
-    process = context.Process(target=train, args=(config,))
-    process.start()
-    return process
 
 
 @pytest.mark.parametrize(
