@@ -20,6 +20,7 @@ from harness.run.folder import RunFolder
 from sweeps.launchers import pool
 from tests.waiting import PATIENCE, until
 
+os.environ["OMP_NUM_THREADS"] = "1"  # as a launcher sets it: the server and what it forks inherit it
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(pool.PRELOADED)
 
