@@ -23,7 +23,8 @@ from sweeps.search.spec import Spec, load
 from sweeps.search.study import importance, open_study
 from tests.analysis.synthetic import FP8, write
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, rows, until
+from tests.sweeps.conftest import held, rows
+from tests.waiting import PATIENCE, until
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
 
@@ -66,9 +67,9 @@ def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     run.goes_on()
     until(lambda: sum(state.state == "done" for state in sweep.states().values()) >= 2)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(60) in (143, -signal.SIGTERM)
+    assert second.wait(PATIENCE) in (143, -signal.SIGTERM)
     third = begin()
-    printed, told = third.communicate(timeout=250)
+    printed, told = third.communicate(timeout=PATIENCE)
     assert third.returncode == 0, told
     states = sweep.states()
     assert len(states) == 2 * 2 + 2 and {state.state for state in states.values()} == {"done"}
@@ -116,7 +117,8 @@ def searched(sweep, **spec):
 def test_the_report_draws_healthy_against_the_threshold(tmp_path):
     """2 of 2 and 1 of 2. Clopper and Pearson: 2 of 2 is at least 0.025^(1/2) = 0.1581."""
     searched(tmp_path)
-    (tmp_path / ".sweep" / "search.json").write_text(json.dumps({"importance": {"|correction.weight.upper - 1|": 0.75, "b": 0.25}}))
+    shares = {"|correction.weight.upper - 1|": 0.75, "b": 0.25}
+    (tmp_path / ".sweep" / "search.json").write_text(json.dumps({"importance": shares}))
     figure = FIGURES["search"].draw(analysed(tmp_path))
     share, reward, bars = figure.axes
     x, y = share.lines[0].get_data()
@@ -140,7 +142,7 @@ def test_the_dashboard_shows_the_journal(tmp_path):
     open_study(sweep, spec)
     with serve_dashboard(sweep) as address:
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}api/studies", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}api/studies", timeout=PATIENCE) as answer:
             (study,) = json.load(answer)["study_summaries"]
     assert study["study_name"] == "here"
 
