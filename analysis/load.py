@@ -159,6 +159,7 @@ def _own_precision(config: dict[str, Any]) -> bool:
 
     Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
     """
-    rollout, own = config["rollout"], config["actor"]["dtype"]
+    rollout, actor = config["rollout"], config["actor"]
+    own = (actor.get("precision") or {"name": actor["dtype"]})["name"]
     same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
     return same and not _noises(config) and (own == "fp32" or rollout["engine"]["name"] == "local")
