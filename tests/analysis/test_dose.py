@@ -1,6 +1,7 @@
 """Reward by dose: the fit, its band and the tolerated dose on numbers by hand, and the report of a sweep with a known curve."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def noisy(sweep, seed, overrides, k3, reward, sampling, persistence):
         if row["step"] >= 20 and "eval/reward" in row:  # evaluations at 20, 25 and 30, with the mean `reward`
             shift = (row["step"] - 25) / 100
             row |= {"eval/reward": reward + shift, "eval/rollout_reward": sampling + shift}
-        if row["step"] == 20:
+        if row["step"] == 20 and persistence is not None:
             row["mismatch/persistence_20"] = persistence
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -90,7 +91,7 @@ def sweep(tmp_path_factory):
         noisy(folder, seed, [FP8], 0.04, 0.7 + shift, 0.75 + shift, 0.9)
         for (correction, persistence), slope in SLOPES.items():
             for noise, root in ((0.1, 0.1), (0.2, 0.2), (0.4, 0.4)):
-                overrides = [FP32, f"rollout.engine.noise={noise}", f"rollout.engine.noise_persistence={persistence}"]
+                overrides = [FP32, f"rollout.engine.noise={noise}", f"rollout.engine.noise_persistence={persistence:.1f}"]
                 overrides += [f"correction={correction.replace('-', '_')}"]
                 own, sampling = 0.8 - slope * root + shift, 0.8 - slope * root / 2 + shift
                 noisy(folder, seed, overrides, root**2, own, sampling, 0.05 if persistence == 0 else 0.97)
@@ -114,7 +115,7 @@ def test_a_known_curve_comes_back_from_the_run_folders(sweep):
 
 def test_an_arm_with_noise_is_compared_with_the_control_and_its_remedy_with_it(sweep):
     results = load(sweep)
-    noise = "rollout.engine.noise=0.2 rollout.engine.noise_persistence=1"
+    noise = "rollout.engine.noise=0.2 rollout.engine.noise_persistence=1.0"
     control = results.runs[results.runs.control].arm.unique().item()
     found = {arm: other for arm, other in results.references.items() if arm.endswith(noise)}
     assert found == {f"fp32 pg {noise}": control, f"fp32 pg token-truncate {noise}": f"fp32 pg {noise}"}
@@ -147,7 +148,7 @@ def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
     few.mkdir()
     for run in sweep.iterdir():
         if "0.4" not in run.name:
-            (few / run.name).symlink_to(run)
+            shutil.copytree(run, few / run.name)
     assert response(load(few)) == (
         "No correction and persistence has 3 doses of noise (the most is 2), so no curve can be fitted."
     )
