@@ -71,10 +71,11 @@ def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Co
 
 def _noise_arm(checkpoint: Checkpoint) -> str:
     from experiments.noise import matching_noise
+    from harness.build import own_precision
 
     noise, reached, wanted = matching_noise(checkpoint)
     print(f"the run's rollouts have K3 {wanted:.2e} at step {checkpoint.step}; noise {noise:.3g} has {reached:.2e}")
-    own = f"rollout/engine=local rollout/precision={checkpoint.config.actor.dtype} rollout.kv_cache=compute"
+    own = f"rollout/engine=local rollout/precision={own_precision(checkpoint.config).name} rollout.kv_cache=compute"
     return f"{own} rollout.engine.noise={noise:.3g}"
 
 
