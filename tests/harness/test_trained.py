@@ -72,7 +72,8 @@ def test_what_is_recorded_is_what_was_applied(tiny, monkeypatch, scoring):
 def test_of_one_minibatch_both_policies_are_one(tiny, monkeypatch):
     metrics, _ = stepped(tiny("proximal=rollout", "rollout/precision=nvfp4"), monkeypatch)
     current = {name.removeprefix("current/"): value for name, value in metrics.items() if name.startswith("current/")}
-    assert len(current) > 20 and current == {name: metrics[name] for name in current} and current["rollout_corr/k3_kl"] > 0
+    assert len(current) > 20 and current["rollout_corr/k3_kl"] > 0
+    assert current == pytest.approx({name: metrics[name] for name in current}, rel=1e-9)  # of the same rows in another order
     assert not any(name.startswith(("current/", "old/")) for name in stepped(tiny("rollout/precision=nvfp4"), monkeypatch)[0])
 
 
