@@ -9,8 +9,8 @@ from harness.train.trained import over_minibatches
 from harness.train.trainer import Trainer
 from tests.harness.test_trainer import folder_of
 
-# A weight that caps many ratios, and a filter that drops a few responses, both of π_θ/μ.
-CURRENT = ["loss=pg", "correction=token_truncate", "correction.ratio=current", "correction.weight.upper=1.01",
+# A weight that caps many ratios and a filter that drops responses, of π_θ/μ; and a loss with a gradient whatever the rewards are.
+CURRENT = ["loss=cross_entropy", "correction=token_truncate", "correction.ratio=current", "correction.weight.upper=1.01",
            "+correction.reject.worst={level: worst_token, lower: 0.8}", "rollout/precision=nvfp4"]  # fmt: skip
 
 
