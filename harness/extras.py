@@ -7,6 +7,7 @@ EXTRAS = {
     "sweep": ("submitit",),
     "search": ("optuna", "optuna_dashboard"),
     "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
     "vllm": ("vllm",),
     "notebooks": ("jupytext", "nbclient"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,15 +46,22 @@ class ScoringHead(nn.Module):
         self.weight, self.temperature = weight, temperature
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logp, entropy = _Score.apply(hidden.flatten(0, 1), self.weight, targets.flatten(), self.temperature)
+        score = _score if len(_chunks(self.weight, targets.flatten())) == 1 else _Score.apply
+        logp, entropy = score(hidden.flatten(0, 1), self.weight, targets.flatten(), self.temperature)
         return logp.view_as(targets), entropy.view_as(targets)
 
 
-class _Score(torch.autograd.Function):
-    """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N].
+def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N], with all logits at once."""
+    logp = _log_softmax(hidden, weight, temperature)
+    return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again, a chunk
-    at a time. An entropy that no loss reads costs it nothing.
+
+class _Score(torch.autograd.Function):
+    """`_score`, a chunk at a time.
+
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again: a fourth
+    product beside the three of `_score`. An entropy that no loss reads costs it nothing.
     """
 
     @staticmethod
@@ -87,34 +93,33 @@ class _Score(torch.autograd.Function):
         return of_hidden, of_weight.to(weight.dtype), None, None
 
 
-def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log π, H) of a chunk, [n]."""
-    logp = _log_softmax(hidden, weight, temperature)
-    return logp.gather(-1, targets[:, None])[:, 0], -logp.exp().mul_(logp).sum(-1)
-
-
 def _of_logits(
     hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, of_entropy: Tensor | None, temperature: float
 ) -> Tensor:
-    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads."""
+    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
+
+    Without one each step works in the memory of log π: new pages would cost more time than the arithmetic.
+    """
     logp = _log_softmax(hidden, weight, temperature)
-    given = torch.zeros_like(logp).scatter_(-1, targets[:, None], of_logp[:, None])
-    of_logits = torch.ops.aten._log_softmax_backward_data(given, logp, -1, logp.dtype)
-    if of_entropy is not None:
+    if of_entropy is None:
+        of_logits = logp.exp_().mul_(-of_logp[:, None])
+    else:
         pi = logp.exp()
-        of_logits.sub_(logp.sub_((pi * logp).sum(-1, keepdim=True)).mul_(pi).mul_(of_entropy[:, None]))
+        entropy = -(pi * logp).sum(-1, keepdim=True)
+        of_logits = logp.add_(entropy).mul_(of_entropy[:, None]).add_(of_logp[:, None]).mul_(pi).neg_()
+    of_logits.scatter_add_(-1, targets[:, None], of_logp[:, None].to(of_logits.dtype))
     return of_logits.div_(temperature).to(hidden.dtype)
 
 
-def _chunks(weight: Tensor, targets: Tensor) -> Iterator[slice]:
+def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
     """Places whose logits are at most CHUNK numbers, and one place at the least."""
     size = max(1, CHUNK[weight.device.type] // len(weight))
-    return (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
+    return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """[n, V] in fp32 or wider, in memory of its own."""
-    logits = hidden @ weight.t()
+    logits = nn.functional.linear(hidden, weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.div_(temperature).log_softmax(-1)
 

@@ -88,6 +88,27 @@ def test_no_tensor_is_larger_than_a_chunk(monkeypatch):
     assert largest.elements == VOCABULARY * HIDDEN < N * VOCABULARY
 
 
+class Products(TorchDispatchMode):
+    """How many products of matrices are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("chunk", "each"), [(N * VOCABULARY, 3), (4 * VOCABULARY, 4)], ids=["all", "4 places"])
+def test_only_logits_of_several_chunks_are_made_again(chunk, each, monkeypatch):
+    """Logits, and gradients of hidden states and weight: 3 products a chunk. Of several chunks the logits again."""
+    monkeypatch.setitem(head.CHUNK, "cpu", chunk)
+    hidden, weight, targets, of_logp = inputs()
+    with Products() as products:
+        logp, _ = ScoringHead(weight, 1.0)(hidden, targets)
+        torch.autograd.grad((of_logp * logp).sum(), [hidden, weight])
+    assert products.count == each * (N * VOCABULARY // chunk)
+
+
 def test_parameters_keep_their_names():
     net = build(SHAPE, 0)
     assert [name for name, _ in ScoringModel(net, 1.0).named_parameters()] == [name for name, _ in net.named_parameters()]
