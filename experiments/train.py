@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from harness.boundary import command
 from harness.compose import check_choices, check_files, plain
 from harness.config import parse
+from harness.startup import uncollected
 
 INTERRUPTED = "interrupted; the same command goes on from there"
 
@@ -22,8 +23,8 @@ def _compose_and_run(composed: DictConfig) -> str:
     """Check the composed config, then run it. Returns the state in which the run ended."""
     with command(INTERRUPTED):  # here too, since Hydra puts a line of its own before an error that reaches it
         config = parse(plain(composed))
-        from harness.run.loop import train
-
+        with uncollected():
+            from harness.run.loop import train
         return train(config)
 
 
@@ -37,7 +38,8 @@ def main(arguments: list[str]) -> None:
         if {"-h", "--help"} & set(arguments):
             from experiments.help import show
 
-            show(arguments)
+            with uncollected():
+                show(arguments)
         else:
             given = get_args_parser().parse_args(sys.argv[1:])
             check_files(given.config_dir)

@@ -25,10 +25,12 @@ def build_objective(config: Config) -> Objective:
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
-    if config.kl.name is not None:
+    if config.kl.name is not None and config.kl.place == "loss":
         inputs = ("logp", "logp_ref", "mask", "logp_prox")
         kl = bind(KL[config.kl.name], f"kl.name={config.kl.name}", {}, inputs=inputs).func
-    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
+    return Objective(
+        loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef, config.entropy_coeff
+    )
 
 
 def build_advantage(config: Config) -> functools.partial:
@@ -98,15 +100,18 @@ def needs_own_sampler(config: Config) -> bool:
 
 def own_precision(config: Config) -> PrecisionConfig:
     """The precision of the trainer's own policy."""
+    if config.actor.precision is not None:
+        return config.actor.precision
     return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's dtype, nothing else changed,
-    with the weights of the step."""
+    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's precision, nothing else
+    changed, with the weights of the step."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
     parameters = inspect.signature(ENGINES["local"]).parameters
-    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in parameters)
+    decisive = parameters.keys() - {"noise_seed"}  # of no noise
+    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in decisive)
     return r.engine.name == "local" and same and whole and plain

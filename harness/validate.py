@@ -14,11 +14,12 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
-from harness.config import ArithmeticConfig, Config, TextConfig
+from harness.config import ArithmeticConfig, Config, PrecisionConfig, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
 from harness.rollouts.architecture import architecture_of, expert_count
+from harness.rollouts.local import LocalEngine
 from harness.routing import check_routing
 from harness.tasks import TurnTask
 
@@ -57,7 +58,7 @@ def _try_out(objective: Objective) -> None:
     turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     batch = Batch(one, mask, one, one, turn, one, prompt)
     corrected = correct(batch, objective.correction)
-    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt))
+    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt), one)
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:
@@ -73,6 +74,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
         f"correction.ratio={correction.ratio}": objective.reads_old,
         "correction.normalize=batch": correction.normalize == "batch",
         "correction.denominator=kept": correction.denominator == "kept",
+        "kl.place=reward": config.kl.place == "reward",
         "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),
     }
     if config.actor.scoring == "none" and any(needs.values()):
@@ -85,6 +87,8 @@ class _Built(NamedTuple):
 
     shape: PretrainedConfig
     has_turns: bool
+    can_end: bool
+    answer_length: int
 
 
 _BUILT: dict[str, _Built] = {}
@@ -96,7 +100,9 @@ def _built(config: Config) -> _Built:
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in _BUILT:
         task = build_task(config)
-        _BUILT[sections] = _Built(policy_config(config.model, task), isinstance(task, TurnTask))
+        _BUILT[sections] = _Built(
+            policy_config(config.model, task), isinstance(task, TurnTask), bool(task.stop), task.answer_length
+        )
     return _BUILT[sections]
 
 
@@ -109,13 +115,37 @@ def _check_persistence(config: Config) -> None:
         )
 
 
+def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
+    buffer = config.overlong.buffer
+    if buffer is not None and not can_end:
+        raise UserError(
+            f"overlong.buffer={buffer} has no effect: each response of task={config.task.name} has {answer_length} tokens; "
+            "set overlong.buffer=null"
+        )
+    if buffer is not None and buffer > answer_length:
+        raise UserError(f"overlong.buffer={buffer}: exceeds task.answer_length={answer_length}; lower it")
+
+
+def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
+    """Check that the training forward can be cast as the embedded engine casts."""
+    try:
+        LocalEngine.check(shape, precision, "compute")
+    except UserError as error:
+        raise UserError(f"actor.precision={precision.name}, which casts as that engine does: {error}") from None
+    if expert_count(shape):
+        raise UserError(f"actor.precision={precision.name}: experts are not cast in training; use a dense model, or null")
+
+
 def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns = _built(config)
+    shape, has_turns, can_end, answer_length = _built(config)
+    _check_overlong(config, can_end, answer_length)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
+    if config.actor.precision is not None:
+        _check_cast(config.actor.precision, shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
     if needs_own_sampler(config):

@@ -27,7 +27,7 @@ def main() -> None:
         for arm in ("fp32", "w4a4"):
             with ExitStack() as claims:
                 moe, small = (_stepper(claims, root, arm, model) for model in ("moe", "small"))
-                seconds = in_turns(ROUNDS, moe=moe, small=small)
+                seconds = in_turns(ROUNDS, {"moe": moe, "small": small})
             against = f"{ratio(seconds['moe'], seconds['small'])} of the dense twin's {milliseconds(seconds['small'])}"
             print(f"one RL step of the demo, {arm} rollouts: mixture {milliseconds(seconds['moe'])}, {against}", flush=True)
 

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.config.base import Count, Positive, PositiveFraction, Strict
+from harness.config.rollout import PrecisionConfig
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ScheduleConfig(Strict):
+    """How the learning rate changes, see harness/train/schedule.py."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
+    """What follows the warm-up. linear, cosine: down to 0 at the end of the run. inverse_sqrt: with 1/√steps."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Optimizer steps over which the rate rises from 0; the first of them has rate 0."""
+    min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of actor.lr where a cosine ends."""
+
+    @model_validator(mode="after")
+    def _used(self) -> ScheduleConfig:
+        if self.min_lr_ratio and self.name != "cosine":
+            raise ValueError(f"min_lr_ratio={self.min_lr_ratio:g} has no effect with name={self.name}; use name=cosine")
+        if self.name == "inverse_sqrt" and not self.warmup_steps:
+            raise ValueError("warmup_steps=0 with name=inverse_sqrt: its rate falls from the end of a warm-up; give one")
+        return self
 
 
 class ActorConfig(Strict):
@@ -18,8 +38,12 @@ class ActorConfig(Strict):
     """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
+    precision: PrecisionConfig | None = None
+    """What the linear layers are cast to in the training forward, straight through, as by a rollout engine in this precision.
+    null: not at all."""
     lr: PositiveFraction
-    """Learning rate."""
+    """Learning rate; with a schedule the largest."""
+    schedule: ScheduleConfig = ScheduleConfig()
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction
@@ -39,6 +63,19 @@ class ActorConfig(Strict):
     scoring: Literal["exact", "forward", "none"]
     """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
     forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
+
+    @model_validator(mode="after")
+    def _castable(self) -> ActorConfig:
+        if self.precision is None:
+            return self
+        name, compute = self.precision.name, self.precision.compute
+        if self.precision.weights is None:
+            raise ValueError(f"precision={name} casts nothing; set actor.dtype={compute} and actor.precision=null")
+        if compute != self.dtype:
+            raise ValueError(f"precision={name} computes in {compute} and dtype is {self.dtype}; set actor.dtype={compute}")
+        if self.zero_stage == 3:
+            raise ValueError(f"precision={name} with zero_stage=3: a cast spans weights that stage 3 gathers apart; use 2")
+        return self
 
 
 class RoutingConfig(Strict):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -98,11 +99,16 @@ def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _docstrings(kind: type) -> dict[str, str]:
     """Field -> the string below it."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
     return {
         field.target.id: str(text.value.value)
-        for field, text in pairwise(definition.body)
+        for field, text in pairwise(_classes(kind.__module__)[kind.__name__].body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name. `inspect.getsource` of a class would parse the module anew for each of them."""
+    source = inspect.getsource(sys.modules[module])
+    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ class ScoringModel(nn.Module):
     """A causal language model that gives (log π of given tokens, entropy of π) at temperature τ, and never all its logits.
 
     With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and
-    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats; H is detached. Parameters keep their transformers names. Raises UserError
-    for a model that does more to its logits.
+    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats. Parameters keep their transformers names. Raises UserError for a model that
+    does more to its logits.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float):
@@ -47,32 +46,44 @@ class ScoringHead(nn.Module):
         self.weight, self.temperature = weight, temperature
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logp, entropy = _Score.apply(hidden.flatten(0, 1), self.weight, targets.flatten(), self.temperature)
+        score = _score if len(_chunks(self.weight, targets.flatten())) == 1 else _Score.apply
+        logp, entropy = score(hidden.flatten(0, 1), self.weight, targets.flatten(), self.temperature)
         return logp.view_as(targets), entropy.view_as(targets)
 
 
-class _Score(torch.autograd.Function):
-    """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N].
+def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N], with all logits at once."""
+    logp = _log_softmax(hidden, weight, temperature)
+    return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ. The backward pass makes the logits again, a chunk at a time.
+
+class _Score(torch.autograd.Function):
+    """`_score`, a chunk at a time.
+
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again: a fourth
+    product beside the three of `_score`. An entropy that no loss reads costs it nothing.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
         ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         parts = [_score(hidden[rows], weight, targets[rows], temperature) for rows in _chunks(weight, targets)]
         chosen, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
-        ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logp: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(
+        ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, targets = ctx.saved_tensors
+        of_logp = targets.new_zeros(targets.shape, dtype=torch.float32) if of_logp is None else of_logp
         of_hidden, of_weight = torch.empty_like(hidden), torch.zeros(weight.shape, device=weight.device)
         for rows in _chunks(weight, targets):
-            of_logits = _of_logits(hidden[rows], weight, targets[rows], of_logp[rows], ctx.temperature)
+            given = (of_logp[rows], None if of_entropy is None else of_entropy[rows])
+            of_logits = _of_logits(hidden[rows], weight, targets[rows], *given, ctx.temperature)
             of_hidden[rows] = of_logits @ weight
             if weight.dtype == of_weight.dtype:
                 of_weight.addmm_(of_logits.t(), hidden[rows])
@@ -82,28 +93,33 @@ class _Score(torch.autograd.Function):
         return of_hidden, of_weight.to(weight.dtype), None, None
 
 
-def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log π, H) of a chunk, [n]."""
+def _of_logits(
+    hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, of_entropy: Tensor | None, temperature: float
+) -> Tensor:
+    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
+
+    Without one each step works in the memory of log π: new pages would cost more time than the arithmetic.
+    """
     logp = _log_softmax(hidden, weight, temperature)
-    return logp.gather(-1, targets[:, None])[:, 0], -logp.exp().mul_(logp).sum(-1)
+    if of_entropy is None:
+        of_logits = logp.exp_().mul_(-of_logp[:, None])
+    else:
+        pi = logp.exp()
+        entropy = -(pi * logp).sum(-1, keepdim=True)
+        of_logits = logp.add_(entropy).mul_(of_entropy[:, None]).add_(of_logp[:, None]).mul_(pi).neg_()
+    of_logits.scatter_add_(-1, targets[:, None], of_logp[:, None].to(of_logits.dtype))
+    return of_logits.div_(temperature).to(hidden.dtype)
 
 
-def _of_logits(hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, temperature: float) -> Tensor:
-    """The gradient of the logits of a chunk [n, V], from that of log π [n]."""
-    logp = _log_softmax(hidden, weight, temperature)
-    given = torch.zeros_like(logp).scatter_(-1, targets[:, None], of_logp[:, None])
-    return torch.ops.aten._log_softmax_backward_data(given, logp, -1, logp.dtype).div_(temperature).to(hidden.dtype)
-
-
-def _chunks(weight: Tensor, targets: Tensor) -> Iterator[slice]:
+def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
     """Places whose logits are at most CHUNK numbers, and one place at the least."""
     size = max(1, CHUNK[weight.device.type] // len(weight))
-    return (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
+    return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """[n, V] in fp32 or wider, in memory of its own."""
-    logits = hidden @ weight.t()
+    logits = nn.functional.linear(hidden, weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.div_(temperature).log_softmax(-1)
 

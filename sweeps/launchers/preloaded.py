@@ -8,6 +8,7 @@ import importlib
 import signal
 from pathlib import Path
 
+from harness.startup import uncollected
 from sweeps.launchers.orphans import end_with_parent
 
 # A terminal and Slurm signal every process at once, and the server must outlive its runs. Signals are held back and not ignored:
@@ -23,5 +24,6 @@ PRELOADED = (
 # DeepSpeed reads a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that.
 # Where there is a GPU each run imports for itself.
 if not Path("/dev/nvidiactl").exists():
-    for module in PRELOADED:
-        importlib.import_module(module)
+    with uncollected():
+        for module in PRELOADED:
+            importlib.import_module(module)

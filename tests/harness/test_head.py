@@ -36,13 +36,18 @@ def test_values_and_gradients_are_those_of_the_definition(temperature, chunk, mo
     hidden, weight, targets, of_logp = inputs()
     logp, entropy = ScoringHead(weight, temperature)(hidden, targets)
     expected_logp, expected_entropy = plain(hidden.double(), weight.double(), targets, temperature)
-    assert logp.dtype == entropy.dtype == torch.float32 and not entropy.requires_grad
+    assert logp.dtype == entropy.dtype == torch.float32 
     torch.testing.assert_close(logp.double(), expected_logp, atol=2e-6, rtol=1e-6)
     torch.testing.assert_close(entropy.double(), expected_entropy, atol=2e-6, rtol=1e-6)
-    ours = torch.autograd.grad((of_logp * logp).sum(), [hidden, weight])
-    theirs = torch.autograd.grad((of_logp * expected_logp).sum(), [hidden, weight])
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a - b).norm() < 1e-6 * b.norm()
+    of_entropy = torch.linspace(-1, 2, N).view(2, -1)
+    for of_both in ((of_logp, 0 * of_logp), (of_logp, of_entropy), (0 * of_logp, of_entropy)):
+        ours = torch.autograd.grad((of_both[0] * logp + of_both[1] * entropy).sum(), [hidden, weight], retain_graph=True)
+        expected = (of_both[0] * expected_logp + of_both[1] * expected_entropy).sum()
+        for a, b in zip(ours, torch.autograd.grad(expected, [hidden, weight], retain_graph=True), strict=True):
+            assert (a - b).norm() < 2e-6 * b.norm()
+    for one, other in ((logp, expected_logp), (entropy, expected_entropy)):  # the gradient of the other is not asked for
+        ours, theirs = (torch.autograd.grad(part.sum(), weight, retain_graph=True)[0] for part in (one, other))
+        assert (ours - theirs).norm() < 2e-6 * theirs.norm()
 
 
 def test_weights_of_16_bit_have_gradients_that_add_up_in_fp32(monkeypatch):
@@ -81,6 +86,27 @@ def test_no_tensor_is_larger_than_a_chunk(monkeypatch):
         assert largest.elements == 4 * VOCABULARY
         torch.autograd.grad((of_logp * logp).sum(), [hidden, weight])
     assert largest.elements == VOCABULARY * HIDDEN < N * VOCABULARY
+
+
+class Products(TorchDispatchMode):
+    """How many products of matrices are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("chunk", "each"), [(N * VOCABULARY, 3), (4 * VOCABULARY, 4)], ids=["all", "4 places"])
+def test_only_logits_of_several_chunks_are_made_again(chunk, each, monkeypatch):
+    """Logits, and gradients of hidden states and weight: 3 products a chunk. Of several chunks the logits again."""
+    monkeypatch.setitem(head.CHUNK, "cpu", chunk)
+    hidden, weight, targets, of_logp = inputs()
+    with Products() as products:
+        logp, _ = ScoringHead(weight, 1.0)(hidden, targets)
+        torch.autograd.grad((of_logp * logp).sum(), [hidden, weight])
+    assert products.count == each * (N * VOCABULARY // chunk)
 
 
 def test_parameters_keep_their_names():

@@ -24,7 +24,8 @@ from sweeps.search.spec import Spec, load
 from sweeps.search.study import importance, open_study
 from tests.analysis.synthetic import FP8, write
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, rows, until
+from tests.sweeps.conftest import held, rows
+from tests.waiting import PATIENCE, until
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
 
@@ -67,9 +68,9 @@ def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     run.goes_on()
     until(lambda: sum(state.state == "done" for state in sweep.states().values()) >= 2)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(60) in (143, -signal.SIGTERM)
+    assert second.wait(PATIENCE) in (143, -signal.SIGTERM)
     third = begin()
-    printed, told = third.communicate(timeout=250)
+    printed, told = third.communicate(timeout=PATIENCE)
     assert third.returncode == 0, told
     states = sweep.states()
     assert len(states) == 2 * 2 + 2 and {state.state for state in states.values()} == {"done"}
@@ -142,7 +143,7 @@ def test_the_dashboard_shows_the_journal(tmp_path):
     open_study(sweep, spec)
     with serve_dashboard(sweep) as address:
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}api/studies", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}api/studies", timeout=PATIENCE) as answer:
             (study,) = json.load(answer)["study_summaries"]
     assert study["study_name"] == "here"
 
