@@ -49,6 +49,7 @@ def specified(root) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     """SIGKILL at the first run, SIGTERM later, and the same command to the end: two trials of two seeds, and two fresh ones."""
     file = tmp_path / "here.yaml"
