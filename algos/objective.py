@@ -18,10 +18,11 @@ from algos.reductions import Counts, reduce
 class Objective(NamedTuple):
     """The scalar that a training step differentiates, over the kept tokens.
 
-    reduce(w · loss(π_θ, π_prox, A)) + kl_coef · reduce(KL(π_θ, π_ref))
+    reduce(w · loss(π_θ, π_prox, A)) + kl_coef · reduce(KL(π_θ, π_ref)) − entropy_coeff · reduce(H(π_θ))
 
     loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors it on π_old,
     `rollout` on μ. kl: an estimator of `kl`, added with kl_coef ≥ 0 and not weighted; None for none.
+    entropy_coeff: of the entropy bonus, ≥ 0 and not weighted either.
     """
 
     loss: Callable[..., TokenLoss]
@@ -31,6 +32,7 @@ class Objective(NamedTuple):
     norm: int | None = None
     kl: Callable[..., Tensor] | None = None
     kl_coef: float = 0.0
+    entropy_coeff: float = 0.0
 
     @property
     def anchored(self) -> bool:
@@ -54,20 +56,21 @@ class Objective(NamedTuple):
         return batch._replace(selected=select(self._anchor(batch), batch.advantages, corrected.counted, **params))
 
     def __call__(
-        self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts
+        self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
         corrected: these rows of the correction of the whole mini-batch. Its `counted` tokens are the response that the
         loss takes a mean or product over. counts: of `corrected.counted` of the whole mini-batch, so that losses and
-        metrics of its parts add up.
+        metrics of its parts add up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus
+        alone.
 
         The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the
         loss, if it has one. actor/pg_clipfrac_lower: tokens at its dual clip or cap. actor/ppo_kl: log π_prox − log π_θ, if the
         loss is anchored. actor/kl: the estimator's value, if there is a KL term.
 
-        Raises ValueError when a loss that selects tokens gets a batch without `selected`, or a KL term one without
-        `logp_ref`.
+        Raises ValueError when a loss that selects tokens gets a batch without `selected`, a KL term one without `logp_ref`,
+        or an entropy bonus no `entropy`.
         """
         batch, logp = batch.widened(), at_least_fp32(logp)
         anchor, (weights, kept, counted) = self._anchor(batch), corrected
@@ -86,6 +89,10 @@ class Objective(NamedTuple):
             divergence = self.kl(logp, batch.logp_ref, batch.mask, anchor)
             loss = loss + self.kl_coef * reduce(divergence, corrected, counts, self.reduction, self.norm)
             sums["actor/kl"] = torch.where(kept, divergence.detach(), 0.0).sum(dtype=torch.float64)
+        if self.entropy_coeff:
+            if entropy is None:
+                raise ValueError("an entropy bonus needs the entropy of π_θ at each token")
+            loss = loss - self.entropy_coeff * reduce(entropy, corrected, counts, self.reduction, self.norm)
         return loss, {name: value.double() / counts.tokens.clamp(min=1) for name, value in sums.items()}
 
     @property

@@ -10,6 +10,7 @@ PRECISIONS = (
     "fp8_channel",
     "fp8_block",
     "fp8_tensor",
+    "mxfp8",
     "int8",
     "nvfp4",
     "nvfp4_w4a4",

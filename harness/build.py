@@ -25,10 +25,12 @@ def build_objective(config: Config) -> Objective:
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
-    if config.kl.name is not None:
+    if config.kl.name is not None and config.kl.place == "loss":
         inputs = ("logp", "logp_ref", "mask", "logp_prox")
         kl = bind(KL[config.kl.name], f"kl.name={config.kl.name}", {}, inputs=inputs).func
-    return Objective(loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef)
+    return Objective(
+        loss, config.correction, config.proximal, config.reduce.mode, config.reduce.norm, kl, config.kl.coef, config.entropy_coeff
+    )
 
 
 def build_advantage(config: Config) -> functools.partial:
@@ -108,5 +110,6 @@ def samples_as_trainer(config: Config) -> bool:
     same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
     parameters = inspect.signature(ENGINES["local"]).parameters
-    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in parameters)
+    decisive = parameters.keys() - {"noise_seed"}  # of no noise
+    plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in decisive)
     return r.engine.name == "local" and same and whole and plain

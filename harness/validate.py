@@ -57,7 +57,7 @@ def _try_out(objective: Objective) -> None:
     turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     batch = Batch(one, mask, one, one, turn, one, prompt)
     corrected = correct(batch, objective.correction)
-    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt))
+    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt), one)
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:
@@ -73,6 +73,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
         f"correction.ratio={correction.ratio}": objective.reads_old,
         "correction.normalize=batch": correction.normalize == "batch",
         "correction.denominator=kept": correction.denominator == "kept",
+        "kl.place=reward": config.kl.place == "reward",
         "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),
     }
     if config.actor.scoring == "none" and any(needs.values()):
@@ -85,6 +86,8 @@ class _Built(NamedTuple):
 
     shape: PretrainedConfig
     has_turns: bool
+    can_end: bool
+    answer_length: int
 
 
 _BUILT: dict[str, _Built] = {}
@@ -96,7 +99,9 @@ def _built(config: Config) -> _Built:
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in _BUILT:
         task = build_task(config)
-        _BUILT[sections] = _Built(policy_config(config.model, task), isinstance(task, TurnTask))
+        _BUILT[sections] = _Built(
+            policy_config(config.model, task), isinstance(task, TurnTask), bool(task.stop), task.answer_length
+        )
     return _BUILT[sections]
 
 
@@ -109,11 +114,23 @@ def _check_persistence(config: Config) -> None:
         )
 
 
+def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
+    buffer = config.overlong.buffer
+    if buffer is not None and not can_end:
+        raise UserError(
+            f"overlong.buffer={buffer} has no effect: each response of task={config.task.name} has {answer_length} tokens; "
+            "set overlong.buffer=null"
+        )
+    if buffer is not None and buffer > answer_length:
+        raise UserError(f"overlong.buffer={buffer}: exceeds task.answer_length={answer_length}; lower it")
+
+
 def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns = _built(config)
+    shape, has_turns, can_end, answer_length = _built(config)
+    _check_overlong(config, can_end, answer_length)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
     _check_persistence(config)

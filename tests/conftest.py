@@ -4,7 +4,8 @@ A marker of NEEDS says what a test needs. Where that is missing the test is skip
 give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
 With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files that
-share one Slurm run on one too, and first, since they take longest.
+share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that the
+workers end at about the same time.
 """
 
 import functools
@@ -17,8 +18,8 @@ from pathlib import Path
 import pytest
 
 SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
-
-
+LONG = {"slow", "vllm", "chromium", "oldest", "llm"}
+"""Markers of tests that take seconds."""
 
 def _gpu() -> bool:
     import torch
@@ -97,7 +98,8 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))
+    long = {item.path for item in items if any(mark.name in LONG for mark in item.iter_markers())}
+    items.sort(key=lambda item: (not item.nodeid.startswith(SLURM), item.path not in long))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.figures import dumped, mismatch, outcome, routing, settings
+from analysis.figures import dumped, mismatch, outcome, routing, search, settings
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 
@@ -74,6 +74,12 @@ FIGURES = {
         "A row per level and action, a column per upper bound, the uncorrected arm at the right. Left: collapsed of ended runs. "
         "Right: mean last reward. Dark is bad.",
         settings.bounds,
+    ),
+    "search": Output(
+        "Healthy against a searched threshold",
+        "Left: share of the runs at a value that did not collapse, with its 95% interval (Clopper-Pearson). Next: their last "
+        "rewards. Last: how much each parameter decides between good and bad trials (PED-ANOVA), where there are several.",
+        search.search,
     ),
     "density": Output(
         "Log ratios of tokens",

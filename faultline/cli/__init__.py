@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, Protocol
 
-from faultline.cli import branch, doctor, gradient, import_config, power, replay, report, search, sweep, train
+from faultline.cli import branch, doctor, gradient, import_config, power, replay, report, search, sweep, train, watch
 from harness import boundary
 
 
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": sweep,
     "search": search,
     "branch": branch,
+    "watch": watch,
     "report": report,
     "power": power,
     "replay": replay,

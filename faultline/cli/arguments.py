@@ -36,6 +36,13 @@ def count(least: int) -> Callable[[str], int]:
     return convert
 
 
+def port(text: str) -> int:
+    """A port that a user may take."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65535:
+        raise ArgumentTypeError(f"{text}: accepted are ports from 1024 to 65535")
+    return int(text)
+
+
 def folder(text: str) -> Path:
     """A folder that is there or can be made: no file, and none above it."""
     path = Path(text)

@@ -8,12 +8,14 @@ from typing import Any
 
 from faultline.cli.arguments import TRUST, folder
 from faultline.cli.arguments import seeds as seeds_type
+from harness.errors import UserError
 
 HELP = "compare the runs of a sweep: an HTML page, Markdown and CSV files"
 EXAMPLES = """\
 faultline report runs/demo
 faultline report runs/demo --seeds 0,1 --out report
 faultline report runs/demo --deployed rollout --margin 0.05 --out report
+faultline report runs/demo --watch
 faultline report wandb-offline:wandb"""
 
 
@@ -26,10 +28,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--deployed", choices=("trainer", "rollout"), help="judge the trainer's own policy or the sampling one")
     parser.add_argument("--margin", type=float, help="of the held-out reward, as 0.05: adds tests of equivalence within it")
+    parser.add_argument("--watch", action="store_true", help="follow the sweep instead, as faultline watch does")
 
 
-def run(sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], **options: Any) -> None:
-    """Write the report and print its path."""
+def run(sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, **options: Any) -> None:
+    """Write the report and print its path, or follow the sweep."""
+    if watch:
+        _watch(sweep, {"out": out, "into": into, "seeds": seeds, **options})
+        return
     from analysis.report import report
 
     print(f"Page: {report(sweep, out, into, seeds, **options).resolve()}")
+
+
+def _watch(sweep: str, options: dict[str, Any]) -> None:
+    from sweeps.watch.command import watch
+
+    if given := [f"--{name}" for name, value in options.items() if value]:
+        raise UserError(f"--watch: {', '.join(given)} has no effect on what is followed; leave it out, or leave --watch out")
+    if sweep.startswith("wandb"):
+        raise UserError(f"--watch: {sweep}: only a sweep's folder can be followed, as runs/demo")
+    watch(Path(sweep))

@@ -4,16 +4,16 @@ Hydra composes `experiments/conf`; `parse` turns the result into a `Config`, or 
 section; the constraint of a field stands in the field, its meaning below it.
 """
 
-from harness.config.actor import ActorConfig, RoutingConfig
+from harness.config.actor import ActorConfig, RoutingConfig, ScheduleConfig
 from harness.config.base import Count, PluginConfig, Positive, Strict
 from harness.config.errors import explain, explained
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig, PersistenceConfig
 from harness.config.model import HubConfig, MixtureConfig, ModelConfig, PolicyConfig, SizesConfig
 from harness.config.names import RENAMED
-from harness.config.objective import KlConfig, ReduceConfig
+from harness.config.objective import KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.reading import parse, parse_recorded, recorded
-from harness.config.rollout import PrecisionConfig, RolloutConfig
+from harness.config.rollout import FilterConfig, PrecisionConfig, RolloutConfig
 from harness.config.run import Config
 from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
@@ -31,10 +31,12 @@ __all__ = [
     "DiagnosticsConfig",
     "DumpConfig",
     "EvaluationConfig",
+    "FilterConfig",
     "HubConfig",
     "KlConfig",
     "MixtureConfig",
     "ModelConfig",
+    "OverlongConfig",
     "PersistenceConfig",
     "PluginConfig",
     "PolicyConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "RolloutConfig",
     "RoutingConfig",
     "RunConfig",
+    "ScheduleConfig",
     "SizesConfig",
     "Strict",
     "TaskConfig",

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.config.base import Count, Positive, PositiveFraction, Strict
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ScheduleConfig(Strict):
+    """How the learning rate changes, see harness/train/schedule.py."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
+    """What follows the warm-up. linear, cosine: down to 0 at the end of the run. inverse_sqrt: with 1/√steps."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Optimizer steps over which the rate rises from 0; the first of them has rate 0."""
+    min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of actor.lr where a cosine ends."""
+
+    @model_validator(mode="after")
+    def _used(self) -> ScheduleConfig:
+        if self.min_lr_ratio and self.name != "cosine":
+            raise ValueError(f"min_lr_ratio={self.min_lr_ratio:g} has no effect with name={self.name}; use name=cosine")
+        if self.name == "inverse_sqrt" and not self.warmup_steps:
+            raise ValueError("warmup_steps=0 with name=inverse_sqrt: its rate falls from the end of a warm-up; give one")
+        return self
 
 
 class ActorConfig(Strict):
@@ -19,7 +38,8 @@ class ActorConfig(Strict):
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
     lr: PositiveFraction
-    """Learning rate."""
+    """Learning rate; with a schedule the largest."""
+    schedule: ScheduleConfig = ScheduleConfig()
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
 
+MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
+"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+
 
 class PrecisionConfig(Strict):
     """What a policy is computed in."""
@@ -16,16 +19,25 @@ class PrecisionConfig(Strict):
     """Name of the precision in tables and figures."""
     compute: Literal["fp32", "bf16", "fp16"]
     """Dtype of activations, norms, embeddings and head."""
-    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "nvfp4"] | None
+    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4"] | None
     """Format of the linear layers' weights. null: the compute dtype."""
-    activations: Literal["fp8_token", "fp8_group", "int8_token", "nvfp4_token"] | None
+    activations: Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"] | None
     """Format of the linear layers' inputs. null: the compute dtype."""
 
     @model_validator(mode="after")
     def _matched(self) -> PrecisionConfig:
         if self.activations and (self.weights or "")[:3] != self.activations[:3]:
             raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
+        if self.activations and (self.weights == "fp8_block") != (self.activations == "fp8_group"):
+            raise ValueError(f"activations={self.activations} with weights={self.weights}: fp8_group goes with fp8_block alone")
         return self
+
+
+class FilterConfig(Strict):
+    """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
+
+    max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Rounds of prompts x group_size responses at most. Then equal groups fill what is missing. null: no filter."""
 
 
 class RolloutConfig(Strict):
@@ -51,9 +63,15 @@ class RolloutConfig(Strict):
     """Steps by which the weights that sample are older than those that are trained."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
+    filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
-    def _overlapped(self) -> RolloutConfig:
+    def _together(self) -> RolloutConfig:
+        if self.filter.max_rounds is not None and self.staleness:
+            raise ValueError(
+                f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "
+                "of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
+            )
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from algos.corrections.spec import check_baseline
 from harness.config.actor import ActorConfig, RoutingConfig
@@ -13,9 +13,9 @@ from harness.config.base import Count, PluginConfig, Seed, Strict
 from harness.config.digest import digest
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
 from harness.config.model import HubConfig, PolicyConfig
-from harness.config.objective import CorrectionConfig, KlConfig, ReduceConfig
+from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
-from harness.config.rollout import RolloutConfig
+from harness.config.rollout import MULTIPLES, RolloutConfig
 from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
@@ -45,6 +45,9 @@ class Config(Strict):
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()
+    entropy_coeff: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    """Weight of the entropy bonus: so much of the entropy of π_θ, reduced as the token losses are, is taken off the loss."""
+    overlong: OverlongConfig = OverlongConfig()
     actor: ActorConfig
     routing: RoutingConfig = RoutingConfig()
     evaluation: EvaluationConfig
@@ -65,7 +68,17 @@ class Config(Strict):
                 f"actor.num_minibatches={self.actor.num_minibatches} does not divide the {rows} responses of a step "
                 "(rollout.prompts x rollout.group_size)"
             )
+        if self.actor.schedule.warmup_steps >= self.updates:
+            raise ValueError(
+                f"actor.schedule.warmup_steps={self.actor.schedule.warmup_steps}: the run has {self.updates} optimizer steps "
+                "(steps x actor.epochs x actor.num_minibatches); give fewer"
+            )
         return self
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the run."""
+        return self.steps * self.actor.epochs * self.actor.num_minibatches
 
     def _check_policy(self) -> None:
         """Model, warm start, task and precision go together."""
@@ -80,8 +93,11 @@ class Config(Strict):
         if isinstance(self.task, TextConfig | ArithmeticConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for key, width in self.model.widths.items():
-            if self.rollout.precision.weights == "nvfp4" and width % 16:
-                raise ValueError(f"rollout.precision.weights=nvfp4 needs rows of a multiple of 16 values; model.{key} is {width}")
+            weights = self.rollout.precision.weights
+            if width % (block := MULTIPLES.get(weights or "", 1)):
+                raise ValueError(
+                    f"rollout.precision.weights={weights} needs rows of a multiple of {block} values; model.{key} is {width}"
+                )
 
     @property
     def digest(self) -> str:

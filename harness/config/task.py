@@ -56,8 +56,8 @@ class TextConfig(Strict):
     """Put the prompt into the tokenizer's chat template."""
     max_prompt: Count
     """Longest prompt, in tokens."""
-    long_prompts: Literal["drop", "cut"]
-    """What happens to a longer prompt: leave it out, or cut off its beginning."""
+    long_prompts: Literal["drop", "cut", "error"]
+    """What happens to a longer prompt: leave it out, cut off its beginning, or refuse the data."""
     answer_length: Count
     """Longest response, in tokens."""
 

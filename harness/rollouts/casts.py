@@ -8,12 +8,15 @@ the hardware computes up to the order of the sum.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 E2M1_MAX = 6.0
 NVFP4_BLOCK = 16
+MX_BLOCK = 32
+FP8_BLOCK = 128
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -42,6 +45,33 @@ def quantize_fp8(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
     """e4m3 codes with scale = max|x|/448, over the whole tensor (`dim=None`) or along `dim` (kept): per channel, per token."""
     scale = _amax(x, dim) / E4M3_MAX
     return e4m3(x / scale), scale
+
+
+def quantize_fp8_block(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """e4m3 codes [N, K] with scale = max|x|/448 of each block of `rows` x 128 values of x [N, K]: [⌈N/rows⌉, ⌈K/128⌉].
+
+    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) has rows=128 for weights, rows=1 for the activations of a token. The last block
+    of a width that 128 does not divide is smaller, as in DeepSeek's own kernels.
+    """
+    n, k = x.shape
+    padded = F.pad(x, (0, -k % FP8_BLOCK, 0, -n % rows))
+    blocks = padded.view(padded.shape[0] // rows, rows, -1, FP8_BLOCK)
+    scale = _amax(_amax(blocks, 1), 3) / E4M3_MAX
+    return e4m3(blocks / scale).view_as(padded)[:n, :k], scale[:, 0, :, 0]
+
+
+def quantize_mxfp8(x: Tensor) -> Tensor:
+    """MXFP8: e4m3 codes in blocks of 32 along the last dimension, an e8m0 scale per block; returns code · scale.
+
+    scale = 2^(⌊log₂ max|x|⌋ − 8), at least 2⁻¹²⁷; code = e4m3(x/scale), saturated: OCP Microscaling Formats 1.0, section 6.3.
+    Code times a power of two is exact in fp32, and so is the product of two of them. The last dimension must be a multiple of 32.
+    """
+    if x.shape[-1] % MX_BLOCK:
+        raise ValueError(f"mxfp8 needs rows of a multiple of {MX_BLOCK} values, not {x.shape[-1]}; choose another model width")
+    blocks = x.unflatten(-1, (-1, MX_BLOCK))
+    power = (blocks.abs().amax(-1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^⌊log₂ max|x|⌋
+    scale = (power * 2.0**-8).clamp(2.0**-127, 2.0**127)
+    return (e4m3(blocks / scale) * scale).flatten(-2)
 
 
 def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,8 @@ class LocalEngine(RolloutEngine):
 
     router_dtype, head_dtype: "fp32" keeps the router of a mixture, or the head, in fp32 whatever the precision's compute dtype.
     noise, router_noise: synthetic, see `noise.py`. The first is on the weights of the linear layers before their cast. The second
-    is on the router that picks experts, and on the choice alone: their weights come from the router without it.
+    is on the router that picks experts, and on the choice alone: their weights come from the router without it. noise_seed: of
+    both; in a config None is the seed of the run.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class LocalEngine(RolloutEngine):
         noise_persistence: Persistence = 0.0,
         router_noise: Size = 0.0,
         router_noise_persistence: Persistence = 0.0,
-        noise_seed: Seed = 0,
+        noise_seed: Seed | None = 0,
     ):
+        if noise_seed is None:
+            raise ValueError("noise_seed=None stands for the run's seed; the collector resolves it")
         self.config, self.temperature = config, temperature
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)

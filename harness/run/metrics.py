@@ -17,13 +17,21 @@ class Metric(NamedTuple):
     timing: bool = False
 
 
-PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
+PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8", "nvfp4", "nvfp4_w4a4")
 """Precisions that `evaluation.probe` may name."""
 
 METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),
-    "reward/informative_groups": Metric("share of prompts whose responses differ in reward: only they give a gradient", "0..1"),
+    "reward/informative_groups": Metric("share of prompts whose responses differ in the task's reward", "0..1"),
     "reward/greedy": Metric("mean reward of the prompts' most probable responses, the baseline of advantage=remax", "0..1"),
+    "reward/sampled": Metric("mean reward of all rounds of rollout.filter, before groups were chosen", "0..1"),
+    "reward/overlong": Metric("share of the responses that overlong.buffer punishes", "0..1"),
+    "reward/overlong_penalty": Metric("mean that overlong.buffer takes off the reward", "reward"),
+    "actor/reward_kl_penalty": Metric("KL of kl.place=reward per token, mean over responses; verl's name", "nats"),
+    "actor/reward_kl_penalty_coeff": Metric("its coefficient in this step; verl's name", "1"),
+    "rollout/rounds": Metric("rounds of sampling of a step, under rollout.filter", "count"),
+    "rollout/filtered_groups": Metric("share of the sampled groups whose rewards were all equal", "0..1"),
+    "rollout/filler_groups": Metric("share of the step's groups whose rewards are all equal, after the last round", "0..1"),
     "eval/reward": Metric("held-out reward of the policy of evaluation.policy, fixed prompts and random numbers", "0..1"),
     "eval/rollout_reward": Metric("the same of the rollout engine's policy, with evaluation.policy=both", "0..1"),
     "eval/rollout_stderr": Metric("standard error of eval/rollout_reward, clustered by prompt", "0..1"),
@@ -65,6 +73,7 @@ METRICS = {
     "correction/used_length": Metric("mean length of the responses with a token kept at a weight above 0", "tokens"),
     "correction/dropped_length": Metric("mean length of the other responses; absent when all are used", "tokens"),
     "actor/loss": Metric("objective, mean over the mini-batches", "loss"),
+    "actor/lr": Metric("learning rate of the step's last optimizer step", "1"),
     "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
     "actor/skipped": Metric("share of the optimizer steps that a loss scaler skipped", "0..1"),
     "actor/entropy": Metric("entropy of π_old per response token", "nats"),

@@ -23,8 +23,8 @@ VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify", "arith
 class Text(ABC):
     """A task of text: records with a prompt, a string or a list of chat messages, and a verifier of the responses.
 
-    Prompts of more than max_prompt tokens are dropped, or lose their beginning; both are counted. Of equal prompts the first is
-    kept. `load` gives the records.
+    Prompts of more than max_prompt tokens are dropped, lose their beginning, or are refused; the first two are counted. Of equal
+    prompts the first is kept. `load` gives the records.
     """
 
     def __init__(self, config: TextConfig | ArithmeticConfig, tokenizer: PreTrainedTokenizerBase):
@@ -61,6 +61,11 @@ class Text(ABC):
         rows, longest = [], self.config.max_prompt
         for record in records:
             ids = self._tokens(record)
+            if len(ids) > longest and self.config.long_prompts == "error":
+                raise UserError(
+                    f"task.max_prompt={longest}: this prompt has {len(ids)} tokens; raise it, or set task.long_prompts=drop or "
+                    f"cut: {record}"
+                )
             if len(ids) > longest and self.config.long_prompts == "drop":
                 self.counts["dropped"] += 1
                 continue

@@ -48,7 +48,7 @@ class Actor(Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
-        """(log π_θ of the tokens in fp32 nats, with gradient; entropy of π_θ at each token, detached), both [B, T].
+        """(log π_θ of the tokens, entropy of π_θ at each of them), both [B, T] in fp32 nats, with gradient.
 
         Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both
         results are 0.
@@ -61,8 +61,8 @@ class Actor(Protocol):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss` to that of the coming step. last: whether this is the step's last micro-batch."""
 
-    def step(self) -> float | None:
-        """One optimizer step along the gradient, which is summed over micro-batches and ranks.
+    def step(self, lr: float | None = None) -> float | None:
+        """One optimizer step along the gradient, which is summed over micro-batches and ranks. lr: None is that of the config.
 
         Returns the global norm before clipping; None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
         """
@@ -159,7 +159,9 @@ class DeepSpeedActor:
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
 
-    def step(self) -> float | None:
+    def step(self, lr: float | None = None) -> float | None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.config.lr if lr is None else lr
         # DeepSpeed reports no norm for stage 0 in fp32, so it is taken from the gradients before they are clipped.
         norm = self._grad_norm() if self.config.zero_stage == 0 and self.config.dtype == "fp32" else None
         self.engine.step()

@@ -29,28 +29,11 @@ from harness.train.clock import Clock
 from harness.train.forward import TrainingForward
 from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
+from harness.train.rewards import RewardShaping
+from harness.train.sampled import Sampled
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """Prompts, and tokens of a response, by which an engine is asked whether it holds the new weights."""
-
-
-class Sampled(NamedTuple):
-    """Responses with their rewards, of all ranks.
-
-    prompts: [B, P], one row per response, the responses to a prompt side by side. rollout: [B, T] each. rewards: [N, G], of N
-    prompts with G responses. greedy: [N], the reward of each prompt's most probable response; None where nothing reads it.
-    """
-
-    prompts: Tensor
-    rollout: Rollout
-    rewards: Tensor
-    greedy: Tensor | None = None
-
-    @property
-    def prompt_numbers(self) -> Tensor:
-        """[B]: which of the N prompts each response answers."""
-        numbers = torch.arange(len(self.rewards), device=self.rewards.device)
-        return numbers.repeat_interleave(self.rewards.shape[1])
 
 
 class Scores(NamedTuple):
@@ -99,12 +82,14 @@ class Collector:
     def __init__(self, config: Config, actor: Actor, task: Task, prompts: Tensor):
         self.config, self.actor, self.task, self.prompts = config, actor, task, prompts.to(device())
         self.ranks, self.clock = join(), Clock()
-        self.advantage = build_advantage(config)
+        self.advantage, self.shaping = build_advantage(config), RewardShaping(config, task.answer_length)
         self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a function's attributes have no type
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
         sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        if r.engine.params.get("noise_seed", 0) is None:
+            sampling["noise_seed"] = config.seed
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
         self.policy: LocalEngine | None = None
         if needs_own_sampler(config):
@@ -118,6 +103,8 @@ class Collector:
             len(self.prompts[:SYNC_PROMPTS]), min(SYNC_TOKENS, task.answer_length), generator=generator(config.seed, "probe")
         )
         self.sync_check = SyncCheck(self.prompts[:SYNC_PROMPTS], uniforms)
+        self.filtering: dict[str, Tensor] = {}
+        """Metrics of the last step's choice of groups, under rollout.filter."""
         self.queue = RolloutQueue(
             self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps
         )
@@ -145,10 +132,14 @@ class Collector:
 
     # --- prompts -> rollout -> reward ------------------------------------------------------------------------------------
 
-    def draw_prompts(self, step: int) -> Tensor:
-        """The step's prompts [B, P], one row per response: the pool is walked in a new order each time round."""
-        n, per_step = len(self.prompts), self.config.rollout.prompts
-        places = range(step * per_step, (step + 1) * per_step)
+    def draw_prompts(self, step: int, again: int = 0) -> Tensor:
+        """The step's prompts [B, P], one row per response: the pool is walked in a new order each time round.
+
+        again: of a further round. Its prompts are passed over in the walk where no round needs them.
+        """
+        n, per_round = len(self.prompts), self.config.rollout.prompts
+        number = self._round_number(step, again)
+        places = range(number * per_round, (number + 1) * per_round)
         orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
         chosen = self.prompts[torch.stack([orders[p // n][p % n] for p in places])]
         return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
@@ -157,10 +148,32 @@ class Collector:
         """The responses that are trained on in `step`, sampled by the weights of `rollout.staleness` steps before."""
         prompts = self.draw_prompts(step)
         greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
-        rollout = self.queue.next(step)
+        sampled = self._sampled(prompts, self.queue.next(step), greedy)
+        if self.config.rollout.filter.max_rounds is not None:
+            sampled = self._filtered(sampled, step, self.config.rollout.filter.max_rounds)
         if not self.config.rollout.overlap:
             self.engine.sleep()
-        return self._sampled(prompts, rollout, greedy)
+        return sampled
+
+    def _filtered(self, sampled: Sampled, step: int, max_rounds: int) -> Sampled:
+        """As many groups as a step has, of unequal rewards as long as further rounds give such."""
+        wanted, rounds = len(sampled.rewards), 1
+        while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
+            prompts = self.draw_prompts(step, rounds)
+            greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
+            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, rounds)), greedy))
+            rounds += 1
+        informative = sampled.informative.double()
+        self.filtering = {
+            "rollout/rounds": torch.tensor(float(rounds)),
+            "rollout/filtered_groups": 1 - informative.mean(),
+            "rollout/filler_groups": 1 - (informative.sum() / wanted).clamp(max=1),
+            "reward/sampled": sampled.rewards.mean(),
+        }
+        return sampled.chosen(wanted)
+
+    def _round_number(self, step: int, again: int) -> int:
+        return step * (self.config.rollout.filter.max_rounds or 1) + again
 
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Sampled:
         """The responses of an engine, with the weights that it holds, to prompts [B, P] in groups of `rollout.group_size`."""
@@ -198,11 +211,12 @@ class Collector:
         rewards = self.compute_rewards(prompts, rollout.tokens)
         return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
 
-    def _sample_share(self, step: int) -> Rollout:
-        """This rank's share of the rollout of `step`, by the weights that the engine holds."""
+    def _sample_share(self, step: int, again: int = 0) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds. again: see `draw_prompts`."""
         with self.clock.phase("generate"):
-            prompts = self.draw_prompts(step)
-            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=generator(self.config.seed, "rollout", step))
+            prompts = self.draw_prompts(step, again)
+            random = generator(self.config.seed, "rollout", self._round_number(step, again))
+            uniforms = torch.rand(len(prompts), self.task.answer_length, generator=random)
             rollout = self._generate_share(self.engine, prompts, uniforms)
         self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
         return rollout
@@ -302,9 +316,10 @@ class Collector:
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed_routes(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)
 
-    def collect(self, sampled: Sampled, scores: Scores) -> Collected:
-        """The batch of a step, with its advantages."""
+    def collect(self, sampled: Sampled, scores: Scores) -> tuple[Collected, dict[str, Tensor]]:
+        """(the batch of a step with its advantages, the metrics of what was taken off the rewards)."""
         tokens = sampled.rollout.tokens
+        rewards, metrics = self.shaping(sampled, scores.old, scores.reference)
         batch = Batch(
             logp_rollout=sampled.rollout.logp,
             mask=sampled.rollout.mask,
@@ -314,8 +329,8 @@ class Collector:
             prompt=sampled.prompt_numbers,
         )
         kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
-        batch = batch._replace(advantages=self.advantages(sampled, kept))
-        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch)
+        batch = batch._replace(advantages=self.advantages(sampled._replace(rewards=rewards), kept))
+        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch), metrics
 
     def advantages(self, sampled: Sampled, kept: Tensor | None = None) -> Tensor:
         """[B, T]; the rewards of responses that are not `kept` [N, G] enter no baseline."""
@@ -350,11 +365,13 @@ class Collector:
         lengths = written.sum(1)
         metrics = {
             "reward/rollout": rewards.view(-1).mean(),
-            "reward/informative_groups": (rewards.amax(1) != rewards.amin(1)).float().mean(),
+            "reward/informative_groups": sampled.informative.float().mean(),
             "mismatch/dropped": (written & ~sampled.rollout.mask).sum(),
             "rollout/response_tokens": lengths.float().mean(),
             "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
         }
+        if self.config.rollout.filter.max_rounds is not None:
+            metrics |= self.filtering
         if sampled.greedy is not None:
             metrics["reward/greedy"] = sampled.greedy.mean()
         if self.task.stop:

@@ -21,8 +21,8 @@ class ScoringModel(nn.Module):
     """A causal language model that gives (log π of given tokens, entropy of π) at temperature τ, and never all its logits.
 
     With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and
-    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats; H is detached. Parameters keep their transformers names. Raises UserError
-    for a model that does more to its logits.
+    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats. Parameters keep their transformers names. Raises UserError for a model that
+    does more to its logits.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float):
@@ -54,33 +54,38 @@ class ScoringHead(nn.Module):
 def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N], with all logits at once."""
     logp = _log_softmax(hidden, weight, temperature)
-    fixed = logp.detach()
-    return logp.gather(-1, targets[:, None])[:, 0], -fixed.exp().mul_(fixed).sum(-1)
+    policy = logp.exp()
+    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # a gradient would need the memory that it saves
+    return logp.gather(-1, targets[:, None])[:, 0], -terms.sum(-1)
 
 
 class _Score(torch.autograd.Function):
     """`_score`, a chunk at a time.
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ. The backward pass makes the logits again: a fourth product beside the three of
-    `_score`.
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again, which
+    is a fourth product beside the three of `_score`. An entropy that no loss reads costs it nothing.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
         ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         parts = [_score(hidden[rows], weight, targets[rows], temperature) for rows in _chunks(weight, targets)]
         chosen, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
-        ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logp: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(
+        ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, targets = ctx.saved_tensors
+        of_logp = targets.new_zeros(targets.shape, dtype=torch.float32) if of_logp is None else of_logp
         of_hidden, of_weight = torch.empty_like(hidden), torch.zeros(weight.shape, device=weight.device)
         for rows in _chunks(weight, targets):
-            of_logits = _of_logits(hidden[rows], weight, targets[rows], of_logp[rows], ctx.temperature)
+            given = (of_logp[rows], None if of_entropy is None else of_entropy[rows])
+            of_logits = _of_logits(hidden[rows], weight, targets[rows], *given, ctx.temperature)
             of_hidden[rows] = of_logits @ weight
             if weight.dtype == of_weight.dtype:
                 of_weight.addmm_(of_logits.t(), hidden[rows])
@@ -90,12 +95,20 @@ class _Score(torch.autograd.Function):
         return of_hidden, of_weight.to(weight.dtype), None, None
 
 
-def _of_logits(hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, temperature: float) -> Tensor:
-    """The gradient of the logits of a chunk [n, V], from that of log π [n].
+def _of_logits(
+    hidden: Tensor, weight: Tensor, targets: Tensor, of_logp: Tensor, of_entropy: Tensor | None, temperature: float
+) -> Tensor:
+    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
 
-    Each step works in the memory of log π: new pages would cost more time than the arithmetic.
+    It takes the memory of log π: new pages would cost more time than the arithmetic.
     """
-    of_logits = _log_softmax(hidden, weight, temperature).exp_().mul_(-of_logp[:, None])
+    logp = _log_softmax(hidden, weight, temperature)
+    if of_entropy is None:
+        of_logits = logp.exp_().mul_(-of_logp[:, None])
+    else:
+        policy = logp.exp()
+        of_policy = logp.sub_((policy * logp).sum(-1, keepdim=True)).mul_(-of_entropy[:, None]).sub_(of_logp[:, None])
+        of_logits = of_policy.mul_(policy)
     of_logits.scatter_add_(-1, targets[:, None], of_logp[:, None].to(of_logits.dtype))
     return of_logits.div_(temperature).to(hidden.dtype)
 

@@ -19,6 +19,7 @@ from harness.train.actor import Actor
 from harness.train.collector import Collected
 from harness.train.forward import TrainingForward
 from harness.train.ranks import join
+from harness.train.schedule import learning_rates
 
 UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
 """Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
@@ -34,7 +35,7 @@ class Learner:
         self.config, self.actor, self.ranks = config, actor, join()
         self.objective = build_objective(config)
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
-        self.updates = 0
+        self.learning_rate, self.updates = learning_rates(config), 0
 
     def minibatch_order(self, step: int) -> list[Tensor]:
         """The rows of each mini-batch, every epoch in an order of its own."""
@@ -56,10 +57,12 @@ class Learner:
             mini = collected.rows(rows)
             current = self._current_correction(mini) if self._corrects_current(batch) else corrected.rows(rows)
             logp[rows], metrics = self._accumulate_gradient(mini, current)
-            norms.append(self.actor.step())
+            lr = self.learning_rate(self.updates)
+            norms.append(self.actor.step(lr))
             self.updates += 1
             sums.append(self.ranks.sum(torch.stack(list(metrics.values()))))
         means = dict(zip(metrics, torch.stack(sums).mean(0), strict=True))
+        means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
         return means | _norm_metrics(norms), self.ranks.sum(logp)
 
     def _corrects_current(self, batch: Batch) -> bool:
@@ -87,17 +90,17 @@ class Learner:
             logp_all[rows] = logp.detach()
             if micro.batch.logp_old is None:
                 own = correct(_against(logp.detach(), micro.batch), self.config.correction)
-            loss, metrics = self.objective(logp, micro.batch, own, counts.rows(rows))
+            loss, metrics = self.objective(logp, micro.batch, own, counts.rows(rows), entropy)
             self.actor.backward(loss, last=rows is parts[-1])
             metrics["actor/loss"] = loss.detach()
-            metrics["actor/entropy"] = torch.where(micro.batch.mask, entropy, 0.0).sum() / tokens
+            metrics["actor/entropy"] = torch.where(micro.batch.mask, entropy.detach(), 0.0).sum() / tokens
             for name, value in metrics.items():
                 value = value.detach().double()
                 sums[name] = sums[name] + value if name in sums else value
         return logp_all, sums
 
     def _current_logp(self, rows: Collected) -> tuple[Tensor, Tensor]:
-        """(log π_θ with gradient, entropy) of some rows: at π_old this is `logp_old` to the bit, with the forward's gradient."""
+        """(log π_θ, entropy) of some rows, with gradient: at π_old this is `logp_old` to the bit, with the forward's gradient."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from algos.diagnostics.routing import routing, split_k3
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes
-from harness.train.collector import Collector, Sampled, Scores, engine_routes
+from harness.train.collector import Collector, Scores, engine_routes
+from harness.train.sampled import Sampled
 
 
 def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:

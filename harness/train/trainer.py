@@ -17,6 +17,7 @@ from harness.train.collector import Collector
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
 from harness.train.persistence import Persistence
+from harness.train.rewards import COEF
 from harness.train.routing_metrics import routing_metrics
 from harness.train.warmstart import start
 
@@ -59,7 +60,7 @@ class Trainer:
             scores = collector.score(sampled, order)
             if self.config.diagnostics.due(step):
                 metrics |= routing_metrics(collector, sampled, scores, order)
-        collected = collector.collect(sampled, scores)
+        collected, shaped = collector.collect(sampled, scores)
         responses = collector.describe(sampled, learner.updates)
         with self.clock.phase("train"):
             updated, logp = learner.update(collected, order)
@@ -69,7 +70,7 @@ class Trainer:
         collector.queue.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and collector.ranks.rank == 0:
             dump(self.folder, step, sampled, batch, order, logp)
-        recorded = metrics | responses | updated | diagnosed
+        recorded = metrics | responses | shaped | updated | diagnosed
         return {name: float(value) for name, value in recorded.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:
@@ -82,9 +83,9 @@ class Trainer:
             return self.evaluator.judge() | self.evaluator.probe(self.learner.updates)
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """(optimizer steps, responses sampled before their use): all that is neither the actor's nor a function of the step."""
+        """(optimizer steps, tensors): all that is neither the actor's nor a function of the step."""
         fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
-        return self.learner.updates, self.collector.queue.state() | fixed
+        return self.learner.updates, self.collector.queue.state() | fixed | self.collector.shaping.state()
 
     def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
         """The counterpart of `state`."""
@@ -92,4 +93,5 @@ class Trainer:
         tensors = {name: tensor.to(device()) for name, tensor in rollouts.items()}
         fixed = {name for name in tensors if name.startswith(PERSISTENCE)}
         self.persistence.restore({name.removeprefix(PERSISTENCE): tensors.pop(name) for name in fixed})
+        self.collector.shaping.restore(tensors.pop(COEF, None))
         self.collector.queue.restore(tensors)

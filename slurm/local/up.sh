@@ -105,12 +105,12 @@ start() {
         mkdir -p "$home/spool-n$i"
         slurmd -N "n$i"
     done
-    for _ in $(seq 300); do
+    for _ in $(seq 1200); do
         [ "$(sinfo -h -N -p main -t idle -o %N 2>/dev/null | wc -l)" = "$nodes" ] && return
         sleep 0.1
     done
     sinfo >&2 || true
-    quit "the nodes did not come up in 30 s; see $home/slurmctld.log and slurmd-n*.log"
+    quit "the nodes did not come up in two minutes; see $home/slurmctld.log and slurmd-n*.log"
 }
 
 install_packages

@@ -41,7 +41,7 @@ class Local:
         others = self.active(sweep, sweep.states())
         sweep.log("submitted", runs, batch="")
         pool = Pool(sweep, self.parallel, job="local")
-        with _stopped_together(pool):
+        with stopped_together(pool):
             pool.run(runs, tick)
             while not pool.stopping and any(is_claimed(sweep.folder(run)) for run in others):
                 tick()
@@ -54,7 +54,7 @@ class Local:
 
 
 @contextmanager
-def _stopped_together(pool: Pool) -> Iterator[None]:
+def stopped_together(pool: Pool) -> Iterator[None]:
     """Ctrl-C or SIGTERM to the launcher asks each run to save a checkpoint and stop, and waits for that."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -49,6 +49,7 @@ class Pool:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         self.running: dict[str, _Started] = {}
+        self.cancelled: set[str] = set()
         self.stopping = False
         self.began = False
 
@@ -56,11 +57,21 @@ class Pool:
         """Run them, `parallel` at a time, until each has ended or the pool is stopping."""
         waiting = list(runs)
         while (waiting and not self.stopping) or self.running:
-            while waiting and len(self.running) < self.parallel and not self.stopping:
-                self._start(waiting.pop(0))
+            self.fill(waiting)
             time.sleep(0.1)
-            self._settle()
+            self.settle()
             tick()
+
+    def fill(self, waiting: list[str]) -> None:
+        """Start as many of `waiting`, and take them from it, as there is room for."""
+        while waiting and len(self.running) < self.parallel and not self.stopping:
+            self._start(waiting.pop(0))
+
+    def cancel(self, runs: Iterable[str]) -> None:
+        """Ask those of `runs` that are running to stop; the pool goes on with others."""
+        for run in self.running.keys() & set(runs):
+            self.cancelled.add(run)
+            self.running[run].process.terminate()
 
     def stop(self) -> None:
         """Ask each run to save a checkpoint and stop, and wait for that."""
@@ -68,10 +79,10 @@ class Pool:
         for started in self.running.values():
             started.process.terminate()
         while self.running:
-            self._settle()
+            self.settle()
             time.sleep(0.02)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Enter the ends of the runs that have ended."""
         for run, started in list(self.running.items()):
             if not started.process.is_alive() and not self._outlives_server(run, started):
@@ -109,6 +120,7 @@ class Pool:
             self._log_end(run, "interrupted", error=f"its fork server was killed or refused it ({first_line(error)})")
             return
         self.began = True
+        self.cancelled.discard(run)
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         self.sweep.log("started", [run], job=self.job, host=node, pid=process.pid, step=step)
         self.running[run] = _Started(process, step, time.time())
@@ -116,7 +128,7 @@ class Pool:
     def _log_outcome(self, run: str, started: _Started) -> None:
         folder = self.sweep.folder(run)
         state, error = _outcome(folder, started.process.exitcode or 0)
-        if state == "preempted":
+        if state == "preempted" and run not in self.cancelled:
             self.stopping = True  # whoever stops one of our runs wants the machine
         steps, seconds = folder.checkpointed - started.step, round(time.time() - started.time, 2)
         self._log_end(run, state, error=error, steps=steps, seconds=seconds)

@@ -1,6 +1,6 @@
-"""The controller of a search: it asks Optuna for trials, runs them on Slurm, and reports to Optuna. It may be killed at any time.
+"""The controller of a search: it asks Optuna for trials, has them run, and reports to Optuna. It may be killed at any time.
 
-The runs of a trial follow from its parameters, so a new controller finds them in the sweep's ledger and in Slurm. It adopts every
+The runs of a trial follow from its parameters, so a new controller finds them in the sweep's ledger. It adopts every
 trial that the journal calls running. The controller alone writes Optuna's journal.
 """
 
@@ -21,12 +21,12 @@ from harness.errors import UserError
 from harness.run.folder import writing
 from sweeps.launch import save_launcher
 from sweeps.launchers.options import SlurmOptions
-from sweeps.launchers.slurm import Slurm
-from sweeps.launchers.squeue import cancel_jobs, leave_jobs_running
 from sweeps.ledger import Sweep
+from sweeps.progress import clock
+from sweeps.search.places import Here, OnSlurm, Place
 from sweeps.search.sections import Point, Step, next_step
 from sweeps.search.spec import Spec, load
-from sweeps.search.study import free_seed, open_study
+from sweeps.search.study import free_seed, importance, open_study
 from sweeps.search.trial_runs import Score, TrialRuns
 
 POLL = 2.0
@@ -37,33 +37,48 @@ FRESH = 1000
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
     """Run the search of the spec at `path`, or continue it. Returns its result."""
+    return Controller(load(path, changes), sweep_of(path, changes)).run()
+
+
+def sweep_of(path: Path, changes: list[str]) -> Sweep:
+    """The sweep of the search with the spec at `path`."""
     spec = load(path, changes)
-    sweep = Sweep(Path(spec.root) / spec.name)
-    with leave_jobs_running(sweep):
-        return Controller(spec, sweep).run()
+    return Sweep(Path(spec.root) / spec.name)
 
 
 class Controller:
     """One search, from its spec."""
 
     study: optuna.Study
+    began: tuple[float, int]
+    """When this process began to search, and how many trials had ended before."""
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
-        options = SlurmOptions(**spec.launcher)
-        options.check()
-        self.runs = TrialRuns(sweep, Slurm(options))
+        self.place: Place
+        if isinstance(spec.launcher, str):
+            self.place = Here(sweep)
+        else:
+            options = SlurmOptions(**spec.launcher)
+            options.check()
+            self.place = OnSlurm(sweep, options)
+        self.runs = TrialRuns(sweep, self.place)
 
     def run(self) -> dict[str, Any]:
         """Search to the end, then run the winner on fresh seeds. Returns and writes `search.json`."""
-        self._check_space()
+        with self.place.attached():
+            self._check_space()
+            return self._search()
+
+    def _search(self) -> dict[str, Any]:
         with self.sweep.lock.hold(), writing(self.sweep.home):
-            save_launcher(self.sweep, self.runs.slurm.prepare(self.sweep))
+            save_launcher(self.sweep, self.place.prepare())
             self._check_spec()
             self.study = open_study(self.sweep, self.spec)
             self._fail_incomplete_trials()
+            self.began = time.monotonic(), len(self._ended())
             while self._advance():
-                time.sleep(POLL)
+                self.place.wait(POLL)
             result = self._result()
             (self.sweep.home / "search.json").write_text(json.dumps(result, indent=2))
             return result
@@ -130,10 +145,10 @@ class Controller:
         if not unfinished:
             self._end_trial(live, runs, collapsed)
         elif not self.spec.sections and (collapsed or live.should_prune()):  # sections count how many collapse
-            cancel_jobs(self.sweep, unfinished)
+            self.place.cancel(unfinished)
             self._end_collapsed(live, runs, max(1, collapsed))
         elif error := self.runs.resubmit(unfinished):
-            cancel_jobs(self.sweep, unfinished)
+            self.place.cancel(unfinished)
             live.set_user_attr("error", error)
             self.study.tell(live.number, state=TrialState.FAIL)
             self.runs.forget_retries(unfinished)
@@ -146,14 +161,26 @@ class Controller:
         for key, value in {"outcome": "healthy", "collapsed": 0, "seeds": len(runs), "mean": score.mean}.items():
             trial.set_user_attr(key, value)
         self.study.tell(trial.number, score.bound)
-        print(f"trial {trial.number}: {score.mean:.3f}, at least {score.bound:.3f}", file=sys.stderr, flush=True)
+        print(f"trial {trial.number}: {score.mean:.3f}, at least {score.bound:.3f}{self._left()}", file=sys.stderr, flush=True)
 
     def _end_collapsed(self, trial: Trial, runs: list[str], collapsed: int) -> None:
         """Prune the trial, without a value: a collapse is a state of its own, not a low score."""
         for key, value in {"outcome": "collapsed", "collapsed": collapsed, "seeds": len(runs)}.items():
             trial.set_user_attr(key, value)
         self.study.tell(trial.number, state=TrialState.PRUNED)
-        print(f"trial {trial.number}: collapsed, {collapsed} of {len(runs)} runs", file=sys.stderr, flush=True)
+        print(f"trial {trial.number}: collapsed, {collapsed} of {len(runs)} runs{self._left()}", file=sys.stderr, flush=True)
+
+    def _ended(self) -> list[FrozenTrial]:
+        return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
+
+    def _left(self) -> str:
+        """How many trials have ended, and the time left by the pace of this process; with sections nobody knows how many come."""
+        ended = len(self._ended())
+        if self.spec.sections:
+            return f"; {ended} trials"
+        began, before = self.began
+        seconds = (time.monotonic() - began) / (ended - before) * (self.spec.trials - ended)
+        return f"; {ended} of {self.spec.trials} trials, about {clock(seconds)} (minutes:seconds) left, then the winner"
 
     def _configs(self, trial: Trial | FrozenTrial) -> list[Config]:
         first = trial.user_attrs["first_seed"]
@@ -165,8 +192,9 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The winner's score in the search and on fresh seeds; with sections also the bracket of the threshold."""
-        ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
+        """The winner's score in the search and on fresh seeds; with sections the bracket of the threshold, and with several
+        parameters the importance of each."""
+        ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}
         if self.spec.sections:
@@ -175,6 +203,8 @@ class Controller:
             inner, outer = (None if number is None else self.spec.values({name: number})[key] for number in bracket)
             result = {"threshold": key, "healthy": inner, "collapses": outer}
         result["trials"] = len(ended)
+        if len(self.spec.space) > 1:
+            result["importance"] = importance(ended)
         if not complete:
             return result | {"winner": None}
         best = max(complete, key=lambda trial: trial.values)
@@ -188,7 +218,7 @@ class Controller:
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")
-            time.sleep(POLL)
+            self.place.wait(POLL)
         return {**self._score(runs)._asdict(), "collapsed": self.runs.collapsed(runs)}
 
     # --- refusals ------------------------------------------------------------------------------------------------------
@@ -210,7 +240,7 @@ class Controller:
             (config,) = self.spec.configs(corner, range(1))
             try:
                 check(config)
-                check_ranks(config, self.runs.slurm.options.ranks)
+                check_ranks(config, self.place.ranks)
             except UserError as error:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 

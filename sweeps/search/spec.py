@@ -84,7 +84,7 @@ class Spec(Strict):
     list of values. trials: number that must end complete or pruned; with `sections`, at most. parallel: trials at a time.
     seeds: runs of a trial. last: evaluations at the end of a run whose mean is its score. confidence: of the one-sided lower
     bound over the seeds. winner_seeds: fresh seeds on which the winner is run again. sampler_seed: of Optuna's sampler.
-    launcher: keys of hydra/launcher=slurm.
+    launcher: `local` for this machine, or keys of hydra/launcher=slurm.
     """
 
     name: Name
@@ -100,7 +100,7 @@ class Spec(Strict):
     sections: Sections | None = None
     winner_seeds: Seeds
     sampler_seed: Annotated[Seed, Field(lt=2**31)]
-    launcher: dict[str, Any]
+    launcher: Literal["local"] | dict[str, Any]
 
     @model_validator(mode="after")
     def _sectioned(self) -> Spec:
@@ -111,7 +111,7 @@ class Spec(Strict):
             if axis.scale == "linear":
                 raise ValueError("sections: cuts by ratios; scale must be distance_from_1 or log")
         accepted = [field.name for field in fields(SlurmOptions)]
-        for key in self.launcher:
+        for key in self.launcher if isinstance(self.launcher, dict) else ():
             if key not in accepted:
                 raise ValueError(f"launcher.{key}: unknown key; hydra/launcher=slurm has {', '.join(accepted)}")
         return self

@@ -1,4 +1,4 @@
-"""The runs of the trials of a search: submitted to Slurm, resubmitted, and scored."""
+"""The runs of the trials of a search: submitted, resubmitted, and scored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scipy.stats import t as student
 from harness.config import Config
 from harness.run.folder import FINISHED
 from sweeps.launch import plan
-from sweeps.launchers.slurm import Slurm
-from sweeps.launchers.squeue import NoAnswer, jobs, jobs_by_run, merge_states
+from sweeps.launchers.squeue import NoAnswer
 from sweeps.ledger import Sweep
+from sweeps.search.places import Place
 from sweeps.states import RunState
 
 RETRIES = 3
@@ -30,32 +30,30 @@ class Score(NamedTuple):
 
 
 class TrialRuns:
-    """The runs of one sweep on Slurm. Call `refresh` before each look at them."""
+    """The runs of one sweep at a place. Call `refresh` before each look at them."""
 
-    def __init__(self, sweep: Sweep, slurm: Slurm):
-        self.sweep, self.slurm = sweep, slurm
+    def __init__(self, sweep: Sweep, place: Place):
+        self.sweep, self.place = sweep, place
         self.states: dict[str, RunState] = {}
         self.live: set[str] = set()
-        """Runs in live jobs, at the last `refresh`."""
+        """Runs that were waiting or under way at the last `refresh`."""
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Read `states` and `live` from the ledger and Slurm. False, with the reason printed, if Slurm does not answer."""
+        """Read `states` and `live` from the ledger and the place. False, with the reason printed, if Slurm does not answer."""
         try:
-            tasks = jobs(self.sweep)
-            self.live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
-            self.states = merge_states(self.sweep, self.sweep.states(), tasks)
+            self.states, self.live = self.place.look()
         except NoAnswer as error:
             print(error, file=sys.stderr, flush=True)
             return False
         return True
 
     def submit(self, configs: Iterable[Config]) -> list[str]:
-        """Submit those that are neither finished nor in a live job. Returns all of them, by their hashes."""
+        """Submit those that are neither finished nor live. Returns all of them, by their hashes."""
         grid = {config.digest: config for config in configs}
         plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:
-            self.slurm.submit(self.sweep, todo)
+            self.place.submit(todo)
         return list(grid)
 
     def submitted(self, runs: Iterable[str]) -> bool:
@@ -74,7 +72,7 @@ class TrialRuns:
         for run in stopped:
             self.retries[run] = self.retries.get(run, 0) + 1
         if stopped:
-            self.slurm.submit(self.sweep, stopped)
+            self.place.submit(stopped)
         return None
 
     def forget_retries(self, runs: Iterable[str]) -> None:

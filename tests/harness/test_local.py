@@ -15,6 +15,9 @@ PRECISIONS = {
     "fp16": ("fp16", None, None),
     "fp8_tensor": ("bf16", "fp8_tensor", "fp8_token"),
     "fp8_channel": ("bf16", "fp8_channel", "fp8_token"),
+    "fp8_block": ("bf16", "fp8_block", "fp8_group"),
+    "fp8_block_w8a16": ("bf16", "fp8_block", None),
+    "mxfp8": ("bf16", "mxfp8", "mxfp8"),
     "int8": ("bf16", "int8_channel", "int8_token"),
     "nvfp4": ("bf16", "nvfp4", None),
 }
@@ -88,12 +91,13 @@ def test_each_precision_is_further_from_fp32_than_the_last(net, asked):
     assert k3("fp8_tensor", kv_cache="fp8_e4m3") > k3("bf16", kv_cache="fp8_e4m3") > k3("bf16")
 
 
-def test_bf16_agrees_with_transformers_in_bf16(net, asked):
-    """Native bf16 kernels round at the same places, so the two differ by far less than either does from fp32."""
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_16_bits_agree_with_transformers_in_16_bits(net, asked, name, dtype):
+    """Native kernels round at the same places, so the two differ by far less than either does from fp32."""
     tokens = engine(net, "fp32").generate(*asked).tokens
-    ours = engine(net, "bf16").score(asked[0], tokens)
+    ours = engine(net, name).score(asked[0], tokens)
     exact = reference(net, asked[0], tokens)
-    native = build(net.config, 0).bfloat16()
+    native = build(net.config, 0).to(dtype)
     native.load_state_dict(net.state_dict())
     with torch.no_grad():
         logits = native(torch.cat([asked[0], tokens], 1)).logits[:, 4:-1]

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from harness.build import samples_as_trainer
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.loop import train
@@ -42,6 +43,20 @@ def test_fixed_noise_persists_and_fresh_noise_does_not(tiny):
 
 def test_exact_rollouts_have_no_persistence(tiny):
     assert measured(tiny(*WINDOW, "rollout/precision=fp32")) == {}
+
+
+def test_noise_may_have_the_seed_of_its_run(tiny):
+    """Seeds of one arm then have noises of their own: null in a run of seed 7 is 7. Without noise null leaves the control exact."""
+    own, noisy = "rollout.engine.noise_seed=null", ["rollout/precision=fp32", "rollout.engine.noise=0.02"]
+    given, known = (
+        Trainer(config, RunFolder(config.path)).collector.engine
+        for config in (tiny(*noisy, "seed=7", own), tiny(*noisy, "rollout.engine.noise_seed=7"))
+    )
+    shape = torch.Size([3, 4])
+    assert torch.equal(given.noise.draw("w", shape, 2), known.noise.draw("w", shape, 2))
+    control = tiny("rollout/precision=fp32", own)
+    check(control)
+    assert samples_as_trainer(control)
 
 
 def test_a_resumed_run_goes_on_with_its_window(tiny):

@@ -125,23 +125,17 @@ def descendants(parents: list[int]) -> list[int]:
     return children + (descendants(children) if children else [])
 
 
-def test_many_trivial_runs_in_few_jobs(slurm, multirun, shared_root, record_property):
-    """300 runs of one step in arrays of at most 20 tasks: none lost, none run twice. Says what a run costs."""
+def test_many_trivial_runs_in_few_jobs(slurm, multirun, shared_root):
+    """60 runs of one step, six at a time on two nodes: none lost, none run twice."""
     sweep = Sweep(shared_root / "many")
-    began = time.time()
-    process = multirun("slurm", "seed=range(300)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=75")
-    shown = output(process, timeout=600)
-    packed = (time.time() - began) / 300
+    process = multirun("slurm", "seed=range(60)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=15")
+    shown = output(process)
     assert process.returncode == 0, shown
-    assert "300 to submit: 4 tasks of up to 75 runs" in shown
-    assert {state.state for state in sweep.states().values()} == {"done"} and len(sweep.states()) == 300
-    assert len([event for event in sweep.events() if event["event"] == "started"]) == 300
+    assert "60 to submit: 4 tasks of up to 15 runs" in shown
+    assert {state.state for state in sweep.states().values()} == {"done"} and len(sweep.states()) == 60
+    assert len([event for event in sweep.events() if event["event"] == "started"]) == 60
     code, shown = faultline("sweep", "status", sweep.path)
-    assert code == 0 and "300 done" in shown
-    began = time.time()
-    command = [sys.executable, "-m", "experiments.train", *TINY, f"run.root={shared_root}", "run.sweep=alone", "steps=1"]
-    subprocess.run(command, check=True, capture_output=True)
-    print(f"\n{packed:.2f} s a run in jobs of 75, {time.time() - began:.2f} s a run in a process of its own")
+    assert code == 0 and "60 done" in shown
 
 
 def test_arrays_are_split_at_the_clusters_limit(slurm, multirun, shared_root):

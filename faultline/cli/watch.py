@@ -1,0 +1,33 @@
+"""`faultline watch`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from faultline.cli.arguments import port
+
+HELP = "follow a sweep under way: progress, curves, alarms and failures, as a local page or in the terminal"
+DESCRIPTION = """\
+Follow a sweep under way: progress of each arm, curves, alarms as they fire, what failed with the end of its log, pace and
+time left. The page is on 127.0.0.1 alone and changes nothing. Ctrl-C ends it; the runs go on."""
+EXAMPLES = """\
+faultline watch runs/demo
+faultline watch runs/demo --tui
+faultline watch runs/demo --port 8123"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `faultline.cli.Command`."""
+    parser.add_argument("sweep", type=Path, help="its folder, as runs/demo")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--port", type=port, default=0, help="of the page; by default a free one")
+    shown.add_argument("--tui", action="store_true", help="in the terminal, for SSH; it ends once all runs have ended")
+
+
+def run(**arguments: Any) -> None:
+    """Print the address of the page and serve it, or show the view of the terminal."""
+    from sweeps.watch.command import watch
+
+    watch(**arguments)

@@ -1,0 +1,29 @@
+"""The learning rate of each optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import get_scheduler
+
+from harness.config import Config
+
+
+def learning_rates(config: Config) -> Callable[[int], float]:
+    """Optimizer steps so far → the rate of the next one, by transformers' `get_scheduler`.
+
+    It depends on that number alone, which a checkpoint holds: so a resumed run has the rates of one that was never stopped.
+    """
+    lr, schedule = config.actor.lr, config.actor.schedule
+    name, more = schedule.name, {}
+    if schedule.min_lr_ratio:
+        name, more = "cosine_with_min_lr", {"min_lr_rate": schedule.min_lr_ratio}
+    elif name == "constant" and schedule.warmup_steps:
+        name = "constant_with_warmup"
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)  # get_scheduler asks for one, and nothing steps it
+    made = get_scheduler(
+        name, optimizer, num_warmup_steps=schedule.warmup_steps, num_training_steps=config.updates, scheduler_specific_kwargs=more
+    )
+    (factor,) = made.lr_lambdas
+    return lambda updates: lr * float(factor(updates))

@@ -1,0 +1,25 @@
+"""`faultline watch`: the page, or the view of the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sweeps.watch.follow import Follower
+
+
+def watch(sweep: Path, port: int = 0, tui: bool = False) -> None:
+    """Follow the sweep until Ctrl-C; in a terminal also until all its runs have ended.
+
+    port: of the page on 127.0.0.1, 0 for a free one. Raises UserError when there is no such folder, or the port is taken.
+    """
+    follower = Follower(sweep)
+    if tui:
+        from sweeps.watch.terminal import watch_in_terminal
+
+        watch_in_terminal(follower)
+        return
+    from sweeps.watch.server import WatchServer
+
+    with WatchServer(follower, port) as server:
+        print(f"Page: {server.address}  (Ctrl-C ends it; the runs go on)", flush=True)
+        server.serve_forever()

@@ -1,0 +1,277 @@
+"""A sweep under way, read as it grows: each look reads what was appended since the last one. No file is locked or written."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analysis.labels import coarseness
+from analysis.records import Status, checked
+from harness.arms import Arm, arms
+from harness.config import recorded
+from harness.errors import UserError, first_line
+from harness.run.folder import FINISHED, LAST_STEP, RunFolder
+from harness.run.jsonl import loads
+from sweeps.states import RunState, is_event
+
+BUDGET = 64 << 20
+"""Bytes of rows that one look reads, so that the first looks at thousands of runs answer soon too."""
+LONGEST = 1 << 20
+"""Bytes of a line; no run writes a longer one."""
+MOST = 400
+"""Points of a curve that are kept. Beyond them every second one is dropped."""
+ALARMS = ("collapse", "warning", "all_rejected")
+"""Kinds of events that are shown."""
+LOST = ("failed", "interrupted", "cancelled")
+"""States that the ledger may know of a run while its folder, which nobody could write any more, does not."""
+
+
+class Point(NamedTuple):
+    """An evaluation: held-out reward, and K3 of the rollouts of that step (None after the last step)."""
+
+    step: int
+    reward: float
+    k3: float | None
+
+
+class Alarm(NamedTuple):
+    """An event that a detector reported, or a step whose tokens were all rejected."""
+
+    time: float
+    run: str
+    kind: str
+    detector: str
+    step: int
+
+
+class Tail:
+    """The lines that were appended to a file since the last look."""
+
+    def __init__(self, path: str):
+        self.path, self.offset, self.node = path, 0, 0
+
+    def lines(self, most: int) -> tuple[list[bytes], bool]:
+        """(whole lines, about `most` bytes of them; whether more are waiting). From the start again if the file is another."""
+        found = regular(self.path)
+        if found is None:
+            return [], False
+        if found.st_ino != self.node or found.st_size < self.offset:
+            self.node, self.offset = found.st_ino, 0
+        if found.st_size == self.offset:
+            return [], False
+        if most <= 0:
+            return [], True
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                content = file.read(max(most, LONGEST))
+        except OSError:
+            return [], False
+        whole = content.rfind(b"\n") + 1  # a line that is being written waits for its end
+        if not whole and len(content) >= LONGEST:
+            whole = len(content)  # no line of a run: it is passed over in pieces
+        self.offset += whole
+        return content[:whole].splitlines(), self.offset + (len(content) - whole) < found.st_size
+
+
+@dataclass
+class Followed:
+    """A run. seconds: of a step, between two looks, and before that as its last row says. first: (time, step) of the former look.
+
+    changed: number of the look that last saw it change. over: there is nothing more to read.
+    """
+
+    name: str
+    config: dict[str, Any] | None
+    rows: Tail
+    events: Tail
+    arm: str = "?"
+    state: str = "queued"
+    step: int = 0
+    time: float = 0.0
+    error: str = ""
+    seconds: float | None = None
+    first: tuple[float, int] | None = None
+    points: list[Point] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+    changed: int = 0
+    over: bool = False
+    signature: tuple[int, ...] = ()
+
+    @property
+    def seed(self) -> int | None:
+        return self.config["seed"] if self.config else None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config["steps"] if self.config else 0
+
+    @property
+    def left(self) -> int:
+        """Steps that are still to do."""
+        return 0 if self.state in (*FINISHED, *LOST, "unreadable") else max(0, self.steps - self.step)
+
+
+class Follower:
+    """The runs of one sweep. `look` brings them up to date.
+
+    look_number: counts the looks. renewed: the last look at which arms got other names or a run was gone.
+    behind: runs with rows that no look has reached yet.
+    """
+
+    def __init__(self, path: Path):
+        """Raises UserError when there is no such folder."""
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder; give the folder of a sweep, as runs/demo")
+        if (path / "config.json").exists():
+            raise UserError(f"{path}: a run, not a sweep; give the folder above it")
+        self.path, self.runs, self.names = path, dict[str, Followed](), dict[str, Arm]()
+        self.ledger, self.ledger_states = Tail(str(path / ".sweep" / "ledger.jsonl")), dict[str, RunState]()
+        self.ended_at: dict[str, float] = {}
+        self.look_number = self.renewed = self.behind = 0
+
+    @property
+    def arms(self) -> list[str]:
+        """Names of the arms, the finest precision first."""
+        by_name = {str(arm): arm for arm in self.names.values()}
+        return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
+
+    def look(self) -> None:
+        """Read what is new."""
+        self.look_number += 1
+        self._find_runs()
+        self._read_ledger()
+        budget, self.behind = BUDGET, 0
+        for run in self.runs.values():
+            if run.over:
+                continue
+            self._read_status(run)
+            self._read_events(run)
+            lines, waiting = run.rows.lines(budget)
+            budget -= sum(map(len, lines))
+            self._take_rows(run, lines)
+            self.behind += waiting
+            run.over = run.state in FINISHED and not waiting
+            self._apply_ledger(run)
+
+    # --- parts of a look -----------------------------------------------------------------------------------------------
+
+    def _find_runs(self) -> None:
+        with os.scandir(self.path) as entries:
+            present = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)}
+        gone = self.runs.keys() - present
+        for name in gone:
+            del self.runs[name]
+            self.names.pop(name, None)
+        new = [name for name in sorted(present - self.runs.keys()) if regular(f"{self.path}/{name}/config.json")]
+        for name in new:
+            self.runs[name] = self._begin(name)
+        if new or gone:
+            configs = {name: run.config for name, run in self.runs.items() if run.config is not None}
+            self.names = arms(configs)
+            for name, arm in self.names.items():
+                self.runs[name].arm = str(arm)
+            self.renewed = self.look_number
+
+    def _begin(self, name: str) -> Followed:
+        folder = self.path / name
+        run = Followed(name, None, Tail(f"{folder}/metrics.jsonl"), Tail(f"{folder}/events.jsonl"), changed=self.look_number)
+        try:
+            run.config = recorded(RunFolder(folder).read("config.json"))
+        except (UserError, RecursionError) as error:
+            run.state, run.error, run.over = "unreadable", f"config.json: {first_line(error)}", True
+        return run
+
+    def _read_status(self, run: Followed) -> None:
+        found = regular(f"{self.path}/{run.name}/status.json")
+        signature = (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()
+        if signature == run.signature or found is None:
+            return
+        run.signature, run.changed = signature, self.look_number
+        damage: list[str] = []
+        try:
+            values = RunFolder(self.path / run.name).read("status.json")
+        except UserError as error:
+            values, damage = {}, [first_line(error)]
+        status = checked(Status, values, "status.json", damage)
+        if damage or status is None:
+            run.state, run.error = "unreadable", damage[0]
+            return
+        starting, fallen_back = "phase" in values, status.step < run.step
+        run.state, run.error, run.step = status.state, status.error, status.step
+        run.time = _finite(values.get("time")) or found.st_mtime
+        if run.first is None or starting or fallen_back or run.step <= run.first[1]:
+            run.first = (run.time, run.step)  # the pace counts from a step, not from a start
+        else:
+            run.seconds = max(0.0, run.time - run.first[0]) / (run.step - run.first[1])
+
+    def _read_events(self, run: Followed) -> None:
+        for event in _objects(run.events.lines(BUDGET)[0]):
+            step, kind = event.get("step"), event.get("kind")
+            if kind in ALARMS and type(step) is int and 0 <= step <= LAST_STEP:
+                detector = event.get("detector", "")
+                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, run.name, str(kind), str(detector), step))
+                run.changed = self.look_number
+
+    def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
+        """Add the evaluations among the lines. A row of an earlier step is of a resumed run, and replaces what came after it."""
+        evaluations = [line for line in lines if b'"eval/reward"' in line]  # the others would be parsed for nothing
+        for row in _objects(evaluations):
+            step, reward = row.get("step"), _finite(row.get("eval/reward"))
+            if type(step) is not int or not 0 <= step <= LAST_STEP or reward is None:
+                continue
+            while run.points and run.points[-1].step >= step:
+                run.points.pop()
+            run.points.append(Point(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
+            run.seconds = run.seconds or _finite(row.get("time/step"))
+            if len(run.points) > MOST:
+                run.points = run.points[::2]
+            run.changed = self.look_number
+
+    def _read_ledger(self) -> None:
+        for event in _objects(self.ledger.lines(BUDGET)[0]):
+            if is_event(event):
+                name = event["run"]
+                self.ledger_states[name] = self.ledger_states.get(name, RunState("", 0, 0)).after(event)
+                self.ended_at[name] = _finite(event.get("time")) or 0.0
+
+    def _apply_ledger(self, run: Followed) -> None:
+        """What launchers know later than the folder: it was cancelled, or its process ended before it could write."""
+        known = self.ledger_states.get(run.name)
+        if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
+            if (known.state, known.error) != (run.state, run.error):
+                run.changed = self.look_number
+            run.state, run.error = known.state, known.error or run.error
+
+
+def regular(path: str) -> os.stat_result | None:
+    """The state of a file; None for what is none: it is missing, or a folder, or a pipe, which would block a reader."""
+    with suppress(OSError, ValueError):
+        found = os.stat(path)
+        if stat.S_ISREG(found.st_mode):
+            return found
+    return None
+
+
+def _objects(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with suppress(ValueError):
+            value = loads(line)
+            if isinstance(value, dict):
+                yield value
+
+
+def _finite(value: Any) -> float | None:
+    """A number that can be drawn."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None

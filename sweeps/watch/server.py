@@ -1,0 +1,127 @@
+"""The page of a sweep under way: on this machine alone, and without any way to change something.
+
+The address holds a secret, since other users of the machine can reach 127.0.0.1 too. A name other than localhost in the Host
+header is refused: a page from elsewhere could give its own name this address (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from harness.errors import UserError
+from sweeps.watch.follow import Follower
+from sweeps.watch.summary import Summary, colours, duration, summarise
+
+HOSTS = ("127.0.0.1", "localhost")
+EVERY = 2.0
+"""Seconds between two looks of the page."""
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves one sweep at `address`. It reads the folders when the page asks, and never otherwise.
+
+    port: 0 for a free one. Raises UserError when it is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, follower: Follower, port: int):
+        self.follower, self.reading, self.secret = follower, threading.Lock(), secrets.token_urlsafe(9)
+        try:
+            super().__init__(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror}; leave it out for a free one") from None
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_address[1]}/{self.secret}/"
+
+    def page(self, nonce: str) -> str:
+        """The page, complete without its script."""
+        return _template("watch.html").render(summary=self._summary(), every=EVERY, nonce=nonce)
+
+    def state(self) -> str:
+        """What of the page changes, but for the curves."""
+        return _template("state.html").render(summary=self._summary())
+
+    def curves(self, since: int) -> dict[str, Any]:
+        """Arms and the runs that have changed after the look number `since`; all of them, marked `fresh`, if runs are gone."""
+        with self.reading:
+            follower = self.follower
+            follower.look()
+            fresh = since < follower.renewed
+            changed = [run for run in follower.runs.values() if run.points and (fresh or run.changed > since)]
+            runs = {run.name: {"arm": run.arm, "seed": run.seed, "points": run.points} for run in changed}
+            return {"look": follower.look_number, "fresh": fresh, "colours": colours(follower), "runs": runs}
+
+    def _summary(self) -> Summary:
+        with self.reading:
+            self.follower.look()
+            return summarise(self.follower)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET of three addresses below the secret. Every other method is refused by the base class with 501."""
+
+    server: WatchServer
+    server_version, sys_version = "faultline", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        if not _local(self.headers.get("Host", "")):
+            self.send_error(403, "not a name of this machine")
+            return
+        place = urlsplit(self.path)
+        secret, _, name = place.path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(secret.encode(), self.server.secret.encode()):
+            self.send_error(404)
+        elif name == "":
+            nonce = secrets.token_urlsafe(12)
+            self._answer("text/html", self.server.page(nonce), nonce)
+        elif name == "state":
+            self._answer("text/html", self.server.state())
+        elif name == "curves":
+            since = parse_qs(place.query).get("since", ["0"])[0]
+            number = int(since) if since.isascii() and since.isdecimal() and len(since) < 10 else 0
+            self._answer("application/json", json.dumps(self.server.curves(number)))
+        else:
+            self.send_error(404)
+
+    def _answer(self, kind: str, text: str, nonce: str = "none") -> None:
+        content = text.encode(errors="backslashreplace")
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        sources = f"style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'"
+        self.send_header("Content-Security-Policy", f"default-src 'none'; {sources}; base-uri 'none'; frame-ancestors 'none'")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal shows the address."""
+
+
+def _local(host: str) -> bool:
+    """Whether a Host header names this machine; the port may be that of a tunnel."""
+    name, _, port = host.partition(":")
+    return name.lower() in HOSTS and (not port or port.isdecimal())
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    loader = ChoiceLoader([PackageLoader("sweeps", "watch"), PackageLoader("analysis", "page")])  # the report's style
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["duration"] = duration
+    return environment.get_template(name)

@@ -1,0 +1,165 @@
+"""What a look at a sweep says: counts, pace and time left, a row per arm, alarms, what failed and its log."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import NamedTuple
+
+from analysis.figures.style import COLOURS
+from harness.run.folder import FINISHED
+from sweeps.watch.follow import Alarm, Followed, Follower, regular
+
+LISTED = 20
+"""Alarms and failed runs that are shown, the latest first."""
+LINES, TAIL = 8, 4096
+"""Of a log: the last lines, and the bytes in which they are looked for."""
+SILENT = 600.0
+"""Seconds without a step, if its steps are shorter than a fifth of that, after which a run is named as silent."""
+ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "interrupted", "cancelled", "unreadable")
+
+
+class ArmState(NamedTuple):
+    """A row: runs by state, steps done and to do in all, mean of the last evaluations, median of the last K3."""
+
+    name: str
+    colour: str
+    counts: Counter[str]
+    step: int
+    steps: int
+    reward: float | None
+    k3: float | None
+    runs: list[Followed]
+
+
+class Failure(NamedTuple):
+    """A run that failed or was interrupted. log: its last lines."""
+
+    run: Followed
+    log: str
+
+
+class Summary(NamedTuple):
+    """rate: steps a minute of all runs together. left: seconds; None while no pace is known. behind: runs not yet read."""
+
+    name: str
+    counts: dict[str, int]
+    step: int
+    steps: int
+    rate: float
+    left: float | None
+    arms: list[ArmState]
+    alarms: list[Alarm]
+    alarms_in_all: int
+    failures: list[Failure]
+    failures_in_all: int
+    silent: list[Followed]
+    behind: int
+
+    @property
+    def over(self) -> bool:
+        """Whether no run is waiting or under way."""
+        return not self.behind and not {"queued", "running"} & self.counts.keys()
+
+
+def summarise(follower: Follower, now: float | None = None) -> Summary:
+    """Of the last look. now: seconds of the epoch."""
+    runs = list(follower.runs.values())
+    counts = Counter(run.state for run in runs)
+    rate, left = _pace(runs)
+    alarms = sorted((alarm for run in runs for alarm in run.alarms), reverse=True)
+    lost = sorted((run for run in runs if run.state in ("failed", "interrupted")), key=lambda run: run.time, reverse=True)
+    failures = [Failure(run, last_lines(f"{follower.path}/{run.name}/log.txt")) for run in lost[:LISTED]]
+    unreadable = [Failure(run, "") for run in runs if run.state == "unreadable"]
+    return Summary(
+        name=follower.path.resolve().name,
+        counts={state: counts[state] for state in ORDER if counts[state]},
+        step=sum(min(run.step, run.steps) for run in runs),
+        steps=sum(run.step if run.state in FINISHED else run.steps for run in runs),
+        rate=60 * rate,
+        left=left,
+        arms=_arms(follower),
+        alarms=alarms[:LISTED],
+        alarms_in_all=len(alarms),
+        failures=[*failures, *unreadable][:LISTED],
+        failures_in_all=len(lost) + len(unreadable),
+        silent=[run for run in runs if run.state == "running" and _silent(run, time.time() if now is None else now)],
+        behind=follower.behind,
+    )
+
+
+def colours(follower: Follower) -> dict[str, str]:
+    """Arm -> its colour, in the order in which arms are shown."""
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(follower.arms)}
+
+
+def _arms(follower: Follower) -> list[ArmState]:
+    colour = colours(follower)
+    members: dict[str, list[Followed]] = {name: [] for name in colour}
+    for run in follower.runs.values():
+        if run.arm in members:
+            members[run.arm].append(run)
+    rows = []
+    for name, runs in members.items():
+        last = [run.points[-1].reward for run in runs if run.points]
+        k3 = [next((p.k3 for p in reversed(run.points) if p.k3 is not None), None) for run in runs]
+        known = [value for value in k3 if value is not None]
+        rows.append(
+            ArmState(
+                name=name,
+                colour=colour[name],
+                counts=Counter(run.state for run in runs),
+                step=sum(min(run.step, run.steps) for run in runs),
+                steps=sum(run.step if run.state in FINISHED else run.steps for run in runs),
+                reward=statistics.fmean(last) if last else None,
+                k3=statistics.median(known) if known else None,
+                runs=runs,
+            )
+        )
+    return rows
+
+
+def _pace(runs: list[Followed]) -> tuple[float, float | None]:
+    """(steps a second of all runs under way, seconds left if as many go on side by side).
+
+    A run without a pace of its own has the median of its arm, or else that of all. The longest run decides where it alone
+    takes longer than the rest.
+    """
+    known = [run for run in runs if run.seconds]
+    if not known:
+        return 0.0, None
+    typical = statistics.median(run.seconds for run in known if run.seconds)
+    by_arm: dict[str, list[float]] = {}
+    for run in known:
+        by_arm.setdefault(run.arm, []).append(run.seconds or typical)
+    seconds = {run.name: run.seconds or statistics.median(by_arm.get(run.arm, [typical])) for run in runs}
+    under_way = [run for run in runs if run.state == "running"]
+    if not under_way:
+        return 0.0, None
+    work = sum(run.left * seconds[run.name] for run in runs)
+    longest = max(run.left * seconds[run.name] for run in under_way)
+    return sum(1 / seconds[run.name] for run in under_way), max(work / len(under_way), longest)
+
+
+def _silent(run: Followed, now: float) -> bool:
+    return run.time > 0 and now - run.time > max(SILENT, 5 * (run.seconds or 0.0))
+
+
+def last_lines(path: str) -> str:
+    """The end of a log, "" without one."""
+    found = regular(path)
+    if found is None:
+        return ""
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, found.st_size - TAIL), os.SEEK_SET)
+        return "\n".join(file.read(TAIL).decode(errors="replace").splitlines()[-LINES:])
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
+    whole = int(seconds)
+    return f"{whole // 3600} h {whole // 60 % 60:02d} min" if whole >= 3600 else f"{whole // 60} min {whole % 60:02d} s"

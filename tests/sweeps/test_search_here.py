@@ -1,0 +1,151 @@
+"""A search on this machine: real runs of a tiny model, a controller that is killed, stopped and continued, its report."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
+
+from analysis.figures import FIGURES
+from analysis.load import load as analysed
+from analysis.report import report
+from harness.errors import UserError
+from sweeps.ledger import Sweep
+from sweeps.search.dashboard import serve_dashboard
+from sweeps.search.spec import Spec, load
+from sweeps.search.study import importance, open_study
+from tests.analysis.synthetic import FP8, write
+from tests.harness.conftest import TINY
+from tests.sweeps.conftest import held, rows, until
+
+SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
+
+
+def specified(root, **more) -> dict:
+    return {
+        "name": "here",
+        "root": str(root),
+        "overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "rollout/precision=fp8_tensor"],
+        "space": {"correction.weight.upper": {"low": 1.1, "high": 9, "scale": "distance_from_1"}, "loss.eps_low": [0.1, 0.2]},
+        "trials": 2,
+        "parallel": 1,
+        "seeds": 2,
+        "last": 3,
+        "confidence": 0.9,
+        "prune": {"fraction": 0.5, "patience": 3},
+        "winner_seeds": 2,
+        "sampler_seed": 0,
+        "launcher": "local",
+    } | {"overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"], **more}
+
+
+@pytest.mark.slow
+def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
+    """SIGKILL at the first run, SIGTERM later, and the same command to the end: two trials of two seeds, and two fresh ones."""
+    file = tmp_path / "here.yaml"
+    file.write_text(yaml.safe_dump(specified(tmp_path)))
+    command = [sys.executable, "-m", "faultline", "search", file]
+
+    def begin():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    sweep = Sweep(tmp_path / "here")
+    first = begin()
+    until(lambda: any(rows(sweep.folder(run)) for run in sweep.states()))
+    (run,) = held(sweep, [next(run for run in sweep.states() if rows(sweep.folder(run)))])
+    first.kill()
+    first.wait()
+    second = begin()
+    run.goes_on()
+    until(lambda: sum(state.state == "done" for state in sweep.states().values()) >= 2)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) in (143, -signal.SIGTERM)
+    third = begin()
+    printed, told = third.communicate(timeout=250)
+    assert third.returncode == 0, told
+    states = sweep.states()
+    assert len(states) == 2 * 2 + 2 and {state.state for state in states.values()} == {"done"}
+    assert sorted(sweep.config(run).seed for run in states) == [0, 0, 1, 1, 1000, 1001]
+    result = json.loads(printed)
+    assert result["trials"] == 2 and result["importance"] == {} and result["fresh"]["seeds"] == 2
+    assert "trials, about" in told or "2 of 2 trials" in told
+    page = report(sweep.path).read_text()
+    assert "Healthy against a searched threshold" in page and "correction.weight.upper" in page
+
+
+def test_launcher_local_takes_the_same_spec():
+    values = yaml.safe_load((SHIPPED / "demo_upper.yaml").read_text())
+    assert values["launcher"] == "local"
+    assert load(Path("token_upper"), ["launcher=local"]).launcher == "local"
+    with pytest.raises(UserError, match="launcher"):
+        load(Path("token_upper"), ["launcher=here"])
+    # As many runs as the demo has: six trials of two seeds and a winner of two.
+    assert values["trials"] * values["seeds"] + values["winner_seeds"] == 14
+
+
+def test_the_importance_is_that_of_the_parameter_that_decides():
+    """The value is x and nothing else; where x is above 0.8 the trial has collapsed."""
+    axis = FloatDistribution(0, 1)
+    trials = []
+    for i in range(40):
+        x, y = (i * 0.618) % 1, (i * 0.414) % 1
+        pruned = {"state": TrialState.PRUNED} if x > 0.8 else {"value": x}
+        trials.append(optuna.create_trial(params={"x": x, "y": y}, distributions={"x": axis, "y": axis}, **pruned))
+    found = importance(trials)
+    assert found["x"] > 0.7 and sum(found.values()) == pytest.approx(1)
+    assert importance(trials[:3]) == {} and importance([t for t in trials if t.state == TrialState.PRUNED]) == {}
+
+
+def searched(sweep, **spec):
+    """Runs at two bounds: both seeds at 2 are healthy, one of two at 4 collapses."""
+    for upper, collapses in ((2.0, (None, None)), (4.0, (None, 40))):
+        for seed, collapse in enumerate(collapses):
+            write(sweep, FP8, "correction=token_truncate", f"correction.weight.upper={upper}", seed=seed, collapse=collapse)
+    (sweep / ".sweep").mkdir()
+    space = {"correction.weight.upper": {"low": 1.1, "high": 9, "scale": "distance_from_1"}}
+    (sweep / ".sweep" / "search-spec.json").write_text(json.dumps({"space": space} | spec))
+
+
+def test_the_report_draws_healthy_against_the_threshold(tmp_path):
+    """2 of 2 and 1 of 2. Clopper and Pearson: 2 of 2 is at least 0.025^(1/2) = 0.1581."""
+    searched(tmp_path)
+    (tmp_path / ".sweep" / "search.json").write_text(json.dumps({"importance": {"|correction.weight.upper - 1|": 0.75, "b": 0.25}}))
+    figure = FIGURES["search"].draw(analysed(tmp_path))
+    share, reward, bars = figure.axes
+    x, y = share.lines[0].get_data()
+    assert list(x) == [2.0, 4.0] and list(y) == [1.0, 0.5]
+    lowest = min(point[1] for part in share.collections for point in part.get_segments()[0])
+    assert lowest == pytest.approx(0.0126, abs=1e-4)  # 1 - 0.975^(1/2) of 1 of 2
+    assert len(reward.lines[0].get_xdata()) == 4 and [bar.get_width() for bar in bars.patches] == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("spec", ["[]", "{", '{"space": {"no.such.key": {"low": 1}, "loss.eps_low": [1]}}', '{"space": 3}'])
+def test_a_strangers_search_is_no_obstacle(tmp_path, spec):
+    searched(tmp_path)
+    (tmp_path / ".sweep" / "search-spec.json").write_text(spec)
+    (tmp_path / ".sweep" / "search.json").write_text('{"importance": {"<b>": "x", "c": 1e999, "d": null}}')
+    assert isinstance(FIGURES["search"].draw(analysed(tmp_path)), str)
+
+
+def test_the_dashboard_shows_the_journal(tmp_path):
+    pytest.importorskip("optuna_dashboard")
+    sweep, spec = Sweep(tmp_path / "here"), Spec.model_validate(specified(tmp_path))
+    open_study(sweep, spec)
+    with serve_dashboard(sweep) as address:
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{address}api/studies", timeout=20) as answer:
+            (study,) = json.load(answer)["study_summaries"]
+    assert study["study_name"] == "here"
+
+
+def test_a_dashboard_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    with pytest.raises(UserError, match=r"pip install 'faultline\[search\]'"), serve_dashboard(Sweep(tmp_path)):
+        pass
