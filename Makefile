@@ -47,7 +47,7 @@ stage() { \
 }; \
 stage "ruff" $(VENV)/bin/ruff check .; \
 stage "import contracts" $(VENV)/bin/lint-imports; \
-stage "types" $(VENV)/bin/mypy;
+stage "types" $(VENV)/bin/mypy -n 2;
 endef
 # Every page, link and anchor of the site, and the docstrings that it shows. The variable silences an advertisement.
 SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -56,7 +56,7 @@ test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $
 	@$(stages) \
 	stage "site" env $(SITE); \
 	stage "tests" $(PYTEST) -n 2; \
-	stage "tests against verl, SkyRL and TRL" $(PYTEST) tests/oracles; \
+	stage "tests against verl, SkyRL and TRL" $(PYTEST) -n 2 tests/oracles; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
 
 check: $(VENV)/installed

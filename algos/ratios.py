@@ -14,7 +14,7 @@ from algos.batch import Batch
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
 
-LEVELS = ("token", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
+LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
 
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
@@ -66,7 +66,8 @@ class Ratio:
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     """Per-token values (0 off the mask) at a level.
 
-    token: unchanged, [B, T]. sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
+    token: unchanged, [B, T]. prefix: Σ_{s ≤ t}, [B, T], 0 off the mask.
+    sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
     segment, segment_geometric: Σ and mean over the tokens of the response with the same id in `segments`, [B, T], 0 off
     the mask.
     `segments`: [B, T] integers 0 ≤ id < T, a turn's number within its response; read on the mask only.
@@ -74,6 +75,8 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
     """
     if level == "token":
         return values
+    if level == "prefix":
+        return torch.where(mask, values.cumsum(-1), 0.0)
     if level == "sequence":
         return values.sum(-1, keepdim=True)
     if level == "geometric":
@@ -90,11 +93,20 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     """How many tokens share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
-    if level == "token":
+    if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):
         return _segment_sum(mask.long(), mask, segments).clamp(min=1)
     return mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
+    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats.
+
+    1 − p comes from expm1, because p is close to 1 on most tokens; 0·log 0 = 0.
+    """
+    rest_p, rest_q = -torch.expm1(logp), -torch.expm1(logq)
+    return logq.exp() * (logq - logp) + torch.special.xlogy(rest_q, rest_q) - torch.special.xlogy(rest_q, rest_p)
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ COLUMNS = {
     "k3": "K3 (nats)",
     "ess_sequence_min": "lowest sequence ESS",
     "log_ratio_max": "largest |log ratio|",
+    "persistence": "persistence over 20 syncs",
     "tokens_weighted_zero": "tokens weighted 0",
     "final_iqm": "last reward, IQM",
     "final_mean": "last reward, mean",

@@ -26,6 +26,8 @@ OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 NOISES = ("noise", "router_noise")
 """Synthetic mismatch of the local engine, by its key."""
+DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
+"""Keys of the config that make the noise."""
 
 
 def load(
@@ -96,6 +98,7 @@ def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
 
 def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
+    calm = arms({run: record.config for run, record in records.items()}, DOSE)
     for run, record in records.items():
         actor, seed = record.config["actor"], record.config["seed"]
         updates = actor["num_minibatches"] * actor["epochs"]
@@ -106,6 +109,7 @@ def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
                 "run": run,
                 "arm": str(named[run]),
                 **named[run]._asdict(),
+                "calm": calm[run].setting,
                 "source": _mismatch(record.config),
                 "control": named[run].correction == NONE and _own_precision(record.config),
                 "seed": seed,
@@ -155,6 +159,7 @@ def _own_precision(config: dict[str, Any]) -> bool:
 
     Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
     """
-    rollout, own = config["rollout"], config["actor"]["dtype"]
+    rollout, actor = config["rollout"], config["actor"]
+    own = (actor.get("precision") or {"name": actor["dtype"]})["name"]
     same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
     return same and not _noises(config) and (own == "fp32" or rollout["engine"]["name"] == "local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,13 +49,13 @@ def report(
     """
     if margin is not None and not 0 < margin <= 1:
         raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
-    results = load(source, seeds, deployed=deployed, trust=trust)
+    results = replace(load(source, seeds, deployed=deployed, trust=trust), margin=margin)
     out = out or results.folder
     if out is None:
         raise UserError(f"{source}: has no folder of its own; say where the report goes with --out FOLDER")
     answer = verdicts.answer(results)
     _print(results, answer)
-    sections = _tables(results, margin)
+    sections = _tables(results)
     out.mkdir(parents=True, exist_ok=True)
     target = out / "report.html"
     figures = _figures(results)
@@ -63,7 +64,7 @@ def report(
     target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
     (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
     results.outcomes.to_csv(out / "arms.csv", index=False)
-    results.runs.drop(columns="onsets").join(results.measures).assign(**_onsets(results)).to_csv(out / "runs.csv")
+    results.runs.drop(columns=["onsets", "calm"]).join(results.measures).assign(**_onsets(results)).to_csv(out / "runs.csv")
     results.evaluations.to_csv(out / "evaluations.csv", index=False)
     if into is not None:
         chosen = {"seeds": ",".join(map(str, seeds)), "deployed": deployed, "margin": None if margin is None else f"{margin:g}"}
@@ -97,7 +98,7 @@ def _first(results: Results) -> str:
     return "reward" if few or not results.runs.event.any() else "survival"  # without a collapse every survival curve is flat
 
 
-def _tables(results: Results, margin: float | None) -> list[Section]:
+def _tables(results: Results) -> list[Section]:
     """In the order of the report, each with how to read it."""
     probed = (
         f"Healthy runs reached a held-out reward of {HEALTHY} in at least one evaluation, a maximum over noisy values. "
@@ -114,9 +115,11 @@ def _tables(results: Results, margin: float | None) -> list[Section]:
     found = [
         Section("Mismatch of other precisions", probed, table=results.probes),
         Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
+        Section("Reward by dose", tables.RESPONSE, table=tables.response(results)),
+        Section("Real precisions on the curves", tables.REAL, table=tables.real(results)),
     ]
-    if margin is not None:
-        found.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, margin)))
+    if results.margin is not None:
+        found.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, results.margin)))
     judged = f"Deployed as: {results.judged}."
     arms = Section("Arms", f"{tables.LISTED} {judged}", table=tables.runs(results))
     return [

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import caveats
 from analysis.judged import DEPLOYED
-from analysis.statistics import arms, definitions, measures, outcomes, performance, predictors
+from analysis.statistics import arms, definitions, dose, measures, outcomes, performance, predictors
 from harness.arms import Arm
 from harness.arms import arms as named
 
@@ -23,14 +23,16 @@ class Results:
 
     name: of the sweep. folder: where its run folders lie, None for W&B.
 
-    runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); source: of the
-    mismatch, which is the precision with an 8-bit cache, noise and staleness; control: uncorrected, in the trainer's own
-    precision; seed, state, error, step (the last one recorded); onsets by detector; outcome: collapsed, never learned, survived
-    or unfinished, with onset, detector and cause; updates: optimizer steps of an RL step; time: optimizer steps until the
-    collapse or the end of the record; event: whether it collapsed, else the time is censored.
+    runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
+    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise and staleness;
+    control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector;
+    outcome: collapsed, never learned, survived or unfinished, with onset, detector and cause; updates: optimizer steps of an RL
+    step; time: optimizer steps until the collapse or the end of the record; event: whether it collapsed, else the time is
+    censored.
 
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
-    deployed: the policy that was asked for, see `analysis.judged`; None for what each run calls eval/reward.
+    deployed: the policy that was asked for, see `analysis.judged`; None for what each run calls eval/reward. margin: of the
+    held-out reward, which a claim of equivalence names; None for no such claim.
     configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> what of its record is unreadable.
     """
 
@@ -43,6 +45,7 @@ class Results:
     recorded: dict[str, set[str]]
     damaged: dict[str, str]
     deployed: str | None = None
+    margin: float | None = None
 
     # --- arms ----------------------------------------------------------------------------------------------------------
 
@@ -120,6 +123,19 @@ class Results:
     def warnings(self) -> pd.DataFrame:
         """What each diagnostic would have warned of, in the runs whose outcome is known."""
         return predictors.evaluate(self.ended, self.steps)
+
+    @cached_property
+    def dosed(self) -> pd.DataFrame:
+        """A row per ended run and policy, with its dose and its response."""
+        policies = {"eval/reward": self.judged}
+        if self.deployed != "rollout":
+            policies["eval/rollout_reward"] = DEPLOYED["rollout"]
+        return dose.points(self.runs_but(dose.KEYS), self.configs, self.steps, self.measures, policies)
+
+    @cached_property
+    def curves(self) -> list[dose.Curve]:
+        """Reward over dose of synthetic noise, for each policy, correction and persistence."""
+        return dose.curves(self.dosed)
 
     @cached_property
     def causes(self) -> pd.DataFrame:

@@ -11,12 +11,20 @@ import pandas as pd
 from analysis.labels import column, metric
 from analysis.results import Results
 from analysis.statistics import survival
+from analysis.statistics.dose import MARGIN, Curve, precisions
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.outcomes import RESAMPLING
 from analysis.statistics.survival import FEW
 
-SHOWN = {"final_reward": ".3f", "best_reward": ".3f", "k3": ".1e", "ess_sequence_min": ".3f", "log_ratio_max": ".2f"}
-"""Measures of a run that the table of runs shows, and how."""
+SHOWN = {
+    "final_reward": ".3f",
+    "best_reward": ".3f",
+    "k3": ".1e",
+    "ess_sequence_min": ".3f",
+    "log_ratio_max": ".2f",
+    "persistence": ".2f",
+}
+"""Measures of a run that the table of runs shows, and how. Persistence only where a run measured it."""
 LISTED = "Each cell lists the seeds in order. K3 is the median over steps, ESS the minimum, |log ratio| the maximum."
 MATRIX = (
     "Each cell: collapsed of ended runs; mean last held-out reward (minimum to maximum); mean difference from the control of the "
@@ -37,11 +45,22 @@ EQUIVALENCE = (
     "collapses that the arm's runs leave possible (95%). A claim about the mean does not cover them."
 )
 
+RESPONSE = (
+    "Arms with synthetic noise. K3 is the median over steps and seeds, the reward the mean of the last three held-out "
+    "evaluations. The tolerated K3 is where a fit that never rises has lost the margin against the control. "
+    f"Parentheses hold intervals of at most {FEW} seeds, which cover less than 95%."
+)
+REAL = (
+    "Real precisions beside the curves of noise under the same correction. Persistence is that of the log ratios over 20 syncs. "
+    "Each curve is read at the K3 of the precision, with its band over seeds; – where the precision lies beyond it."
+)
+
 
 def runs(results: Results) -> pd.DataFrame:
     """A row per arm; each cell lists the measures of its seeds in order, and their outcomes."""
     measured = results.measures
-    cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in SHOWN.items()})
+    shown = {name: form for name, form in SHOWN.items() if name != "persistence" or measured[name].notna().any()}
+    cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in shown.items()})
     cells["outcome"] = [_outcome(run) for run in results.runs.itertuples()]
     rows = []
     for arm in results.arms:
@@ -156,3 +175,50 @@ def robustness(results: Results) -> pd.DataFrame:
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()
+
+
+def response(results: Results) -> pd.DataFrame:
+    """A row per curve of dose and response, as RESPONSE says."""
+    margin, rows = results.margin or MARGIN, []
+    for curve in results.curves:
+        ends = [f"{values.mean():.3f}" for values in (curve.responses[0], curve.responses[-1])]
+        row = {
+            "policy": curve.policy,
+            **{name: value for name, value in zip(("loss", "setting"), curve.family[1:], strict=True) if value},
+            "correction": curve.correction,
+            "persistence": curve.persistence,
+            "measured": curve.measured,
+            "doses": len(curve.doses),
+            "K3": f"{curve.doses[0]:.1e} to {curve.doses[-1]:.1e}",
+            "reward at these": " to ".join(ends),
+            "control": f"{curve.control.mean():.3f}",
+        }
+        rows.append(row | {f"K3 that costs {margin:g}": _tolerated(curve, margin)})
+    return pd.DataFrame(rows)
+
+
+def _tolerated(curve: Curve, margin: float) -> str:
+    if curve.level is None:
+        return "too few doses"
+    found = curve.tolerated(margin)
+    value, low, high = (f"above {curve.doses[-1]:.1e}" if np.isinf(end) else f"{end:.1e}" for end in found)
+    return f"{value} " + (f"({low} to {high})" if curve.few <= FEW else f"[{low} to {high}]")
+
+
+def real(results: Results) -> pd.DataFrame:
+    """A row per policy and arm in a real precision that has a curve of its correction beside it, as REAL says."""
+    fitted = [curve for curve in results.curves if curve.level is not None]
+    rows = []
+    for arm in precisions(results.dosed):
+        beside = [curve for curve in fitted if (curve.family, curve.correction) == (arm.family, arm.correction)]
+        if beside:
+            row = {name: getattr(arm, name) for name in ("policy", "loss", "setting", "precision", "correction")}
+            row |= {"K3": f"{arm.k3:.1e}", "persistence": arm.measured, "seeds": len(arm.responses)}
+            row |= {"reward": f"{arm.responses.mean():.3f}"}
+            rows.append(row | {f"curve of persistence {curve.persistence:g}": _read(curve, arm.k3) for curve in beside})
+    return pd.DataFrame(rows)
+
+
+def _read(curve: Curve, k3: float) -> str:
+    value, low, high = curve.at(k3)
+    return "–" if np.isnan(value) else f"{value:.3f} ({low:.3f} to {high:.3f})"

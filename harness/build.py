@@ -100,12 +100,14 @@ def needs_own_sampler(config: Config) -> bool:
 
 def own_precision(config: Config) -> PrecisionConfig:
     """The precision of the trainer's own policy."""
+    if config.actor.precision is not None:
+        return config.actor.precision
     return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's dtype, nothing else changed,
-    with the weights of the step."""
+    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's precision, nothing else
+    changed, with the weights of the step."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

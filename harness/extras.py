@@ -5,8 +5,9 @@ from __future__ import annotations
 EXTRAS = {
     "train": ("deepspeed", "hydra", "math_verify", "omegaconf", "psutil", "safetensors", "transformers"),
     "sweep": ("submitit",),
-    "search": ("optuna",),
+    "search": ("optuna", "optuna_dashboard"),
     "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
     "vllm": ("vllm",),
     "notebooks": ("jupytext", "nbclient"),
 }

@@ -14,11 +14,12 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
-from harness.config import ArithmeticConfig, Config, TextConfig
+from harness.config import ArithmeticConfig, Config, PrecisionConfig, TextConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
 from harness.rollouts.architecture import architecture_of, expert_count
+from harness.rollouts.local import LocalEngine
 from harness.routing import check_routing
 from harness.tasks import TurnTask
 
@@ -125,6 +126,16 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
         raise UserError(f"overlong.buffer={buffer}: exceeds task.answer_length={answer_length}; lower it")
 
 
+def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
+    """Check that the training forward can be cast as the embedded engine casts."""
+    try:
+        LocalEngine.check(shape, precision, "compute")
+    except UserError as error:
+        raise UserError(f"actor.precision={precision.name}, which casts as that engine does: {error}") from None
+    if expert_count(shape):
+        raise UserError(f"actor.precision={precision.name}: experts are not cast in training; use a dense model, or null")
+
+
 def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
@@ -133,6 +144,8 @@ def _check_model_and_task(config: Config) -> None:
     _check_overlong(config, can_end, answer_length)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
+    if config.actor.precision is not None:
+        _check_cast(config.actor.precision, shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
     if needs_own_sampler(config):

@@ -71,10 +71,11 @@ def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Co
 
 def _noise_arm(checkpoint: Checkpoint) -> str:
     from experiments.noise import matching_noise
+    from harness.build import own_precision
 
     noise, reached, wanted = matching_noise(checkpoint)
     print(f"the run's rollouts have K3 {wanted:.2e} at step {checkpoint.step}; noise {noise:.3g} has {reached:.2e}")
-    own = f"rollout/engine=local rollout/precision={checkpoint.config.actor.dtype} rollout.kv_cache=compute"
+    own = f"rollout/engine=local rollout/precision={own_precision(checkpoint.config).name} rollout.kv_cache=compute"
     return f"{own} rollout.engine.noise={noise:.3g}"
 
 
@@ -116,6 +117,11 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
     _check_waiting(checkpoint.config, config, overrides)
+    if checkpoint.config.kl.target and config.kl.target and before["kl.coef"] != after["kl.coef"]:
+        raise UserError(
+            f"{overrides}: kl.coef has no effect, since the checkpoint holds the coefficient that the controller has reached; "
+            "change kl.target, or set kl.target=null kl.horizon=null too"
+        )
     if config.steps <= checkpoint.step:
         earlier = ", ".join(f"--at {step}" for step in RunFolder(checkpoint.folder.parents[1]).checkpoints if step < config.steps)
         remedy = f"branch from an earlier one: {earlier}" if earlier else "a larger checkpoint.keep would have kept earlier ones"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
-from algos.parameters import check
-from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, sizes
+from algos.parameters import SMALL, check
+from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, binary_kl, sizes
 from algos.registry import CORRECTIONS
 
 
@@ -94,6 +95,9 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
     keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
         keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
+    if filter_.level == "suffix":
+        failed = (~keep).long()
+        keep = failed.cumsum(-1) == failed  # none before it
     if filter_.when == "all":
         return keep
     if ratio.batch.advantages is None:
@@ -105,7 +109,7 @@ def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """What a filter compares with its bounds, at its level, [B, T] or [B, 1].
 
     statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. At worst_token both the
-    largest and the smallest ρ matter, so it stays per token.
+    largest and the smallest ρ matter, so it stays per token, as it does at suffix.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
 
@@ -144,11 +148,11 @@ def plugged(batch: Batch, spec: Correction) -> Tensor:
 
 def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     if filter_.statistic == "ratio":
-        return ratio.at_level("token" if filter_.level == "worst_token" else filter_.level)
+        return ratio.at_level("token" if filter_.level in ("worst_token", "suffix") else filter_.level)
     values = _per_token(ratio, filter_.statistic)
     if filter_.level == "worst_token" and filter_.statistic == "prob_diff":
         return values
-    level = at_level(values, ratio.mask, filter_.level, ratio.batch.segments)
+    level = at_level(values, ratio.mask, "token" if filter_.level == "suffix" else filter_.level, ratio.batch.segments)
     return 1 + level if filter_.statistic == "mult_error" else level
 
 
@@ -160,5 +164,18 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
         return ratio.k3
     if name == "mult_error":
         return torch.expm1(ratio.l.abs().clamp(max=LOG_RATIO_BOUND))
+    if name == "binary_kl":
+        return _larger_binary_kl(ratio)
     difference = ratio.batch.logp_rollout.exp() * torch.expm1(ratio.l)  # prob_diff = π − μ
     return torch.where(ratio.mask, difference, 0.0)
+
+
+def _larger_binary_kl(ratio: Ratio) -> Tensor:
+    """max(KL(π ‖ μ), KL(μ ‖ π)) of the two events that a token is the sampled one or another; 0 off the mask.
+
+    Where one policy is sure of its token, 1 − p = 0, its p is taken as 1 − 1e-9, so that the value is finite.
+    """
+    most = math.log1p(-SMALL)
+    old = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(max=most)
+    mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(max=most)
+    return torch.maximum(binary_kl(old, mu), binary_kl(mu, old)).to(ratio.l.dtype)

@@ -13,13 +13,16 @@ from typing import Any, Literal, get_args
 
 from algos.parameters import LARGE, SMALL
 
-Level = Literal["token", "sequence", "geometric", "segment", "segment_geometric"]
-"""Where ρ is taken. token: each token. sequence: the product over the response. geometric: exp of the mean log ratio of
-the response. segment and segment_geometric: these two over each segment (turn) of the response."""
+Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric"]
+"""Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
+product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
+over each segment (turn) of the response."""
 
 Action = Literal["truncate", "clip", "mask"]
-Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error"]
-RejectLevel = Literal["token", "sequence", "geometric", "segment", "segment_geometric", "worst_token"]
+Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
+RejectLevel = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token", "suffix"]
+SUMS = ("prefix", "sequence", "segment")
+"""Levels at which a statistic is a sum, which grows with the tokens."""
 When = Literal["all", "negative_advantage"]
 RatioNumerator = Literal["old", "current"]
 Proximal = Literal["old", "rollout"]
@@ -84,9 +87,10 @@ class Reject:
     """Keep where lower ≤ statistic ≤ upper; what is rejected leaves the response mask.
 
     statistic: `ratio` is ρ at `level`; the k1 filters of the frameworks are this one, with ratios as bounds. The others
-    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ).
-    level: the others are summed at sequence and segment, averaged at geometric and segment_geometric. worst_token keeps
-    a response only if all its tokens pass (a veto).
+    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ),
+    `binary_kl` = the larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
+    level: the others are summed at prefix, sequence and segment, averaged at geometric and segment_geometric. worst_token
+    keeps a response only if all its tokens pass (a veto). suffix keeps a token only if all tokens before it pass.
     lower, upper: inclusive; those of `ratio` are absolute ratios around 1.
     when: negative_advantage lets the filter act on tokens with A < 0 only. With level=geometric and lower = e^−δ it is
     the off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
@@ -118,7 +122,7 @@ class Reject:
         elif self.statistic == "prob_diff":
             if (self.lower or 0) > 0 or (self.upper or 0) < 0:
                 raise ValueError(f"[{self.lower}, {self.upper}] must contain 0, the value of prob_diff when π = μ")
-            most = math.inf if self.level in ("sequence", "segment") else 1
+            most = math.inf if self.level in SUMS else 1
             _check_reached(self.lower, self.upper, -most, most)
             _check_apart(self.lower, self.upper)
         else:
@@ -126,7 +130,7 @@ class Reject:
             least_of = f"{self.statistic} ≥ {least}, its value when π = μ"
             if self.lower is not None:
                 raise ValueError(f"lower={self.lower} has no effect: {least_of}; use upper")
-            if least and self.level in ("sequence", "segment"):
+            if least and self.level in SUMS:
                 raise ValueError(f"level={self.level} sums mult_error, so no bound fits all lengths; use a mean")
             if self.upper is not None and self.upper <= least:
                 raise ValueError(f"upper={self.upper} rejects everything: {least_of}; give a bound above {least}")

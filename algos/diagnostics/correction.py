@@ -101,7 +101,7 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     seq_{mean,std,max,min,max_deviation}: of w̄_i, with std over n − 1 and the deviation from 1.
     seq_fraction_high/low: share of responses whose raw w̄_i is beyond the bounds.
     oob_ratio, with action=mask only: share of tokens whose weight became 0.
-    batch_norm_factor, with normalize=batch at the levels of a token or a response: the mean that divides the weights.
+    batch_norm_factor, with normalize=batch at the levels of a token, a prefix or a response: the mean that divides the weights.
     verl takes max and min of sequence weights before the bounds; here raw is raw and applied is applied.
     """
     spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
@@ -116,8 +116,9 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     if spec.weight.action == "mask":
         low = raw["fraction_low"] if spec.weight.lower is not None else 0.0
         out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + low
-    if spec.normalize == "batch" and spec.weight.level in ("token", "sequence", "geometric"):
-        out["rollout_corr/rollout_is_batch_norm_factor"] = used["mean" if spec.weight.level == "token" else "seq_mean"]
+    if spec.normalize == "batch" and spec.weight.level in ("token", "prefix", "sequence", "geometric"):
+        by_token = spec.weight.level in ("token", "prefix")
+        out["rollout_corr/rollout_is_batch_norm_factor"] = used["mean" if by_token else "seq_mean"]
     return out
 
 

@@ -3,6 +3,7 @@
 from algos.losses.base import TokenLoss, loss
 from algos.losses.clipped import ppo
 from algos.losses.covariance import clip_cov, kl_cov
+from algos.losses.prefix import ctpo
 from algos.losses.sequence import gmpo, gspo, luspo
 from algos.losses.smooth import dro, sapo
 from algos.losses.trust_region import dppo
@@ -13,6 +14,7 @@ __all__ = [
     "cispo",
     "clip_cov",
     "cross_entropy",
+    "ctpo",
     "dppo",
     "dro",
     "gmpo",

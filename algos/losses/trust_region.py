@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algos.losses.base import TokenLoss, loss
 from algos.parameters import LARGE, Infinite
-from algos.ratios import bounded_exp
+from algos.ratios import binary_kl, bounded_exp
 
 Delta = Annotated[
     Annotated[float, Interval(ge=0, le=LARGE)] | Infinite,
@@ -47,7 +47,7 @@ def dppo(
         if divergence == "tv" and delta > 1:
             raise ValueError(f"loss.{key}={delta}: must be a probability in [0, 1] with divergence=tv")
     now, ratio = logp.detach(), bounded_exp(logp - logp_prox)
-    distance = _binary_tv(now, logp_prox) if divergence == "tv" else _binary_kl(now, logp_prox)
+    distance = _binary_tv(now, logp_prox) if divergence == "tv" else binary_kl(now, logp_prox)
     too_high = (advantages > 0) & (now > logp_prox) & (distance > delta_high)
     too_low = (advantages < 0) & (now < logp_prox) & (distance > delta_low)
     dropped = too_high | too_low
@@ -60,9 +60,3 @@ def dppo(
 
 def _binary_tv(logp: Tensor, logq: Tensor) -> Tensor:
     return (logp.exp() - logq.exp()).abs()
-
-
-def _binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL((q, 1−q) ‖ (p, 1−p)); 1 − p from expm1, because p is close to 1 on most tokens; 0·log 0 = 0."""
-    rest_p, rest_q = -torch.expm1(logp), -torch.expm1(logq)
-    return logq.exp() * (logq - logp) + torch.special.xlogy(rest_q, rest_q) - torch.special.xlogy(rest_q, rest_p)

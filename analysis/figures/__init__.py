@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.figures import dumped, mismatch, outcome, routing, search, settings
+from analysis.figures import dose, dumped, mismatch, outcome, routing, search, settings
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 
@@ -51,6 +51,14 @@ FIGURES = {
         "Last held-out reward of every seed. Crosses: collapsed runs. Bars: means. Black: control; blue: uncorrected; orange: "
         "corrected.",
         outcome.ends,
+    ),
+    "response": Output(
+        "Reward by dose",
+        "Mean of the last three held-out evaluations over the K3 of arms with synthetic noise, a panel per policy and "
+        "persistence. Lines: fits that never rise, with 95% bands over seeds, which cover less with at most five of them. Arms "
+        "of fewer than three doses have points alone. Open markers: real precisions, in the panel whose runs measured the "
+        "nearest persistence over 20 syncs.",
+        dose.response,
     ),
     "dose": Output(
         "Early mismatch and time to collapse",

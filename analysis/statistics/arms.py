@@ -23,14 +23,14 @@ def order(runs: pd.DataFrame) -> list[str]:
 def references(runs: pd.DataFrame) -> dict[str, str]:
     """Arm -> its reference arm, all else equal: the uncorrected arm for a corrected one, the control for an uncorrected one.
 
-    An arm whose reference the sweep lacks is absent.
+    Synthetic noise is a mismatch as a precision is, so its control has none. An arm whose reference the sweep lacks is absent.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
-    controls = {(a.loss, a.setting): a.arm for a in arms[arms.control].itertuples()}
+    controls = {(a.loss, a.calm): a.arm for a in arms[arms.control].itertuples()}
     found = {}
     for a in arms.itertuples():
-        wanted = controls.get((a.loss, a.setting)) if a.correction == "none" else plain.get((a.precision, a.loss, a.setting))
+        wanted = controls.get((a.loss, a.calm)) if a.correction == "none" else plain.get((a.precision, a.loss, a.setting))
         if wanted not in (None, a.arm):
             found[a.arm] = wanted
     return found

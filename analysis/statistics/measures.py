@@ -23,7 +23,8 @@ EVALUATED = (
 
 def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
     """A row per run: final_reward and best_reward, held-out; k3, the median over steps (nats per token); ess_sequence_min;
-    log_ratio_max (nats); the mean shares tokens_rejected and tokens_weighted_zero.
+    log_ratio_max (nats); persistence, of the mismatch over 20 syncs, the median of what a run measured; the mean shares
+    tokens_rejected and tokens_weighted_zero.
 
     Of a collapsed run the steps up to the onset count: what comes after is no cause of the collapse.
     """
@@ -41,6 +42,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
             "k3": of("rollout_corr/k3_kl", "median"),
             "ess_sequence_min": of("mismatch/ess_sequence", "min"),
             "log_ratio_max": of("mismatch/log_ratio_max_abs", "max"),
+            "persistence": of("mismatch/persistence_20", "median"),
             "tokens_rejected": 1 - of("correction/kept_tokens", "mean"),
             "tokens_weighted_zero": of("correction/weight_zero", "mean"),
         }

@@ -75,7 +75,7 @@ def phases(config: Config) -> None:
     with folder.claim():
         trainer, batches = Trainer(config, folder), []
         update = trainer.learner.update
-        trainer.learner.update = lambda collected, order: (batches.append(collected.batch), update(collected, order))[1]
+        trainer.learner.update = lambda given, *rest, **more: (batches.append(given.batch), update(given, *rest, **more))[1]
         rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation
         rows = [row for row in rows if "time/evaluate" not in row]
         whole = median(row["time/step"] for row in rows)

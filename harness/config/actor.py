@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from harness.config.base import Count, Positive, PositiveFraction, Strict
+from harness.config.rollout import PrecisionConfig
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -37,6 +38,9 @@ class ActorConfig(Strict):
     """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
+    precision: PrecisionConfig | None = None
+    """What the linear layers are cast to in the training forward, straight through, as by a rollout engine in this precision.
+    null: not at all."""
     lr: PositiveFraction
     """Learning rate; with a schedule the largest."""
     schedule: ScheduleConfig = ScheduleConfig()
@@ -59,6 +63,19 @@ class ActorConfig(Strict):
     scoring: Literal["exact", "forward", "none"]
     """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
     forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
+
+    @model_validator(mode="after")
+    def _castable(self) -> ActorConfig:
+        if self.precision is None:
+            return self
+        name, compute = self.precision.name, self.precision.compute
+        if self.precision.weights is None:
+            raise ValueError(f"precision={name} casts nothing; set actor.dtype={compute} and actor.precision=null")
+        if compute != self.dtype:
+            raise ValueError(f"precision={name} computes in {compute} and dtype is {self.dtype}; set actor.dtype={compute}")
+        if self.zero_stage == 3:
+            raise ValueError(f"precision={name} with zero_stage=3: a cast spans weights that stage 3 gathers apart; use 2")
+        return self
 
 
 class RoutingConfig(Strict):

@@ -29,12 +29,14 @@ class DumpConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    """W&B as a mirror of the run folder."""
+    """Mirrors of the run folder: W&B, and TensorBoard's event files."""
 
     mode: Literal["auto", "online", "offline", "disabled"]
     """auto: online when WANDB_API_KEY is set, else offline."""
     project: Text
     """Project in W&B."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard too, in the run's folder `tensorboard`."""
 
 
 class RunConfig(Strict):

@@ -92,12 +92,14 @@ class Config(Strict):
             raise ValueError(f"warmstart is missing: model={self.model.name} has random weights")
         if isinstance(self.task, TextConfig | ArithmeticConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
-        for key, width in self.model.widths.items():
-            weights = self.rollout.precision.weights
-            if width % (block := MULTIPLES.get(weights or "", 1)):
-                raise ValueError(
-                    f"rollout.precision.weights={weights} needs rows of a multiple of {block} values; model.{key} is {width}"
-                )
+        for name, precision in {"rollout": self.rollout.precision, "actor": self.actor.precision}.items():
+            weights = None if precision is None else precision.weights
+            block = MULTIPLES.get(weights or "", 1)
+            for key, width in self.model.widths.items():
+                if width % block:
+                    raise ValueError(
+                        f"{name}.precision.weights={weights} needs rows of a multiple of {block} values; model.{key} is {width}"
+                    )
 
     @property
     def digest(self) -> str:

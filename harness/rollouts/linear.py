@@ -28,6 +28,13 @@ class Weight(NamedTuple):
     scale: Tensor | None
     bias: Tensor | None = None
 
+    def values(self) -> Tensor:
+        """code · scale, [K, N]."""
+        if self.scale is None:
+            return self.codes
+        blocks = self.scale.repeat_interleave(casts.FP8_BLOCK, 0)[: len(self.codes)] if self.scale.ndim == 2 else self.scale
+        return self.codes * blocks
+
 
 class Arithmetic:
     """What one precision computes."""
@@ -76,6 +83,13 @@ class Arithmetic:
                 return casts.quantize_nvfp4(x, -1)
             case _:
                 return x, None
+
+    @staticmethod
+    def values(codes: Tensor, scale: Tensor | None) -> Tensor:
+        """code · scale of what `activation` gave, [B, K]."""
+        if scale is None:
+            return codes
+        return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: Weight) -> Tensor:
         """What `activation` gave, times a weight: [B, N], rounded once."""

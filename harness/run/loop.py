@@ -15,9 +15,9 @@ from harness.config import Config
 from harness.errors import Unavailable, UserError
 from harness.run import checkpoint
 from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
+from harness.run.mirrors import Mirrors
 from harness.run.provenance import provenance
 from harness.run.signals import Preempted, Progress, StopRequest, stop_signals
-from harness.run.wandb import Tracker
 from harness.train.ranks import Ranks, check_ranks, join
 from harness.train.trainer import Trainer
 from harness.validate import check
@@ -45,7 +45,7 @@ class Run:
         step = self.resume()
         request.at_once = False
         folder.status("running", step=step, steps=c.steps)
-        track, progress = Tracker(c, folder.path), Progress(step, c.steps)
+        track, progress = Mirrors(c, folder.path, step), Progress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
         try:
             self._record_missing_events(step, track)
@@ -74,7 +74,7 @@ class Run:
         finally:
             track.finish(exit_code, **ending)
 
-    def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
+    def record(self, step: int, metrics: dict[str, float], track: Mirrors) -> None:
         """Record the row of a step, in the folder first and then in its mirror, and the events that the row completes."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
@@ -86,13 +86,13 @@ class Run:
                 self.events[name] = event
                 self._record_event(step, name, track)
 
-    def _record_missing_events(self, step: int, track: Tracker) -> None:
+    def _record_missing_events(self, step: int, track: Mirrors) -> None:
         """Record the events from before the checkpoint that this folder lacks. The folder of a branch lacks all of them."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.events.keys() - recorded:
             self._record_event(step, name, track)
 
-    def _record_event(self, step: int, name: str, track: Tracker) -> None:
+    def _record_event(self, step: int, name: str, track: Mirrors) -> None:
         """Record a detector's event in the folder and in its mirror."""
         role, event = self.detectors[name].role, self.events[name]
         self.folder.log_event(role, step, detector=name, **event)
@@ -140,7 +140,7 @@ def train(config: Config) -> str:
         state = _train_in(RunFolder(config.path), config, ranks)
         print(f"{state}: {config.path}", flush=True)
         return state
-    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
+    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled", "tensorboard": False})})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         return _train_in(ReadOnlyRunFolder(config.path), config, ranks)
 

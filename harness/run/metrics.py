@@ -128,11 +128,30 @@ METRICS = {
     "throughput/rollout_tokens": Metric("sampled tokens per second of sampling", "tokens/s", timing=True),
 }
 
+_OF_MISMATCH = ("mismatch/chi2", "mismatch/ratio_", "mismatch/ess_", "mismatch/pareto_k", "mismatch/log_ratio", "mismatch/beyond")
+_OF_CORRECTION = ("correction/", "rollout_corr/rollout_rs_")
+_CURRENT = {
+    f"current/{name}": Metric(f"of π_θ in place of π_old, over the mini-batches: {metric.meaning}", metric.unit)
+    for name, metric in METRICS.items()
+    if name.startswith((*_OF_MISMATCH, "rollout_corr/")) and not name.startswith(_OF_CORRECTION)
+}
+_OLD = {
+    f"old/{name}": Metric(f"of a correction of π_old/μ, which was not applied: {metric.meaning}", metric.unit)
+    for name, metric in METRICS.items()
+    if name.startswith(_OF_CORRECTION)
+}
+METRICS |= _CURRENT | _OLD
+"""Recorded in bypass mode and with correction.ratio=current; the second of them with correction.ratio=current alone, where
+correction/… is what was applied in the mini-batches."""
+
 FAMILIES = {
     "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),
     "correction/raw_": Metric("of the weight before its bounds: mean, std, max, min, eff_sample_size", "ratio"),
     "rollout_corr/rollout_is_": Metric("of the applied weight; verl's names", "ratio or 0..1"),
     "rollout_corr/rollout_rs_": Metric("of a filter's statistic, by the filter's name; verl's names", "that of the statistic"),
+    "old/correction/raw_": Metric("as correction/raw_, of a correction of π_old/μ that was not applied", "ratio"),
+    "old/rollout_corr/rollout_is_": Metric("as rollout_corr/rollout_is_, likewise", "ratio or 0..1"),
+    "old/rollout_corr/rollout_rs_": Metric("as rollout_corr/rollout_rs_, likewise", "that of the statistic"),
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }

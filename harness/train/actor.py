@@ -26,6 +26,7 @@ from harness.train.distinct import Index, distinct
 from harness.train.head import ScoringModel
 from harness.train.ranks import join
 from harness.train.routing import ARGUMENT, RoutingHooks
+from harness.train.straight_through import cast_linear_layers
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -88,6 +89,8 @@ class DeepSpeedActor:
         self.config = config
         model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         self.routing = RoutingHooks(model)
+        if config.precision is not None:
+            cast_linear_layers(model, config.precision)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         scoring = ScoringModel(model, temperature)

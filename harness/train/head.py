@@ -62,8 +62,8 @@ def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) 
 class _Score(torch.autograd.Function):
     """`_score`, a chunk at a time.
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again, which
-    is a fourth product beside the three of `_score`. An entropy that no loss reads costs it nothing.
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again: a fourth
+    product beside the three of `_score`. An entropy that no loss reads costs it nothing.
     """
 
     @staticmethod
@@ -100,15 +100,15 @@ def _of_logits(
 ) -> Tensor:
     """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
 
-    It takes the memory of log π: new pages would cost more time than the arithmetic.
+    Without one each step works in the memory of log π: new pages would cost more time than the arithmetic.
     """
     logp = _log_softmax(hidden, weight, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])
     else:
-        policy = logp.exp()
-        of_policy = logp.sub_((policy * logp).sum(-1, keepdim=True)).mul_(-of_entropy[:, None]).sub_(of_logp[:, None])
-        of_logits = of_policy.mul_(policy)
+        pi = logp.exp()
+        entropy = -(pi * logp).sum(-1, keepdim=True)
+        of_logits = logp.add_(entropy).mul_(of_entropy[:, None]).add_(of_logp[:, None]).mul_(pi).neg_()
     of_logits.scatter_add_(-1, targets[:, None], of_logp[:, None].to(of_logits.dtype))
     return of_logits.div_(temperature).to(hidden.dtype)
 

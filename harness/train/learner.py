@@ -7,7 +7,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.apply import Corrected, correct
-from algos.diagnostics.correction import correct_with_diagnostics, finish_applied, finish_diagnostics
+from algos.diagnostics.correction import correct_with_diagnostics
 from algos.diagnostics.mismatch import finish_mismatch
 from algos.diagnostics.positions import positions
 from algos.diagnostics.probabilities import probabilities
@@ -20,9 +20,7 @@ from harness.train.collector import Collected
 from harness.train.forward import TrainingForward
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
-
-UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
-"""Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
+from harness.train.trained import OLD, correction_metrics, is_optional, over_minibatches, trained_metrics
 
 
 class Learner:
@@ -43,27 +41,36 @@ class Learner:
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
 
-    def update(self, collected: Collected, order: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def update(self, collected: Collected, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch of `order`.
 
-        Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step.
+        Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step. Where the loss or the
+        correction takes π_θ/μ, the metrics have its mismatch and the applied correction; complete: see `trained_metrics`.
         """
         batch = collected.batch
         # Without a scored π_old each micro-batch is corrected by itself, and this correction gives no more than the counts.
         corrected = correct(batch if batch.logp_old is not None else _against(batch.logp_rollout, batch), self.config.correction)
         logp = torch.zeros_like(batch.logp_rollout)
-        norms, sums = [], []
+        norms, sums, trained = [], [], []
         for rows in order:
             mini = collected.rows(rows)
             current = self._current_correction(mini) if self._corrects_current(batch) else corrected.rows(rows)
-            logp[rows], metrics = self._accumulate_gradient(mini, current)
+            own, metrics = self._accumulate_gradient(mini, current)
+            logp[rows] = now = self.ranks.sum(own)
+            if self.follows_current:
+                trained.append(trained_metrics(now, mini.batch, self.config.correction, complete=complete))
             lr = self.learning_rate(self.updates)
             norms.append(self.actor.step(lr))
             self.updates += 1
             sums.append(self.ranks.sum(torch.stack(list(metrics.values()))))
         means = dict(zip(metrics, torch.stack(sums).mean(0), strict=True))
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
-        return means | _norm_metrics(norms), self.ranks.sum(logp)
+        return means | over_minibatches(trained) | _norm_metrics(norms), logp
+
+    @property
+    def follows_current(self) -> bool:
+        """Whether the loss or the correction takes π_θ/μ: bypass mode, or a correction of the current ratio."""
+        return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _corrects_current(self, batch: Batch) -> bool:
         return self.config.correction.ratio == "current" and batch.logp_old is not None
@@ -107,16 +114,21 @@ class Learner:
     def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
 
+        With ratio=current the correction of π_old/μ is not the applied one, which `update` describes: it is named `old/…`.
         A metric that does not exist is absent, all of them for a batch without a token.
         """
         if not batch.mask.any():
             return {}
         spec = self.config.correction
         rows = correct_with_diagnostics(batch, spec)[1]
-        metrics = finish_mismatch(rows) | finish_applied(rows)
+        correction = correction_metrics(rows, spec, complete=self.config.diagnostics.due(step))
+        if spec.ratio == "current":
+            scored = self.config.actor.scoring != "none"
+            correction = {f"{OLD}{name}": value for name, value in correction.items()} if scored else {}
+        metrics = finish_mismatch(rows) | correction
         if self.config.diagnostics.due(step):
-            metrics |= finish_diagnostics(rows, spec) | probabilities(batch) | positions(batch)
-        return {name: value for name, value in metrics.items() if not (value.isnan() and name.startswith(UNDEFINED))}
+            metrics |= probabilities(batch) | positions(batch)
+        return {name: value for name, value in metrics.items() if not (value.isnan() and is_optional(name))}
 
 
 def _against(logp: Tensor, batch: Batch) -> Batch:

@@ -27,11 +27,12 @@ class RewardShaping:
 
     def __call__(self, sampled: Sampled, old: Tensor | None, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """(rewards [N, G], metrics). old, reference: log π_old and log π_ref [B, T], which a KL penalty needs."""
-        rewards, metrics = sampled.rewards, {}
+        rewards = sampled.rewards
+        metrics: dict[str, Tensor] = {}
         if self.overlong.buffer is not None:
             lengths = sampled.rollout.written.sum(1).view_as(rewards)
-            settings = {"buffer": self.overlong.buffer, "penalty": self.overlong.penalty}
-            punishment = overlong_punishment(lengths, longest=self.answer_length, **settings)
+            buffer, penalty = self.overlong.buffer, self.overlong.penalty
+            punishment = overlong_punishment(lengths, longest=self.answer_length, buffer=buffer, penalty=penalty)
             rewards = rewards + punishment.to(rewards.dtype)
             metrics |= {"reward/overlong_penalty": -punishment.mean(), "reward/overlong": (punishment < 0).double().mean()}
         if self.kl.name is not None and self.kl.place == "reward":

@@ -37,12 +37,12 @@ class Sampled(NamedTuple):
         """Some prompts, by their numbers, with all their responses."""
         size = self.rewards.shape[1]
         rows = (index[:, None] * size + torch.arange(size, device=index.device)).flatten()
-        rollout = Rollout(*(None if part is None else part[rows] for part in self.rollout))
+        rollout = Rollout._make(None if part is None else part[rows] for part in self.rollout)
         return Sampled(self.prompts[rows], rollout, self.rewards[index], None if self.greedy is None else self.greedy[index])
 
     def and_more(self, more: Sampled) -> Sampled:
         """With the prompts of another round behind."""
-        rollout = Rollout(*map(_joined, self.rollout, more.rollout))
+        rollout = Rollout._make(map(_joined, self.rollout, more.rollout))
         return Sampled(
             torch.cat([self.prompts, more.prompts]),
             rollout,

@@ -16,7 +16,8 @@ def learning_rates(config: Config) -> Callable[[int], float]:
     It depends on that number alone, which a checkpoint holds: so a resumed run has the rates of one that was never stopped.
     """
     lr, schedule = config.actor.lr, config.actor.schedule
-    name, more = schedule.name, {}
+    name: str = schedule.name
+    more: dict[str, float] = {}
     if schedule.min_lr_ratio:
         name, more = "cosine_with_min_lr", {"min_lr_rate": schedule.min_lr_ratio}
     elif name == "constant" and schedule.warmup_steps:

@@ -63,7 +63,7 @@ class Trainer:
         collected, shaped = collector.collect(sampled, scores)
         responses = collector.describe(sampled, learner.updates)
         with self.clock.phase("train"):
-            updated, logp = learner.update(collected, order)
+            updated, logp = learner.update(collected, order, complete=self.config.diagnostics.due(step))
         # Without a scored π_old the mismatch is that of π_θ as it was trained on.
         batch = collected.batch if scores.old is not None else collected.batch._replace(logp_old=logp)
         diagnosed = learner.diagnose(batch, step)

@@ -155,10 +155,9 @@ def run_in_child(config_json: str, log: str) -> None:
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    for _ in range(FORMER_LIFE):
-        if not is_claimed(RunFolder(os.path.dirname(log))):
-            break
-        time.sleep(1)
+    end = time.monotonic() + FORMER_LIFE
+    while is_claimed(RunFolder(os.path.dirname(log))) and time.monotonic() < end:
+        time.sleep(0.1)
     _train(config_json, log)
 
 

@@ -1,1 +1,1 @@
-"""`faultline search SPEC`: thresholds searched with Optuna. A trial is runs of several seeds on Slurm."""
+"""`faultline search SPEC`: thresholds searched with Optuna. A trial is runs of several seeds."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from harness.errors import UserError
 from sweeps.ledger import Sweep
 from sweeps.search.study import journal
 
@@ -25,12 +24,9 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def serve_dashboard(sweep: Sweep) -> Iterator[str]:
-    """Within the body the dashboard is at the address that is given. Raises UserError where it is not installed."""
-    try:
-        from optuna_dashboard import wsgi
-    except ModuleNotFoundError:
-        message = "--dashboard: optuna-dashboard is not installed; this installs it: pip install 'faultline[search]'"
-        raise UserError(message) from None
+    """Within the body the dashboard is at the address that is given."""
+    from optuna_dashboard import wsgi
+
     with make_server("127.0.0.1", 0, wsgi(journal(sweep)), _Server, _Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -44,10 +44,9 @@ class Alarm(NamedTuple):
     """An event that a detector reported, or a step whose tokens were all rejected."""
 
     time: float
-    run: str
+    step: int
     kind: str
     detector: str
-    step: int
 
 
 class Tail:
@@ -217,7 +216,7 @@ class Follower:
             step, kind = event.get("step"), event.get("kind")
             if kind in ALARMS and type(step) is int and 0 <= step <= LAST_STEP:
                 detector = event.get("detector", "")
-                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, run.name, str(kind), str(detector), step))
+                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, step, str(kind), str(detector)))
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:

@@ -52,7 +52,7 @@ class Summary(NamedTuple):
     rate: float
     left: float | None
     arms: list[ArmState]
-    alarms: list[Alarm]
+    alarms: list[tuple[Alarm, Followed]]
     alarms_in_all: int
     failures: list[Failure]
     failures_in_all: int
@@ -70,7 +70,7 @@ def summarise(follower: Follower, now: float | None = None) -> Summary:
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
-    alarms = sorted((alarm for run in runs for alarm in run.alarms), reverse=True)
+    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=lambda pair: pair[0], reverse=True)
     lost = sorted((run for run in runs if run.state in ("failed", "interrupted")), key=lambda run: run.time, reverse=True)
     failures = [Failure(run, last_lines(f"{follower.path}/{run.name}/log.txt")) for run in lost[:LISTED]]
     unreadable = [Failure(run, "") for run in runs if run.state == "unreadable"]

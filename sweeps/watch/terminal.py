@@ -58,10 +58,10 @@ def view(summary: Summary) -> RenderableType:
     ]
     for run in summary.silent[:EACH]:
         parts.append(_line(f"{run.name} ({run.arm}, seed {run.seed}) has written nothing for a long time", "yellow"))
-    for alarm in summary.alarms[:EACH]:
+    for alarm, run in summary.alarms[:EACH]:
         by = f" by {alarm.detector}" if alarm.detector else ""
         style = "red" if alarm.kind == "collapse" else "yellow"
-        parts.append(_line(f"{alarm.kind}{by} at step {alarm.step}: {alarm.run}", style))
+        parts.append(_line(f"{alarm.kind}{by} at step {alarm.step}: {run.arm}, seed {run.seed} ({run.name})", style))
     for failure in summary.failures[:EACH]:
         run = failure.run
         parts.append(_line(f"{run.name} ({run.arm}, seed {run.seed}): {run.state} at step {run.step}. {run.error}", "red"))

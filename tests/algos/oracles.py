@@ -54,6 +54,15 @@ def token_loss(name: str, d: list[float], lp: list[float], a: list[float], i: in
             value, slope = -adv * p["dual_clip"], 0.0
         scale = n if name == "luspo" else 1
         return scale * value, scale * slope
+    if name == "ctpo":
+        log_s, width = clip(sum(d[: i + 1]), -BOUND, BOUND), (i + 1) ** p["power"]
+        value, slope = -adv * math.exp(log_s), -adv * math.exp(log_s)
+        bounded = -adv * math.exp(clip(log_s, -p["log_low"] * width, p["log_high"] * width))
+        if bounded > value:
+            value, slope = bounded, 0.0
+        if p["log_dual_clip"] is not None and adv < 0 and value > -adv * math.exp(p["log_dual_clip"] * width):
+            value, slope = -adv * math.exp(p["log_dual_clip"] * width), 0.0
+        return value, slope
     if name == "gmpo":
         low, high = math.log(p["lower"]), math.log(p["upper"])
         cut = [min(x, high) if y >= 0 else max(x, low) for x, y in zip(d, a, strict=True)]
@@ -96,6 +105,8 @@ def unit(level: str, row: list[int], t: int, segments: list[int] | None) -> list
     """The tokens of a response that share their value at `level` with token t."""
     if level == "token":
         return [t]
+    if level in ("prefix", "suffix"):
+        return [u for u in row if u < t + (level == "prefix")]
     if level.startswith("segment"):
         return [u for u in row if segments[u] == segments[t]]
     return row
@@ -112,11 +123,18 @@ def weight(rho: float, spec) -> float:
     return clip(rho, spec.lower, spec.upper)
 
 
+def _two_events(logp: float, logq: float) -> float:
+    """KL((p, 1 − p) ‖ (q, 1 − q)), both probabilities at most 1 − 1e-9."""
+    logp, logq = (min(x, math.log1p(-1e-9)) for x in (logp, logq))
+    rest_p, rest_q = -math.expm1(logp), -math.expm1(logq)
+    return math.exp(logp) * (logp - logq) + rest_p * math.log(rest_p / rest_q)
+
+
 def passes(l: list[float], mu: list[float], members: list[int], filter_) -> bool:
     """Whether the unit `members` of one response passes a filter."""
     if filter_.statistic == "ratio":
         values = [exp(l[u]) for u in members]
-        if filter_.level != "worst_token":
+        if filter_.level not in ("worst_token", "suffix"):
             values = [ratio(l, members, filter_.level)]
         return all(clip(v, filter_.lower, filter_.upper) == v for v in values)
     statistic = {
@@ -124,9 +142,10 @@ def passes(l: list[float], mu: list[float], members: list[int], filter_) -> bool
         "k3": lambda u: exp(l[u]) - 1 - l[u],
         "mult_error": lambda u: exp(abs(l[u])),
         "prob_diff": lambda u: math.exp(mu[u] + l[u]) - math.exp(mu[u]),
+        "binary_kl": lambda u: max(_two_events(mu[u] + l[u], mu[u]), _two_events(mu[u], mu[u] + l[u])),
     }[filter_.statistic]
     values = [statistic(u) for u in members]
-    if filter_.level in ("sequence", "segment"):
+    if filter_.level in ("prefix", "sequence", "segment"):
         values = [sum(values)]
     elif filter_.level in ("geometric", "segment_geometric"):
         values = [sum(values) / len(values)]

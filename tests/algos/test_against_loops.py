@@ -56,7 +56,7 @@ def test_losses(name, params, batch):
     close(gradient, slope)
 
 
-levels = st.sampled_from(["token", "sequence", "geometric", "segment", "segment_geometric"])
+levels = st.sampled_from(["token", "prefix", "sequence", "geometric", "segment", "segment_geometric"])
 lowers, uppers = st.sampled_from([None, 0.1, 0.5, 0.9, 1.0]), st.sampled_from([None, 1.0, 1.1, 2.0, 1e9])
 
 
@@ -71,8 +71,8 @@ def weights(draw):
 
 @st.composite
 def filters(draw):
-    level = draw(st.one_of(levels, st.just("worst_token")))
-    statistic = draw(st.sampled_from(["ratio", "k2", "k3", "prob_diff", "mult_error"]))
+    level = draw(st.one_of(levels, st.sampled_from(["worst_token", "suffix"])))
+    statistic = draw(st.sampled_from(["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]))
     when = draw(st.sampled_from(["all", "negative_advantage"]))
     if statistic == "ratio":
         lower, upper = draw(lowers), draw(uppers)
@@ -80,7 +80,7 @@ def filters(draw):
         return Reject(level, statistic, lower, upper, when)
     if statistic == "prob_diff":
         return Reject(level, statistic, -0.05, 0.1, when)
-    assume(statistic != "mult_error" or level not in ("sequence", "segment"))
+    assume(statistic != "mult_error" or level not in ("prefix", "sequence", "segment"))
     return Reject(level, statistic, None, draw(st.sampled_from([0.02, 0.3])) + (statistic == "mult_error"), when)
 
 

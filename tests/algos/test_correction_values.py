@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from algos.corrections.apply import correct, mean_weight
+from algos.batch import Batch
+from algos.corrections.apply import correct, mean_weight, statistic
 from algos.corrections.m2po import m2po
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
 from algos.ratios import LEVELS, Ratio, at_level
@@ -76,6 +77,7 @@ def test_skyrl_token_and_sequence_truncation():
         ([0, 1, 0], Reject("sequence", "k3", upper=0.72), True),  # e − 2 = .71828
         ([0, 1, 0], Reject("sequence", "k3", upper=0.71), False),
         ([0, 1, 0], Reject("worst_token", "k3", upper=0.71), False),
+        ([0.5, 0.5, -0.9], Reject("prefix", upper=2.8), True),  # e^1 = 2.718 after two tokens, e^.1 after three
         ([math.log(2), -math.log(2), 0], Reject("geometric", "mult_error", upper=1.67), True),  # (2 + 2 + 1)/3 = 1.667
         ([math.log(2), -math.log(2), 0], Reject("geometric", "mult_error", upper=1.66), False),
     ],
@@ -222,6 +224,38 @@ def test_m2po_by_hand():
     assert correct(of_ratio(logs, mask), spec).kept.tolist() == [[True, True], [True, False]]
 
 
+def test_the_weight_of_a_prefix():
+    """log ρ = .5, .5, −2: sums .5, 1, −1, of which e^1 = 2.718 is cut at 2. A hole in the mask is no factor."""
+    spec = Correction(weight=Weight("prefix", upper=2.0))
+    assert of_row([0.5, 0.5, -2], spec).weights[0].tolist() == pytest.approx([math.exp(0.5), 2, math.exp(-1)])
+    holed = of_ratio(f64([[0.5, 9, 0.1]]), torch.tensor([[True, False, True]]))
+    assert correct(holed, spec).weights[0].tolist() == pytest.approx([math.exp(0.5), 0, math.exp(0.6)])
+
+
+def test_a_suffix_begins_after_the_first_token_out_of_bounds():
+    """ρ = 1, e, 1, e, 1: the second token is the first beyond 2. It stays, as do all of a response with A ≥ 0."""
+    logs, mask = f64([[0, 1, 0, 1, 0]] * 2), torch.ones(2, 5).bool()
+    batch = of_ratio(logs, mask, advantages=f64([[-1.0] * 5, [1.0] * 5]))
+    spec = Correction(reject={"veto": Reject("suffix", upper=2.0, when="negative_advantage")})
+    assert correct(batch, spec).kept.tolist() == [[True, True, False, False, False], [True] * 5]
+    both = Correction(reject=spec.reject | {"token": Reject("token", upper=2.0, when="negative_advantage")})
+    assert correct(batch, both).kept.tolist() == [[True] + [False] * 4, [True] * 5]
+
+
+def test_binary_kl_by_hand():
+    """π = ½, μ = ¼: KL(π‖μ) = ½·log 2 + ½·log ⅔ = .143841, KL(μ‖π) = ¼·log ½ + ¾·log 1.5 = .130812. The other way alike.
+
+    π = ½, μ = 1: KL(μ‖π) = log 2, KL(π‖μ) = ½·log ½ + ½·log(½/1e-9) = 9.668, the 1e-9 being the least that 1 − μ counts.
+    """
+    rollout, old = f64([[0.25, 0.5, 1.0, 0.3]]).log(), f64([[0.5, 0.25, 0.5, 0.3]]).log()
+    ratio = Ratio(Batch(rollout, torch.ones(1, 4).bool(), old))
+    expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3)] * 2 + [0.5 * math.log(0.5) + 0.5 * math.log(0.5e9), 0]
+    assert statistic(ratio, Reject("token", "binary_kl", upper=1.0))[0].tolist() == pytest.approx(expected, rel=1e-7, abs=1e-15)
+    assert expected[0] == pytest.approx(0.143841, abs=1e-6) and expected[2] == pytest.approx(9.668, abs=1e-3)
+    single = Ratio(Batch(rollout.float(), torch.ones(1, 4).bool(), old.float()))
+    assert statistic(single, Reject("token", "binary_kl", upper=1.0))[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 def test_m2po_judges_equal_moments_together():
     """l² = [0, .09, .09]: with one of the two the mean is .045 ≤ .05, with both .06: both leave."""
     logs = f64([[0, 0.3, -0.3]])
@@ -230,12 +264,12 @@ def test_m2po_judges_equal_moments_together():
 
 EVERYTHING = [
     Correction(weight=Weight(level, action, None if action == "truncate" else 0.5, 2.0), normalize=normalize)
-    for level in ("token", "sequence", "geometric", "segment", "segment_geometric")
+    for level in ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric")
     for action in ("truncate", "clip", "mask")
     for normalize in ("none", "batch")
 ] + [
     Correction(reject={"f": Reject(level, lower=0.999, upper=1.001)})
-    for level in ("token", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
+    for level in ("token", "sequence", "geometric", "segment", "segment_geometric", "worst_token", "suffix")
 ]
 
 

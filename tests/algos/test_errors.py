@@ -27,7 +27,7 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Weight("tokens", upper=2.0), "level=tokens: accepted are token, sequence, geometric, segment"),
+        (lambda: Weight("tokens", upper=2.0), "level=tokens: accepted are token, prefix, sequence, geometric, segment"),
         (lambda: Weight("token", "cap", upper=2.0), "action=cap: accepted are truncate, clip, mask"),
         (lambda: Weight(None, upper=2.0), "upper=2.0 has no effect while level is null; set level too"),
         (lambda: Weight(None, lower=0.5), "lower=0.5 has no effect while level is null; set level too"),
@@ -53,7 +53,7 @@ NAN = math.nan
         (lambda: Weight("token", "clip", 0.0, 2.0), "lower=0.0 has no effect: no value lies beyond it"),
         (lambda: Weight("token", "mask", 0.5, math.inf), "upper=inf has no effect: no value lies beyond it"),
         (lambda: Weight("token", "clip", 1.0, 1.0), "lower=1.0 and upper=1.0 leave nothing but π = μ; move them apart"),
-        (lambda: Reject("turn", upper=2.0), "level=turn: accepted are token, sequence, geometric, segment"),
+        (lambda: Reject("turn", upper=2.0), "level=turn: accepted are token, prefix, sequence, geometric, segment"),
         (lambda: Reject("token", "k1", upper=2.0), "statistic=k1: accepted are ratio, k2, k3, prob_diff, mult_error"),
         (lambda: Reject("token", upper=2.0, when="never"), "when=never: accepted are all, negative_advantage"),
         (lambda: Reject("token"), "lower and upper are both missing: the filter would keep everything"),
@@ -136,6 +136,9 @@ BAD = [
     ("cispo", "upper", 0.2, "an absolute ratio ≥ 1"),
     ("cispo", "lower", -0.1, "an absolute ratio in [0, 1]"),
     ("rollout_is", "upper", 0.9, "an absolute ratio ≥ 1"),
+    ("ctpo", "log_low", 0.0, "nats, positive, up to 20"),
+    ("ctpo", "log_dual_clip", -0.1, "nats, positive, up to 20"),
+    ("ctpo", "power", 1.5, "an exponent in [0, 1]"),
     ("sapo", "tau_pos", 0.0, "a positive temperature"),
     ("sapo", "tau_neg", -1.0, "a positive temperature"),
     ("dro", "beta", 0.0, "use loss=pg for none"),
@@ -232,7 +235,7 @@ def test_reductions():
 def test_the_rest():
     mask = torch.ones(1, 2, dtype=torch.bool)
     zeros = torch.zeros(1, 2)
-    with pytest.raises(ValueError, match="level=turn: accepted are token, sequence"):
+    with pytest.raises(ValueError, match="level=turn: accepted are token, prefix, sequence"):
         at_level(zeros, mask, "turn")
     for tau in (0, NAN, 1e300, "0.04", None):
         with pytest.raises(ValueError) as error:

@@ -20,7 +20,7 @@ from algos.corrections.spec import Correction, Reject, Weight
 from algos.diagnostics.mismatch import mismatch
 from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.kl import k1, k2, k3, k3_k2, k3_unbiased
-from algos.losses import gspo, ppo, sapo
+from algos.losses import ctpo, gspo, ppo, sapo
 from algos.objective import Objective
 from algos.ratios import Ratio, at_level
 from algos.reductions import Counts
@@ -97,6 +97,9 @@ def test_the_prefix_product_is_biased_under_a_sampled_terminal_reward():
     exact = true_gradient()
     sampled, expected = (torch.einsum("nt,ntsv->sv", -mu()[:, None] * prefix * r, per_token) for r in (R[:, None], q))
     close(expected, exact)
+    assert correct(SAMPLED, Correction(weight=Weight("prefix", upper=math.inf))).weights.allclose(prefix, rtol=1e-12)
+    unclipped = functools.partial(ctpo, log_low=20.0, log_high=20.0, log_dual_clip=None, power=0.5)
+    close(expected_gradient(unclipped, Correction(), proximal="rollout"), sampled)
     assert (sampled - exact).norm() > 1e-2 * exact.norm()
 
 

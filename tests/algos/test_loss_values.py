@@ -16,7 +16,7 @@ import torch
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
-from algos.losses import cispo, clip_cov, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
+from algos.losses import cispo, clip_cov, ctpo, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
 from algos.losses.covariance import covariance, select_band
 from algos.objective import Objective
 from algos.reductions import Counts, reduce
@@ -343,6 +343,28 @@ def test_verl_dro():
     mask = torch.tensor([[True, True, False]])
     batch = row([-0.8, -0.9, -0.1]), row([-1, -0.7, -0.2]), row([2, -1.5, 9]), mask
     torch.testing.assert_close(LOSSES["dro"](*batch, beta=0.05).loss, row([1.601, -1.349, 0]))
+
+
+def test_ctpo_by_hand():
+    """Sums of log r: .1, −.1, −.1 | −.3, .1. Windows at low .05, high .2: ±(.05, .2)·√t, so low .05, .0707, .0866.
+
+    A = 1: −min(s, clip s) = −e^.1, −e^−.1, −e^−.1. A = −1: max(s, clip s) = e^−.05, clipped, and e^.1.
+    A dual clip of .05 caps the last at e^(.05·√2) = 1.073271, below e^.1 = 1.105171.
+    """
+    logp, batch = shared_batch()
+    logp.requires_grad_()
+    window = {"log_low": 0.05, "log_high": 0.2, "power": 0.5}
+    out = ctpo(logp, batch.logp_old, batch.advantages, batch.mask, **window, log_dual_clip=None)
+    up, down = math.exp(0.1), math.exp(-0.1)
+    assert out.loss[batch.mask].tolist() == pytest.approx([-up, -down, -down, math.exp(-0.05), up], rel=1e-12)
+    assert out.clipped[batch.mask].tolist() == [False, False, False, True, False]
+    gradient = torch.autograd.grad(out.loss.sum(), logp)[0]
+    assert gradient[batch.mask].tolist() == pytest.approx([-up, -down, -down, 0, up], rel=1e-12)
+    dual = ctpo(logp, batch.logp_old, batch.advantages, batch.mask, **window, log_dual_clip=0.05)
+    assert dual.loss[1, 1].item() == pytest.approx(1.073271, abs=1e-6) and dual.capped.sum() == 1
+    assert torch.autograd.grad(dual.loss.sum(), logp)[0][1, 1] == 0
+    flat = ctpo(logp, batch.logp_old, batch.advantages, batch.mask, **window | {"power": 0.0}, log_dual_clip=None)
+    assert flat.clipped[batch.mask].tolist() == [False, False, False, True, False]
 
 
 def test_luspo_is_gspo_without_the_length_mean():

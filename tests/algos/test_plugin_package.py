@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
@@ -30,7 +32,7 @@ def fresh(tmp_path_factory):
 
 
 def run(*command, **environment):
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=PATIENCE)
 
 
 def test_install_find_and_train(fresh, tmp_path):

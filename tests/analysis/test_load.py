@@ -59,6 +59,14 @@ def test_synthetic_noise_makes_no_control(tmp_path):
     assert list(runs.source) == ["fp32", "fp32, noise 0.01", "fp32, router noise 0.5"]
 
 
+def test_a_trainer_cast_as_its_rollouts_makes_a_control(tmp_path):
+    cast = ["actor.dtype=bf16", "rollout/precision@actor.precision=fp8_tensor"]
+    for seed, precision in enumerate(("fp8_tensor", "bf16")):
+        write(tmp_path, *cast, f"rollout/precision={precision}", seed=seed)
+    runs = load(tmp_path).runs.sort_values("seed")
+    assert list(runs.control) == [True, False]
+
+
 def test_the_clock_counts_optimizer_steps(tmp_path):
     write(tmp_path, FP8, "actor.num_minibatches=4", steps=100, collapse=60)
     assert load(tmp_path).runs.time.item() == 71 * 4

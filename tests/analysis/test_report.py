@@ -16,6 +16,7 @@ from analysis.report import BEGIN, END, insert, report
 from analysis.report import _markdown as markdown_of
 from harness.errors import UserError
 from tests.analysis.synthetic import FP8, FP32, write
+from tests.waiting import PATIENCE
 
 
 def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
@@ -62,7 +63,7 @@ def browser(page, shot, height=900):
         "--enable-logging=stderr",
     ]
     where = [f"--user-data-dir={shot.parent / 'profile'}", f"--screenshot={shot}", f"file://{page}"]
-    done = subprocess.run(["chromium", *options, *where], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["chromium", *options, *where], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return Image.open(shot).convert("L"), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -86,7 +87,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     copy.write_text(made[1].read_text().replace("</body>", f"{script}</body>"))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
     done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=120
+        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=PATIENCE
     )
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
@@ -128,7 +129,7 @@ def test_a_real_browser_sorts_filters_hovers_and_chooses(made, tmp_path, width):
     copy.write_text(made[1].read_text().replace("</body>", f"{CLICKS}</body>"))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
     done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=120
+        [*command, f"--user-data-dir={tmp_path / 'p'}", f"file://{copy}"], capture_output=True, text=True, timeout=PATIENCE
     )
     said = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
     results = load(made[0])

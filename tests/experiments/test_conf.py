@@ -264,6 +264,16 @@ ONE_RESPONSE = [
     ("slime/mis_rs", [1, 0], [0, 2 / 3]),  # e is outside [.5, 2]; the mean is of the original mask
     ("areal/token_mask", [2, 1], [0, E]),  # e² = 7.39 > 5
     ("areal/token_clamp", [2, 1], [5, E]),
+    ("areal/kpop", [18, 17], [0, math.exp(17)]),  # π = e^-2, μ = e^-20: .135·18 + .865·log .865 = 2.31 > 2; e^-3: .80
+    ("kpop", [17, 1], [0, E]),  # .80 > .1
+    ("prefix_truncate", [0.5, 0.5, -2], [math.exp(0.5), 2, 1 / E]),  # sums .5, 1, -1
+    ("suffix_veto", [0.1, 1, 0, 0], [1, 1, 0, 0]),  # e > 2: what follows it
+    ("suffix_veto", [0.5, 0.5], [1, 1]),
+    ("vexact/k1", [0.003, 0], [0, 0]),  # mean .0015
+    ("vexact/k1", [-0.003, 0], [0, 0]),
+    ("vexact/k1", [1.001, -1], [2, 1 / E]),  # mean .0005
+    ("vexact/k3", [0.1, 0.1], [0, 0]),  # e^.1 - 1.1 = .0052
+    ("vexact/k3", [0.04, 0.04], [math.exp(0.04)] * 2),  # .0008
     ("areal/sequence_mask", [2, 0], [E, E]),  # exp(mean)
     ("areal/sequence_mask", [2, 2], [0, 0]),
     ("nemo_rl/tis", [1, 0], [2, 1]),

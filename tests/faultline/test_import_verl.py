@@ -198,11 +198,66 @@ def test_the_kl_of_verl(imported, kind, kl, notes):
     assert (body["options"]["kl"], body["kl"], said) == (kl, {"coef": 0.02}, [notes, []])
 
 
-def test_the_kl_that_verl_does_not_read_or_that_is_not_here(imported):
+def test_the_kl_in_the_reward_of_verl(imported):
     body, notes, lost = imported({"actor": {"kl_loss_coef": 0.02}, "algorithm": {"use_kl_in_reward": True, "kl_penalty": "k3"}})
-    assert "kl" not in body and notes == ["actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef"]
-    assert lost == ["algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss",
-                    "algorithm.kl_penalty=k3"]  # fmt: skip
+    assert notes == ["actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef"] and lost == []
+    assert (body["options"]["kl"], body["kl"]) == ("k3", {"coef": 0.001, "place": "reward", "target": None, "horizon": None})
+    adaptive = {"type": "adaptive", "kl_coef": 0.01, "target_kl": 0.05, "horizon": 500}
+    theirs = {"use_kl_in_reward": True, "kl_ctrl": adaptive, "adv_estimator": "reinforce_plus_plus"}
+    body, notes, lost = imported({"algorithm": theirs})
+    assert (body["options"]["kl"], body["kl"]) == ("k1", {"coef": 0.01, "place": "reward", "target": 0.05, "horizon": 500})
+    assert notes == ["use_kl_in_reward with kl_penalty=kl: theirs gives a token the penalties still to come, this that of its "
+                     "whole response"] and lost == []  # fmt: skip
+    both = imported({"actor": {"use_kl_loss": True}, "algorithm": {"use_kl_in_reward": True}})
+    assert both[0]["kl"] == {"coef": 0.001}
+    assert both[2] == ["use_kl_in_reward with kl_penalty=kl: a run has one KL, and this config has one in its loss too"]
+    full = imported({"algorithm": {"use_kl_in_reward": True, "kl_penalty": "full"}})
+    assert full[2] == ["use_kl_in_reward with kl_penalty=full: no such KL penalty here"]
+
+
+def test_the_schedule_of_verl_counts_rollouts(imported):
+    optimizer = {"lr_warmup_steps_ratio": 0.1, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.05}
+    shared = {"data.train_batch_size": 64, "trainer.total_training_steps": 50}
+    actor = {"ppo_mini_batch_size": 16, "ppo_epochs": 2, "optim": optimizer}
+    body, notes, lost = imported(shared | {"actor_rollout_ref": {"actor": actor}})
+    assert body["actor"]["schedule"] == {"name": "cosine", "warmup_steps": 40, "min_lr_ratio": 0.05} and lost == []
+    assert notes == ["warm-up of 5 steps: verl counts rollouts, actor.schedule optimizer steps, 40"]
+    assert imported({"actor.optim.lr_warmup_steps_ratio": 0.1})[2] == [
+        "actor.optim.lr_warmup_steps_ratio=0.1: of trainer.total_training_steps, not set"
+    ]
+    assert imported({"actor.optim.num_cycles": 2.5, "actor.optim.lr_scheduler_type": "cosine"})[2] == [
+        "actor.optim.num_cycles=2.5: a cosine here falls once, as 0.5 does"
+    ]
+    old = imported({"actor.optim.warmup_style": "constant", "actor.optim.lr_warmup_steps": 3})[0]
+    assert old["actor"]["schedule"] == {"name": "constant", "warmup_steps": 3}
+
+
+def test_the_sampling_of_dapo(imported):
+    """recipe/dapo/run_dapo_qwen2.5_32b.sh of verl."""
+    groups = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
+    buffer = {"enable": True, "len": 4096, "penalty_factor": 1.0}
+    theirs = {"algorithm": {"filter_groups": groups}, "reward_model": {"overlong_buffer": buffer}}
+    body, notes, lost = imported(theirs | {"data": {"truncation": "left"}})
+    assert body["rollout"] == {"filter": {"max_rounds": 10}} and body["overlong"] == {"buffer": 4096, "penalty": 1.0}
+    assert notes == [
+        "filter_groups.max_num_gen_batches: theirs ends with an error at its limit, this fills up with groups of equal rewards",
+        "reward_model.overlong_buffer: the buffer ends at task.answer_length, verl's max_resp_len",
+        "data.truncation=left: task.long_prompts=cut, of a task of text",
+    ] and lost == []  # fmt: skip
+    unlimited = imported({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward"})
+    assert unlimited[0]["rollout"]["filter"] == {"max_rounds": 1000}
+    assert unlimited[1][1] == "filter_groups.metric=seq_reward: groups here are chosen by the task's reward, as acc does"
+    assert imported({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.max_num_gen_batches": 1})[2] == [
+        "filter_groups.max_num_gen_batches=1: one round is never refilled; rollout.filter.max_rounds is 2 or more"
+    ]
+    assert imported({"algorithm.adv_estimator": "grpo", "data.truncation": "right"})[2] == [
+        "data.truncation=right: a long prompt here loses its beginning, as by left, or is an error"
+    ]
+    (negative,) = imported({"actor.entropy_coeff": -0.1})[2]
+    assert negative == "actor.entropy_coeff=-0.1: rewards certainty; entropy_coeff here is ≥ 0"
+
+
+def test_a_kl_that_is_not_here(imported):
     assert imported({"actor": {"use_kl_loss": True, "kl_loss_type": "full"}})[2] == [
         "actor.kl_loss_type=full: no such KL term here"
     ]

@@ -76,6 +76,26 @@ def test_skyrl(imported, case):
     assert said == [notes, lost]
 
 
+def test_the_recipes_of_skyrl_and_trl(imported):
+    algorithm = {"use_kl_loss": False, "use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive", "kl_target": 0.05},
+                 "use_entropy_loss": True, "dynamic_sampling": {"type": "filter", "max_sample_batches": -1}}  # fmt: skip
+    optimizer = {"scheduler": "cosine", "num_warmup_steps": 7}
+    body, notes, lost = imported({"trainer": {"algorithm": algorithm, "policy": {"optimizer_config": optimizer}}})
+    assert body["kl"] == {"coef": 0.001, "place": "reward", "target": 0.05, "horizon": 10000} and body["entropy_coeff"] == 0.01
+    assert body["rollout"] == {"filter": {"max_rounds": 1000}} and lost == []
+    assert body["actor"]["schedule"] == {"name": "cosine", "warmup_steps": 7}
+    assert imported({"trainer.algorithm": {"use_kl_loss": False, "dynamic_sampling.type": "replace"}})[2] == [
+        "dynamic_sampling.type=replace: groups of equal rewards are sampled anew here, none is repeated"
+    ]
+    trl = {"use_vllm": False, "loss_type": "grpo", "learning_rate": 1e-6, "entropy_coef": 0.02, "max_steps": 30}
+    body, notes, lost = imported(trl | {"warmup_ratio": 0.1})
+    assert body["actor"] == {"lr": 1e-6, "schedule": {"name": "linear", "warmup_steps": 3}} and body["entropy_coeff"] == 0.02
+    assert notes == [OFF, "entropy_coef: theirs is the token_mean of the entropy, this is reduced as the loss is"] and lost == []
+    assert imported({"use_vllm": False, "lr_scheduler_type": "polynomial"})[2] == [
+        "lr_scheduler_type=polynomial: no such schedule here"
+    ]
+
+
 def test_the_rest_of_a_skyrl_config(imported):
     body, _, lost = imported(
         {"trainer.algorithm": {"advantage_estimator": "reinforce++", "loss_reduction": "seq_mean_token_sum_norm",
@@ -96,7 +116,6 @@ def test_the_rest_of_a_skyrl_config(imported):
 
 SKYRL_KL = "kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10"
 ON_BY_DEFAULT = "; use_kl_loss is not set: it is on by default"
-IN_REWARD = "trainer.algorithm.use_kl_in_reward=True: no run takes a KL penalty in its reward; kl=… is a term of the loss"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +126,7 @@ IN_REWARD = "trainer.algorithm.use_kl_in_reward=True: no run takes a KL penalty 
         ({"kl_loss_coef": 0}, None, None, [], []),
         ({"use_kl_loss": False, "kl_ctrl": {"type": "adaptive"}}, None, None,
          ["use_kl_in_reward is not true, so SkyRL does not read kl_ctrl"], []),
-        ({"use_kl_loss": False, "use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive"}}, None, None, [],
-         [IN_REWARD, "trainer.algorithm.kl_ctrl.type=adaptive"]),
+        ({"use_kl_loss": False, "use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive"}}, "k3", 0.001, [], []),
     ],
 )  # fmt: skip
 def test_the_kl_of_skyrl(imported, algorithm, kl, coef, notes, lost):
@@ -223,7 +241,7 @@ def test_the_rest_of_a_trl_config_in_json(imported):
     theirs = {"loss_type": "dr_grpo", "scale_rewards": False, "learning_rate": 1e-6, "max_steps": -1, "beta": 0.04}
     body, _, lost = imported(json.dumps(theirs))
     assert body["options"]["advantage"] == "dr_grpo" and body["reduce"] == {"norm": 256}
-    assert body["actor"] == {"lr": 1e-6} and "steps" not in body
+    assert body["actor"] == {"lr": 1e-6, "schedule": {"name": "linear", "warmup_steps": 0}} and "steps" not in body
     assert body["options"]["kl"] == "k3_unbiased" and lost == []
     assert imported({"scale_rewards": "batch", "use_vllm": False})[0]["options"]["advantage"] == "grpo_batch_std"
     assert imported({"scale_rewards": "median", "use_vllm": False})[2] == [
@@ -303,6 +321,8 @@ def test_bad_input_is_one_line(imported, text, message):
          "top_k": -1, "num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
         {"algorithm.adv_estimator": "grpo_passk", "actor.use_kl_loss": True, "actor.kl_loss_type": "k3+"},
         {"algorithm.adv_estimator": "remax"},
+        {"algorithm": {"use_kl_in_reward": True, "kl_ctrl.type": "adaptive", "filter_groups.enable": True},
+         "actor": {"entropy_coeff": 0.01, "optim.lr_warmup_steps": 5, "optim.lr_scheduler_type": "cosine"}},
     ],
 )  # fmt: skip
 def test_what_is_printed_runs(theirs, tmp_path):
@@ -315,7 +335,7 @@ def test_what_is_printed_runs(theirs, tmp_path):
 
 def test_the_command_prints_the_file_and_errors_in_one_line_without_torch(tmp_path):
     good = tmp_path / "verl.yaml"
-    good.write_text("actor.tis_imp_ratio_cap: 2\nactor.entropy_coeff: 0.1\n")
+    good.write_text("actor.tis_imp_ratio_cap: 2\nactor.shuffle: 0.1\n")
     code = """
 import sys
 from pathlib import Path
@@ -333,7 +353,7 @@ finally:
     status, out, err = run(good)
     assert (status, err) == (0, "[]\n")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
-    assert "# not translated: actor.entropy_coeff=0.1\ndefaults:\n  - override /loss: ppo\n" in out
+    assert "# not translated: actor.shuffle=0.1\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
     assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory); give a YAML or JSON file\n[]\n")
 
@@ -362,4 +382,4 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 27 and Path("docs/import.md").read_text().count("| **") == 6
+    assert len(rows_of_the_page()) == 33 and Path("docs/import.md").read_text().count("| **") == 6

@@ -22,7 +22,7 @@ from harness.errors import UserError
 from harness.rollouts import ENGINES
 
 HANG = 100
-"""Seconds after which a case counts as hung. A case takes milliseconds; a loaded machine needs a hundred times that."""
+"""CPU seconds after which a case counts as hung, so that other processes do not count. pytest ends a case that only waits."""
 BOUND = Annotated[float, Interval(ge=-LARGE, le=LARGE)] | None
 """A bound of a correction: `algos.corrections.spec` checks the rest, which depends on the other settings."""
 
@@ -38,13 +38,13 @@ def alarm(what: Any) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise Hang(what)
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(HANG)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, HANG)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def message(error: UserError) -> str:

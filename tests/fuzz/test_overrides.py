@@ -19,6 +19,7 @@ from harness.rollouts import ENGINES
 from harness.validate import check
 from tests.fuzz import overrides
 from tests.fuzz.sound import Hang, alarm, bounded, check_sound, leaves, message
+from tests.waiting import PATIENCE
 
 SEED, COUNT = 22, 2000
 PROVIDED = {"kept", "greedy", "lengths", "components", "temperature", "top_p", "top_k", "kv_cache", "stop"}
@@ -103,7 +104,7 @@ def test_every_number_of_a_plug_in_has_bounds(registry):
 )  # fmt: skip
 def test_the_command_line_refuses_in_few_lines(arguments, tmp_path):
     command = [sys.executable, "-m", "experiments.train", *arguments, f"run.root={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr and 1 <= done.stderr.strip().count("\n") + 1 <= 3, done.stderr
     assert not list(tmp_path.glob("**/status.json"))

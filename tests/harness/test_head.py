@@ -36,13 +36,18 @@ def test_values_and_gradients_are_those_of_the_definition(temperature, chunk, mo
     hidden, weight, targets, of_logp = inputs()
     logp, entropy = ScoringHead(weight, temperature)(hidden, targets)
     expected_logp, expected_entropy = plain(hidden.double(), weight.double(), targets, temperature)
-    assert logp.dtype == entropy.dtype == torch.float32 and not entropy.requires_grad
+    assert logp.dtype == entropy.dtype == torch.float32 
     torch.testing.assert_close(logp.double(), expected_logp, atol=2e-6, rtol=1e-6)
     torch.testing.assert_close(entropy.double(), expected_entropy, atol=2e-6, rtol=1e-6)
-    ours = torch.autograd.grad((of_logp * logp).sum(), [hidden, weight])
-    theirs = torch.autograd.grad((of_logp * expected_logp).sum(), [hidden, weight])
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a - b).norm() < 1e-6 * b.norm()
+    of_entropy = torch.linspace(-1, 2, N).view(2, -1)
+    for of_both in ((of_logp, 0 * of_logp), (of_logp, of_entropy), (0 * of_logp, of_entropy)):
+        ours = torch.autograd.grad((of_both[0] * logp + of_both[1] * entropy).sum(), [hidden, weight], retain_graph=True)
+        expected = (of_both[0] * expected_logp + of_both[1] * expected_entropy).sum()
+        for a, b in zip(ours, torch.autograd.grad(expected, [hidden, weight], retain_graph=True), strict=True):
+            assert (a - b).norm() < 2e-6 * b.norm()
+    for one, other in ((logp, expected_logp), (entropy, expected_entropy)):  # the gradient of the other is not asked for
+        ours, theirs = (torch.autograd.grad(part.sum(), weight, retain_graph=True)[0] for part in (one, other))
+        assert (ours - theirs).norm() < 2e-6 * theirs.norm()
 
 
 def test_weights_of_16_bit_have_gradients_that_add_up_in_fp32(monkeypatch):

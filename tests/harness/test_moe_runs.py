@@ -14,14 +14,14 @@ from harness.config import parse
 from harness.dumps.files import read, tabulate
 from harness.errors import UserError
 from harness.rollouts.vllm import VllmEngine
-from harness.run.folder import RunFolder, run_folders
+from harness.run.folder import RunFolder
 from harness.run.loop import train
 from harness.run.restore import Checkpoint, collector_at, find
 from harness.train.trainer import Trainer
 from harness.validate import check
 from sweeps.branch import _seeded
 from tests.harness.conftest import TINY
-from tests.harness.test_ranks import finished, torchrun
+from tests.harness.processes import finished, start_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -269,19 +269,17 @@ def test_a_branch_cannot_replay_what_waiting_rollouts_lack(tiny):
     assert len(_seeded(fresh, "routing.replay=r3_weights", 1, "branches")) == 1
 
 
-def test_two_ranks_under_replay_train_as_one(tiny, root):
+def test_two_ranks_under_replay_train_as_one(tiny):
     """At ZeRO stage 3, with experts that wait for their step: the metrics of every step, routing's among them."""
     shared = ["rollout/precision=fp32", NOISE, "routing.replay=r3_weights", "actor.num_minibatches=2", "rollout.staleness=1"]
     shared += ["actor.zero_stage=3", "steps=3"]
     config = tiny(*shared, "run.sweep=one-rank-of-experts")
     train(config)
-    command = torchrun(f"run.root={root}", "run.sweep=two-ranks-of-experts")
-    first = command.index("experiments.train") + 1
-    finished([*command[:first], *MIXTURE, *shared, f"run.root={root}", "run.sweep=two-ranks-of-experts"])
-    (folder,) = run_folders(root / "two-ranks-of-experts")
+    pair = tiny(*shared, "run.sweep=two-ranks-of-experts")
+    finished(*start_ranks(pair))
     fixed = [
         [{key: value for key, value in row.items() if key.startswith(("routing/", "actor/", "rollout_corr/k3"))} for row in rows]
-        for rows in (folder.metrics(), RunFolder(config.path).metrics())
+        for rows in (RunFolder(pair.path).metrics(), RunFolder(config.path).metrics())
     ]
     assert len(fixed[0]) == len(fixed[1]) == 4 and "routing/flip_any" in fixed[0][0]
     for row, other in zip(*fixed, strict=True):

@@ -46,7 +46,7 @@ def test_exact_rollouts_have_no_persistence(tiny):
 
 
 def test_noise_may_have_the_seed_of_its_run(tiny):
-    """Seeds of one arm then have noises of their own: null in a run of seed 7 is 7. Without noise null leaves the control exact."""
+    """Seeds of one arm then have noises of their own: null in a run of seed 7 is 7. Without noise the control stays exact."""
     own, noisy = "rollout.engine.noise_seed=null", ["rollout/precision=fp32", "rollout.engine.noise=0.02"]
     given, known = (
         Trainer(config, RunFolder(config.path)).collector.engine

@@ -31,7 +31,7 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
         update = trainer.learner.update
-        trainer.learner.update = lambda collected, order: (batches.append(collected), update(collected, order))[1]
+        trainer.learner.update = lambda collected, order, **more: (batches.append(collected), update(collected, order, **more))[1]
         for step in range(4):
             weights.append({name: w.detach().clone() for name, w in trainer.actor.weights()})
             metrics = trainer.step(step)

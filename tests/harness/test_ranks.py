@@ -1,9 +1,8 @@
-"""Two real ranks under real launchers: the numbers of one rank, and an end together when one is killed."""
+"""Two real ranks, also under real launchers: the numbers of one rank, and an end together when one is killed."""
 
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,28 +20,26 @@ from harness.run.loop import train
 from harness.train.actor import DeepSpeedActor
 from harness.train.ranks import check_ranks
 from tests.harness.conftest import TINY
+from tests.harness.processes import finished, pending, port, stands_still, start_ranks, strike
 from tests.harness.test_trainer import folder_of, untimed
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
+RECIPE = ["entropy_coeff=0.01", "kl=k3", "kl.place=reward", "kl.coef=0.1", "kl.target=1e-3", "kl.horizon=100",
+          "rollout.filter.max_rounds=2", "actor.schedule.warmup_steps=1"]  # fmt: skip
 SHARED = ["rollout/precision=fp32", "actor.num_minibatches=2", "correction=token_truncate", "correction.normalize=batch"]
 BINARIES = Path(sys.executable).parent
 
 
-def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def torchrun(*overrides: str, multirun: bool = False) -> list[str]:
+def torchrun(*arguments: str, module: str = "experiments.train") -> list[str]:
     command = [str(BINARIES / "torchrun"), "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port()}"]
-    return [*command, "-m", "experiments.train", *(["-m"] if multirun else []), *TINY, *overrides]
+    return [*command, "-m", module, *arguments]
 
 
-def finished(command: list[str], **environment: str) -> str:
+def run(command: list[str], **environment: str) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BINARIES}:{os.environ['PATH']}", **environment}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -56,11 +53,11 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
 
 def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
     """Rewards, losses, gradient norms and mismatch of every step; then the checkpoint of two ranks goes on in one."""
-    shared = [*SHARED, "steps=3", "advantage=remax", "reduce=prompt_mean"]
+    shared = [*SHARED, *RECIPE, "steps=3", "advantage=remax", "reduce=prompt_mean"]
     config = tiny(*shared, "run.sweep=one-rank")
     train(config)
     stages = "actor.zero_stage=1,2,3"
-    finished(torchrun(f"run.root={root}", "run.sweep=two-ranks", *shared, stages, multirun=True))
+    run(torchrun("-m", *TINY, f"run.root={root}", "run.sweep=two-ranks", *shared, stages))
     folders = run_folders(root / "two-ranks")
     assert {folder.read("config.json")["actor"]["zero_stage"] for folder in folders} == {1, 2, 3}
     for folder in folders:
@@ -88,36 +85,26 @@ def assert_resumes_alike(config, folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_dead_rank_is_named_and_the_others_stop(tiny, root, victim):
-    """Killed without a word at step 10 of 300: within 30 s nothing is left, and one rank goes on where the two were."""
-    sweep, length = f"run.sweep=killed-rank-{victim}", ["steps=300", "checkpoint.every=5"]
-    config = tiny(*SHARED, *length, sweep)
+def test_a_dead_rank_is_named_and_the_other_stops(tiny, victim):
+    """Killed without a word after step 7, two steps after a checkpoint; one rank goes on where the two were."""
+    length = ["steps=12", "checkpoint.every=5"]
+    config = tiny(*SHARED, *length)
     folder = folder_of(config)
-    command = torchrun(*SHARED, *length, sweep, f"run.root={root}")
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while not (folder.path / "checkpoints/step-00000010").exists():
-        assert launcher.poll() is None, launcher.stdout.read()
-        time.sleep(0.05)
-    ranks = {int(p.environ()["RANK"]): p for p in psutil.Process(launcher.pid).children()}
-    everything = psutil.Process(launcher.pid).children(recursive=True)
-    ranks[victim].kill()
-    began = time.time()
-    output = launcher.communicate(timeout=30)[0]
-    assert launcher.returncode != 0 and time.time() - began < 30
+    ranks = start_ranks(config, tuple("row 7" if rank == victim else "" for rank in (0, 1)))
+    strike(ranks[victim], signal.SIGKILL)
+    finished(ranks[victim], code=-signal.SIGKILL)
+    finished(ranks[1 - victim], code=os.EX_TEMPFAIL)
+    output = (folder.path / ("log.txt" if victim else "log-1.txt")).read_text()
     assert f"rank {victim} died" in output and f"rank {1 - victim} stops too" in output
-    assert not [p for p in everything if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert folder.state == "interrupted" and f"rank {victim} died" in folder.read("status.json")["error"]
 
-    # The folder, not the event, which the kill may have come before.
-    resumed_at = max(int(path.name.removeprefix("step-")) for path in folder.path.glob("checkpoints/step-*"))
-    stop_after = resumed_at + 4
     with contextlib.suppress(SystemExit):
-        train_until(config, stop_after)
-    reference = tiny(*SHARED, *length, f"run.sweep=undisturbed-{victim}")
-    with contextlib.suppress(SystemExit):
-        train_until(reference, stop_after)
-    rows, expected = (folder_of(c).metrics()[:stop_after] for c in (config, reference))
-    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [resumed_at]
+        train_until(config, 8)
+    reference = tiny(*SHARED, *length, "run.sweep=one-rank-to-step-8")
+    with contextlib.suppress(SystemExit):  # by the second victim's turn it has got there
+        train_until(reference, 8)
+    rows, expected = (folder_of(c).metrics()[:8] for c in (config, reference))
+    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [5]
     assert_same(rows, expected)
 
 
@@ -137,8 +124,8 @@ def test_the_other_ranks_end_with_the_code_of_the_reason(error, code):
         subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **meeting, "RANK": rank}, stderr=subprocess.PIPE)
         for rank in ("0", "1")
     ]
-    told = pair[0].communicate(timeout=120)[1].decode()
-    pair[1].communicate(timeout=120)
+    told = pair[0].communicate(timeout=PATIENCE)[1].decode()
+    pair[1].communicate(timeout=PATIENCE)
     assert pair[0].returncode == code and "rank 1 stopped: refused; rank 0 stops too" in told, told
 
 
@@ -157,23 +144,22 @@ def train_until(config, step: int) -> None:
 
 
 def test_two_ranks_stopped_and_started_again_give_the_same_bits(tiny, root):
-    """SIGTERM to the launcher reaches both ranks, which save together; two ranks then go on as if nothing had been."""
-    shared = [*SHARED, "actor.zero_stage=2", "actor.dtype=bf16", "steps=24"]
+    """SIGTERM to torchrun reaches both ranks, which save together; two ranks then go on as if nothing had been."""
+    shared = [*SHARED, "actor.zero_stage=2", "actor.dtype=bf16", "steps=8"]
     undisturbed, stopped = (tiny(*shared, f"run.sweep={name}-pair") for name in ("undisturbed", "stopped"))
-    finished(torchrun(f"run.root={root}", *shared, "run.sweep=undisturbed-pair"))
-    command = torchrun(f"run.root={root}", *shared, "run.sweep=stopped-pair")
+    finished(*start_ranks(undisturbed))
+    command = torchrun("row 5", *TINY, f"run.root={root}", *shared, "run.sweep=stopped-pair", module="tests.harness.processes")
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    folder = folder_of(stopped)
-    while not (folder.path / "metrics.jsonl").exists() or len(folder.metrics()) < 5:
-        assert launcher.poll() is None, launcher.stdout.read()
-        time.sleep(0.05)
+    until(lambda: any(map(stands_still, psutil.Process(launcher.pid).children())), lambda: launcher.poll() is None)
+    (held,) = filter(stands_still, psutil.Process(launcher.pid).children())
     launcher.terminate()
-    launcher.communicate(timeout=60)
-    assert folder.state == "preempted"
-    at = folder.read("status.json")["step"]
-    assert 5 <= at < 24 and not (folder.path / "checkpoints/step-00000024").exists()
-    finished(command)
-    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [at]
+    until(lambda: pending(held.pid, signal.SIGTERM), lambda: launcher.poll() is None)
+    held.resume()
+    launcher.communicate(timeout=PATIENCE)
+    folder = folder_of(stopped)
+    assert folder.state == "preempted" and folder.read("status.json")["step"] == 5
+    finished(*start_ranks(stopped))
+    assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [5]
     assert untimed(folder.metrics()) == untimed(folder_of(undisturbed).metrics())
 
 
@@ -181,14 +167,14 @@ def test_the_deepspeed_launcher_starts_ranks(tiny, root):
     config = tiny(*SHARED, "steps=1", "run.sweep=deepspeed-launcher")
     launcher = [str(BINARIES / "deepspeed"), "--num_gpus=2", "--master_addr=127.0.0.1", f"--master_port={port()}"]
     overrides = [*TINY, *SHARED, "steps=1", "run.sweep=deepspeed-launcher", f"run.root={root}"]
-    output = finished([*launcher, "--module", "experiments.train", *overrides])
+    output = run([*launcher, "--module", "experiments.train", *overrides])
     assert folder_of(config).state == "done" and output.count("step 1/1") == 1  # rank 0 alone speaks
 
 
 def test_srun_starts_ranks(tiny, root):
     """The variables that srun gives each task of a step; rank 0 listens on loopback alone."""
-    config = tiny(*SHARED, "steps=40", "run.sweep=srun")
-    overrides = [*TINY, *SHARED, "steps=40", "run.sweep=srun", f"run.root={root}"]
+    config = tiny(*SHARED, "steps=5", "run.sweep=srun")
+    overrides = [*TINY, *SHARED, "steps=5", "run.sweep=srun", f"run.root={root}"]
     tasks = []
     for rank in ("0", "1"):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
@@ -224,14 +210,13 @@ VLLM = ["rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.25", "actor.num_mi
         pytest.param(2, (0, 1e-9), ["rollout/precision=fp32"], id="one engine together"),
     ],
 )
-def test_two_ranks_with_vllm_train_as_one(tiny, root, group, k3, engine):
+def test_two_ranks_with_vllm_train_as_one(tiny, group, k3, engine):
     """The same tokens, so the same rewards, losses and gradients, to 1e-5."""
     config = tiny(*VLLM, *engine, f"run.sweep=vllm-one-{group}")
     train(config)
-    own = [f"rollout.engine.tensor_parallel={group}", f"run.sweep=vllm-two-{group}"]
-    finished(torchrun(f"run.root={root}", *VLLM, *engine, *own))
-    (folder,) = run_folders(root / f"vllm-two-{group}")
-    rows, expected = folder.metrics(), folder_of(config).metrics()
+    pair = tiny(*VLLM, *engine, f"rollout.engine.tensor_parallel={group}", f"run.sweep=vllm-two-{group}")
+    finished(*start_ranks(pair))
+    rows, expected = folder_of(pair).metrics(), folder_of(config).metrics()
     assert k3[0] < expected[0]["rollout_corr/k3_kl"] < k3[1]  # the format is really there
     assert_same(rows, expected)
 

@@ -1,10 +1,7 @@
 """Real processes, really killed: the metrics are those of a run that was never disturbed, bit for bit."""
 
-import multiprocessing
 import os
-import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,50 +9,14 @@ import pytest
 import harness.run.loop
 from harness.run.folder import FINISHED, RunFolder
 from harness.run.loop import Run, train
-from sweeps.launchers.pool import PRELOADED, run_in_child
+from tests.harness.processes import finished, start, strike
 from tests.harness.test_trainer import folder_of, untimed
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-# Long enough that a test on a busy machine still finds the run under way when it strikes.
-OVERRIDES = ["steps=60", "checkpoint.every=5", "actor.num_minibatches=2", "rollout/precision=fp8_tensor",
+OVERRIDES = ["steps=20", "checkpoint.every=5", "actor.num_minibatches=2", "rollout/precision=fp8_tensor",
              "correction=token_truncate"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
-@pytest.fixture
-def start(context):
-    """start(config) -> a process that runs it, as a launcher does; `largest` bounds the size of any file it writes."""
-
-    def begin(config, largest=resource.RLIM_INFINITY):
-        path = folder_of(config).path
-        path.mkdir(parents=True, exist_ok=True)
-        process = context.Process(target=bounded, args=(largest, config.model_dump_json(), str(path / "log.txt")))
-        process.start()
-        return process
-
-    return begin
-
-
-def bounded(largest: int, *arguments: str) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    run_in_child(*arguments)
-
-
-def finished(process, code=0) -> None:
-    process.join(120)
-    assert process.exitcode == code
-
-
-def wait_for(condition, process) -> None:
-    while not condition() and process.is_alive():
-        time.sleep(0.001)
 
 
 def lines(folder: RunFolder) -> int:
@@ -63,29 +24,29 @@ def lines(folder: RunFolder) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def killed(config, point: str) -> None:
+    process = start(config, point)
+    strike(process, signal.SIGKILL)
+    finished(process, code=-signal.SIGKILL)
+
+
 @pytest.fixture
-def undisturbed(tiny, start):
+def undisturbed(tiny):
     config = tiny(*OVERRIDES, "run.sweep=undisturbed")
     finished(start(config))  # the first time; it is skipped when it is done
     return untimed(folder_of(config).metrics())
 
 
-def test_sigkill_at_any_point(tiny, start, undisturbed):
+@pytest.mark.parametrize("points", [("row 1", "row 7"), ("writing 5", "row 17"), ("writing 15",)])
+def test_sigkill_at_any_point(tiny, undisturbed, points):
     """After the first step, between checkpoints, while one is written, near the end; and twice in a run."""
-    after = [lambda folder, n=n: lines(folder) >= n for n in (1, 7, 40)]
-    writing = [lambda folder, n=n: (folder.path / "checkpoints" / f".writing-{n}").exists() for n in (5, 15)]
-    for i, points in enumerate(([after[0], after[1]], [writing[0], after[2]], [writing[1]])):
-        config = tiny(*OVERRIDES, f"run.sweep=killed-{i}")
-        folder = folder_of(config)
-        for point in points:
-            process = start(config)
-            wait_for(lambda p=point, f=folder: p(f), process)
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            assert process.exitcode == -signal.SIGKILL
-        finished(start(config))
-        assert folder.state in FINISHED  # whether so small a run collapses is the processor's last bits' choice
-        assert untimed(folder.metrics()) == undisturbed, f"killed at point {i}"
+    config = tiny(*OVERRIDES)
+    folder = folder_of(config)
+    for point in points:
+        killed(config, point)
+    finished(start(config))
+    assert folder.state in FINISHED  # whether so small a run collapses is the processor's last bits' choice
+    assert untimed(folder.metrics()) == undisturbed
 
 
 def test_a_checkpoint_is_on_disk_only_after_the_rows_before_it(tiny, monkeypatch):
@@ -109,33 +70,30 @@ def test_a_checkpoint_is_on_disk_only_after_the_rows_before_it(tiny, monkeypatch
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 140)])
-def test_a_signal_saves_a_checkpoint_and_the_run_resumes(tiny, start, undisturbed, number, code):
+def test_a_signal_saves_a_checkpoint_and_the_run_resumes(tiny, undisturbed, number, code):
     config = tiny(*OVERRIDES, f"run.sweep=signal-{code}")
     folder = folder_of(config)
-    process = start(config)
-    wait_for(lambda: lines(folder) >= 3, process)
-    os.kill(process.pid, number)
-    finished(process, code)
-    assert folder.state == "preempted"
-    stopped = [e for e in folder.events() if e["kind"] == "preempted"]
-    assert stopped[0]["signal"] == number.name and 3 <= stopped[0]["step"] < 60
-    rows_before = lines(folder)
+    process = start(config, "row 3")
+    strike(process, number)
+    finished(process, code=code)
+    assert folder.state == "preempted" and lines(folder) == 3
+    assert [(e["signal"], e["step"]) for e in folder.events() if e["kind"] == "preempted"] == [(number.name, 3)]
     finished(start(config))
     assert untimed(folder.metrics()) == undisturbed
-    assert lines(folder) == rows_before + 61 - stopped[0]["step"]  # no step was done twice
+    assert lines(folder) == 21  # no step was done twice
 
 
-def test_a_signal_ends_a_warm_start_at_once(tiny, start):
+def test_a_signal_ends_a_warm_start_at_once(tiny):
     """It has nothing to save, and may take longer than a cluster waits: an hour's worth of steps here."""
     config = tiny(*OVERRIDES, "run.sweep=cold", "warmstart.steps=100000")
     folder = folder_of(config)
     process = start(config)
-    wait_for(lambda: "warm start 50/" in log(folder), process)
+    until(lambda: "warm start 50/" in log(folder), process.is_alive)
     process.terminate()
-    finished(process, 128 + signal.SIGTERM)
+    finished(process, code=128 + signal.SIGTERM)
     assert folder.state == "preempted" and not folder.metrics()
     assert [(e["step"], e["signal"]) for e in folder.events() if e["kind"] == "preempted"] == [(0, "SIGTERM")]
-    assert log(folder).splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, at step 0/60; goes on from there"
+    assert log(folder).splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, at step 0/20; goes on from there"
 
 
 def test_a_resumed_run_that_is_stopped_before_its_next_step_keeps_the_step_that_it_had(tiny, monkeypatch):
@@ -158,14 +116,11 @@ def log(folder: RunFolder) -> str:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "rows"])
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undisturbed, damage):
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, undisturbed, damage):
     """rows: the checkpoint is sound, and a row before it was deleted. Going on would leave the record with a hole."""
     config = tiny(*OVERRIDES, f"run.sweep=damaged-{damage}")
     folder = folder_of(config)
-    process = start(config)
-    wait_for(lambda: (folder.path / "checkpoints" / "step-00000010").exists(), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    killed(config, "written 10")
     newest = folder.checkpoints[folder.checkpointed]
     victim = max(newest.rglob("*.pt"), key=lambda p: p.stat().st_size)
     content = victim.read_bytes()
@@ -189,7 +144,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, start, undis
     assert untimed(folder.metrics()) == undisturbed
 
 
-def test_a_disk_that_refuses_a_checkpoint_loses_nothing_recorded(tiny, start, undisturbed):
+def test_a_disk_that_refuses_a_checkpoint_loses_nothing_recorded(tiny, undisturbed):
     """The kernel refuses a file beyond 50 kB, in the middle of torch.save: room for the records, not for a checkpoint."""
     config = tiny(*OVERRIDES, "run.sweep=full")
     folder = folder_of(config)

@@ -202,6 +202,8 @@ def test_gsm8k_answers(response, reward):
         (["task.answer_length=60"], "72 tokens exceed the model's context of 64"),
         (["warmstart=default"], "warmstart has no effect with model=hub"),
         (["task.long_prompts=wrap"], "task.long_prompts='wrap'"),
+        (["task.long_prompts=error"], r"task.max_prompt=12: this prompt has 15 tokens; raise it, or set"),
+        (["overlong.buffer=7"], "overlong.buffer=7: exceeds task.answer_length=6; lower it"),
         (
             ["correction=token_truncate", "correction.weight.level=segment"],
             "correction.weight.level=segment: task=jsonl has no turns; use level=sequence or geometric",

@@ -3,30 +3,22 @@
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 import wandb
 
 from harness.run.folder import RunFolder
+from tests.harness.processes import finished, stands_still, start, strike
 from tests.harness.test_trainer import folder_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-def command(config) -> list[str]:
-    """Of a run in a process of its own, as W&B keeps state in the process that called it."""
-    code = (
-        "import sys; from harness.config import Config; from harness.run.loop import train;"
-        "train(Config.model_validate_json(sys.argv[1]))"
-    )
-    return [sys.executable, "-c", code, config.model_dump_json()]
-
-
 def run(config) -> RunFolder:
-    done = subprocess.run(command(config), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    """In a process of its own, as W&B keeps state in the process that called it."""
+    finished(start(config))
     return folder_of(config)
 
 
@@ -92,17 +84,15 @@ def test_no_secret_reaches_the_run_folder(tiny, monkeypatch):
 def test_a_job_that_is_cancelled_ends_its_log_with_where_it_was_saved(tiny, monkeypatch):
     """Slurm's scancel sends SIGTERM to every process of a job, W&B's own too, which ends at once."""
     monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of a test before: the run would have no process of its own
-    config = tiny("tracking=wandb", "tracking.mode=offline", "steps=2000", "seed=6")
+    config = tiny("tracking=wandb", "tracking.mode=offline", "steps=5", "seed=6")
     folder = folder_of(config)
-    process = subprocess.Popen(command(config), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while len(folder.metrics()) < 3 and process.poll() is None:
-        time.sleep(0.1)
+    process = start(config, "row 3")
+    until(lambda: stands_still(process), process.is_alive)
     (mirror,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "wandb-core"]
     mirror.terminate()
-    while mirror.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.1)
-    process.terminate()
-    told = process.communicate(timeout=100)[0]
-    step = folder.read("status.json")["step"]
-    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told and "ConnectionResetError" not in told
-    assert told.splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, saved at step {step}/2000; goes on from there"
+    until(lambda: mirror.status() == psutil.STATUS_ZOMBIE, process.is_alive)
+    strike(process, signal.SIGTERM)
+    finished(process, code=128 + signal.SIGTERM)
+    told = (folder.path / "log.txt").read_text()
+    assert "Traceback" not in told and "ConnectionResetError" not in told
+    assert told.splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, saved at step 3/5; goes on from there"

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from harness.run.folder import RunFolder
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY, root, tiny  # noqa: F401 (fixtures)
+from tests.waiting import PATIENCE, until
 
 LOCAL = Path(__file__).parents[2] / "slurm" / "local"
 
@@ -64,17 +65,9 @@ def multirun(shared_root):
             process.kill()
 
 
-def output(process: subprocess.Popen, timeout: float = 600) -> str:
+def output(process: subprocess.Popen) -> str:
     """All that it printed, once it has ended."""
-    return process.communicate(timeout=timeout)[0]
-
-
-def until(condition, timeout: float = 300) -> None:
-    """Wait for it. Fails when it does not come."""
-    end = time.time() + timeout
-    while not condition():
-        assert time.time() < end, "it did not happen in time"
-        time.sleep(0.05)
+    return process.communicate(timeout=PATIENCE)[0]
 
 
 def rows(folder: RunFolder) -> int:
@@ -99,7 +92,7 @@ def task_log(sweep: Sweep, job: str) -> str:
 
 
 class Held(NamedTuple):
-    """A run that stands still after its ninth step or a later one, so that a blow finds it under way on any machine."""
+    """A run that stands still, so that a blow finds it under way on any machine."""
 
     job: str
     host: str
@@ -109,8 +102,18 @@ class Held(NamedTuple):
         os.kill(self.pid, signal.SIGCONT)
 
 
+def standing(sweep: Sweep) -> Held:
+    """The one run of a sweep, once it stands still at the point that its launch named."""
+    until(sweep.states)
+    (run,) = sweep.states()
+    until(lambda: started(sweep, run))
+    event = started(sweep, run)[-1]
+    until(lambda: psutil.Process(event["pid"]).status() == psutil.STATUS_STOPPED)
+    return Held(event["job"], event["host"], event["pid"])
+
+
 def held(sweep: Sweep, runs: list[str]) -> list[Held]:
-    """The runs, each held as soon as it is under way."""
+    """The runs, each held after its ninth step or a later one."""
     found: dict[str, Held] = {}
 
     def look() -> bool:

@@ -19,9 +19,6 @@ from harness.run.signals import Preempted, stop_signals
 from sweeps.launchers import pool
 from sweeps.ledger import Sweep
 
-WINDOW = 1.0
-"""Seconds between the fork of a run and its first instruction: the moment in which a signal must not be lost."""
-
 
 def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
@@ -29,21 +26,21 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def train(config: str, log: str) -> None:
-    """Stands for a run of five seconds that looks for a signal after each step."""
+    """Stands for a run that looks for a signal all the time, and ends once the blow has fallen without reaching it."""
     folder = RunFolder(Path(log).parent)
     with stop_signals(at_once=False) as request, folder.claim():
         folder.status("running", step=0, steps=100)
-        for step in range(100):
-            if request.number:
-                folder.status("preempted", step=step, steps=100)
-                raise Preempted(request.number)
-            time.sleep(0.05)
+        wait_for(lambda: request.number or (folder.path / "struck").exists())
+        if request.number:
+            folder.status("preempted", step=1, steps=100)
+            raise Preempted(request.number)
         folder.status("done", step=100, steps=100)
 
 
 def slow_to_begin(config: str, log: str) -> None:
+    """Waits between its fork and its first instruction, the moment in which a signal must not be lost."""
     Path(log).with_name("born").write_text(str(os.getpid()))
-    time.sleep(WINDOW)
+    wait_for(Path(log).with_name("begin").exists)
     pool._train = train
     pool.run_in_child(config, log)
 
@@ -79,8 +76,17 @@ def main(root: Path) -> None:
         return born() != "" and folder.state == "running"
 
     def kill_servers() -> None:
-        for server in servers():
+        """Return once they have ended, and have so told the run that they forked."""
+        found = servers()
+        for server in found:
             server.kill()
+        wait_for(lambda: all(not server.is_running() or server.status() == psutil.STATUS_ZOMBIE for server in found))
+
+    def fall(moment: Callable[[], object], strike: Callable[[], None]) -> None:
+        wait_for(moment)
+        strike()
+        for file in ("struck", "begin"):
+            (folder.path / file).touch()
 
     blows: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
         "ctrl-c, the server starts": (servers, ctrl_c),
@@ -93,10 +99,12 @@ def main(root: Path) -> None:
     }
     ends = {}
     for name, (moment, strike) in blows.items():
-        for file in ("born", "status.json"):
+        for file in ("born", "begin", "struck", "status.json"):
             (folder.path / file).unlink(missing_ok=True)
+        if moment is under_way:
+            (folder.path / "begin").touch()
         sweep.log("submitted", [run], batch="")
-        storm = threading.Thread(target=lambda m=moment, s=strike: (wait_for(m), s()), daemon=True)
+        storm = threading.Thread(target=fall, args=(moment, strike), daemon=True)
         storm.start()
         pool.Pool(sweep, 1, "local").run([run])
         storm.join()

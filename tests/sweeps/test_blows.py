@@ -16,14 +16,15 @@ from sweeps.launch import plan
 from sweeps.launchers.local import Local
 from sweeps.launchers.pool import _outcome
 from sweeps.ledger import Sweep
-from tests.sweeps.conftest import held, until
+from tests.sweeps.conftest import standing
 from tests.sweeps.test_local import launch
+from tests.waiting import PATIENCE, until
 
 
 def test_the_pool_loses_no_run_to_a_signal(tmp_path):
     """The real pool, fork server and processes with runs that only wait: (state, error, state of the folder) after each."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sweeps.light", tmp_path], capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", "tests.sweeps.light", tmp_path], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout)
@@ -37,6 +38,9 @@ def test_the_pool_loses_no_run_to_a_signal(tmp_path):
         "the server is killed": ["interrupted", "its fork server was killed", "preempted"],
         "nothing": ["done", "", "done"],
     }
+
+
+RUN = ["seed=0", "steps=10", "checkpoint.every=3"]
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +67,30 @@ def kill_servers(launcher: int) -> None:
 def blow(place: Path, name: str, moment: str, strike) -> tuple[int, str, Sweep]:
     """Start a launcher, strike at its process when `moment` has come, and return its exit code, output and sweep.
 
-    A run under way is held while the blow falls, or a fast machine would end it first.
+    A run under way stands still while the blow falls, or a fast machine would end it first.
     """
     sweep = Sweep(place / name)
-    process = launch(place, "seed=0", f"run.sweep={name}", "steps=12", "checkpoint.every=3", wait=False)
+    point = "row 8" if moment == "the run is under way" else ""
+    process = launch(place, *RUN, f"run.sweep={name}", point=point, wait=False)
     if moment == "the server starts":
         until(lambda: servers(process.pid))
     elif moment == "the run starts":
         until(lambda: any(event["event"] == "started" for event in sweep.events()))
     else:
-        until(sweep.states)
-        (run,) = held(sweep, list(sweep.states()))
+        run = standing(sweep)
     strike(process.pid)
     if moment == "the run is under way":
         run.goes_on()
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, output, sweep
 
 
 def finishes(place: Path, sweep: Sweep) -> None:
-    code, output = launch(place, "seed=0", f"run.sweep={sweep.path.name}", "steps=12", "checkpoint.every=3")
+    code, output = launch(place, *RUN, f"run.sweep={sweep.path.name}")
     assert code == 0, output
     (state,) = sweep.states().values()
     (run,) = sweep.states()
-    assert state.state == sweep.folder(run).state == "done" and len(sweep.folder(run).metrics()) == 13
+    assert state.state == sweep.folder(run).state == "done" and len(sweep.folder(run).metrics()) == 11
 
 
 @pytest.mark.slow

@@ -13,15 +13,17 @@ import pytest
 from harness.run.folder import run_folders
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, started, until
+from tests.sweeps.conftest import standing, started
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
 
-def launch(root: Path, *overrides: str, launcher="local", wait=True):
-    command = [sys.executable, "-m", "experiments.train", "-m", f"hydra/launcher={launcher}"]
+def launch(root: Path, *overrides: str, launcher="local", point="", wait=True):
+    """The exit code and output of a multirun, or without `wait` its process. point: where its runs stand still."""
+    module = ["tests.sweeps.standing", point] if point else ["experiments.train"]
     process = subprocess.Popen(
-        [*command, *TINY, f"run.root={root}", *overrides],
+        [sys.executable, "-m", *module, "-m", f"hydra/launcher={launcher}", *TINY, f"run.root={root}", *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -29,7 +31,7 @@ def launch(root: Path, *overrides: str, launcher="local", wait=True):
     )
     if not wait:
         return process
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, output
 
 
@@ -104,30 +106,24 @@ def test_a_damaged_status_file_is_its_runs_own_problem(swept):
 
 def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
     root, _, _ = swept
-    grid = ["seed=7", "run.sweep=killed", "steps=30", "checkpoint.every=3"]
-    process = launch(root, *grid, wait=False)
-    path = root / "killed"
-    while not (rows := list(path.glob("*/metrics.jsonl"))) or rows[0].read_text().count("\n") < 5:
-        assert process.poll() is None
-        time.sleep(0.05)
-    workers = subprocess.run(["pgrep", "-P", str(_forkserver(process.pid))], capture_output=True, text=True).stdout.split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    output, _ = process.communicate(timeout=100)
-    (folder,) = run_folders(path)
+    grid = ["seed=7", "run.sweep=killed", "steps=8", "checkpoint.every=3"]
+    process = launch(root, *grid, point="row 5", wait=False)
+    os.kill(standing(Sweep(root / "killed")).pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=PATIENCE)
+    (folder,) = run_folders(root / "killed")
     assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "interrupted"
     assert launch(root, *grid)[0] == 0
-    assert folder.state == "done" and len(folder.metrics()) == 31
+    assert folder.state == "done" and len(folder.metrics()) == 9
 
 
 def test_a_run_of_another_process_is_waited_for_and_finished(swept):
     """A launcher dies at once; its run, held meanwhile, saves a checkpoint only when another launcher already waits for it."""
     root, _, _ = swept
-    grid = ["seed=9", "run.sweep=orphan", "steps=30", "checkpoint.every=3"]
+    grid = ["seed=9", "run.sweep=orphan", "steps=8", "checkpoint.every=3"]
     sweep = Sweep(root / "orphan")
-    first = launch(root, *grid, wait=False)
-    until(lambda: sweep.states())
+    first = launch(root, *grid, point="row 5", wait=False)
+    orphan = standing(sweep)
     (run,) = sweep.states()
-    (orphan,) = held(sweep, [run])
     first.kill()
     first.wait()
     second = launch(root, *grid, wait=False)
@@ -135,9 +131,9 @@ def test_a_run_of_another_process_is_waited_for_and_finished(swept):
         if "1 under way, none to start" in line:
             break
     orphan.goes_on()
-    output, _ = second.communicate(timeout=200)
+    output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, output
-    assert sweep.states()[run].state == sweep.folder(run).state == "done" and len(sweep.folder(run).metrics()) == 31
+    assert sweep.states()[run].state == sweep.folder(run).state == "done" and len(sweep.folder(run).metrics()) == 9
     assert len(started(sweep, run)) == 2
 
 
@@ -166,13 +162,8 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number and "Traceback" not in told
     (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200
-
-
-def _forkserver(parent: int) -> int:
-    children = subprocess.run(["pgrep", "-P", str(parent), "-f", "forkserver"], capture_output=True, text=True).stdout.split()
-    return int(children[0])

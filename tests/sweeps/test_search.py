@@ -19,7 +19,8 @@ from sweeps.search.spec import Spec
 from sweeps.search.study import open_study
 from sweeps.search.trial_runs import RETRIES
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, output, rows, task_log, until
+from tests.sweeps.conftest import held, output, rows, task_log
+from tests.waiting import PATIENCE, until
 
 # A learning rate that changes nothing in 30 steps, so that no evaluation moves by chance.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
@@ -116,7 +117,7 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
 def test_trials_of_equal_parameters_are_samples_of_their_own(search, shared_root):
     """A space of one choice: each trial under way has seeds of its own, and each run is submitted once."""
     process = search("alike", {"loss.eps_low": [0.2]}, trials=3, parallel=3)
-    printed, told = process.communicate(timeout=600)
+    printed, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, told
     sweep = Sweep(shared_root / "alike")
     assert [trial.user_attrs["first_seed"] for trial in study(sweep).trials] == [0, 2, 4]
@@ -132,14 +133,14 @@ def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shar
     until(lambda: len(sweep.states()) == 2 and any(rows(sweep.folder(run)) for run in sweep.states()))
     held(sweep, [next(run for run in sweep.states() if rows(sweep.folder(run)))])
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
     command = [sys.executable, "-m", "faultline", "sweep"]
     starting = search(**what)
     assert "importing" in starting.stderr.readline()
     done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
     assert done.returncode == 0 and "2 runs cancelled" in done.stdout, done.stdout + done.stderr
-    _, told = starting.communicate(timeout=100)
+    _, told = starting.communicate(timeout=PATIENCE)
     assert starting.returncode in (2, -signal.SIGTERM), told  # by itself, or had it the lock by then
     until(lambda: not any(job.live for job in jobs(sweep)))
     assert {state.state for state in sweep.states().values()} == {"cancelled"}
@@ -148,7 +149,7 @@ def test_cancel_stops_the_controller_and_retry_brings_the_runs_back(search, shar
     until(lambda: [event["event"] for event in sweep.events()].count("started") == 2)
     done = subprocess.run([*command, "cancel", sweep.path], capture_output=True, text=True)
     assert done.returncode == 0 and "2 runs cancelled" in done.stdout, done.stdout + done.stderr
-    assert process.wait(60) == -signal.SIGTERM
+    assert process.wait(PATIENCE) == -signal.SIGTERM
     until(lambda: not any(job.live for job in jobs(sweep)))
     assert {state.state for state in sweep.states().values()} == {"cancelled"}
     done = subprocess.run([*command, "retry", sweep.path], capture_output=True, text=True)
@@ -173,12 +174,12 @@ def test_sections_find_where_runs_collapse(search, shared_root):
     assert result["threshold"] == "actor.lr" and result["healthy"] < result["collapses"] <= 1.0
     assert {state.state for state in sweep.states().values()} <= {"done", "collapsed"}
     edited = search("edge", space, **(more | {"last": 2}))
-    assert edited.wait(300) == 2 and "begun with another last" in edited.stderr.read()
+    assert edited.wait(PATIENCE) == 2 and "begun with another last" in edited.stderr.read()
 
 
 def test_a_corner_that_a_run_would_refuse_stops_the_search_before_it_starts(search, shared_root):
     process = search("corner", {"loss.eps_low": {"low": 0.1, "high": 2.0, "scale": "linear"}})
-    _, told = process.communicate(timeout=300)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and "loss.eps_low=2" in told and "Traceback" not in told
     assert not Sweep(shared_root / "corner").states()
 

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from analysis.figures import FIGURES
 from analysis.load import load as analysed
 from analysis.report import report
+from faultline.cli import main
 from harness.errors import UserError
 from sweeps.ledger import Sweep
 from sweeps.search.dashboard import serve_dashboard
@@ -23,16 +24,17 @@ from sweeps.search.spec import Spec, load
 from sweeps.search.study import importance, open_study
 from tests.analysis.synthetic import FP8, write
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, rows, until
+from tests.sweeps.conftest import held, rows
+from tests.waiting import PATIENCE, until
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
 
 
-def specified(root, **more) -> dict:
+def specified(root) -> dict:
     return {
         "name": "here",
         "root": str(root),
-        "overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "rollout/precision=fp8_tensor"],
+        "overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"],
         "space": {"correction.weight.upper": {"low": 1.1, "high": 9, "scale": "distance_from_1"}, "loss.eps_low": [0.1, 0.2]},
         "trials": 2,
         "parallel": 1,
@@ -43,7 +45,7 @@ def specified(root, **more) -> dict:
         "winner_seeds": 2,
         "sampler_seed": 0,
         "launcher": "local",
-    } | {"overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"], **more}
+    }
 
 
 @pytest.mark.slow
@@ -66,9 +68,9 @@ def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     run.goes_on()
     until(lambda: sum(state.state == "done" for state in sweep.states().values()) >= 2)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(60) in (143, -signal.SIGTERM)
+    assert second.wait(PATIENCE) in (143, -signal.SIGTERM)
     third = begin()
-    printed, told = third.communicate(timeout=250)
+    printed, told = third.communicate(timeout=PATIENCE)
     assert third.returncode == 0, told
     states = sweep.states()
     assert len(states) == 2 * 2 + 2 and {state.state for state in states.values()} == {"done"}
@@ -114,16 +116,17 @@ def searched(sweep, **spec):
 
 
 def test_the_report_draws_healthy_against_the_threshold(tmp_path):
-    """2 of 2 and 1 of 2. Clopper and Pearson: 2 of 2 is at least 0.025^(1/2) = 0.1581."""
+    """2 of 2 and 1 of 2. Clopper and Pearson: 1 of 2 is at least 1 - 0.975^(1/2) = 0.0126."""
     searched(tmp_path)
-    (tmp_path / ".sweep" / "search.json").write_text(json.dumps({"importance": {"|correction.weight.upper - 1|": 0.75, "b": 0.25}}))
+    found = {"importance": {"|correction.weight.upper - 1|": 0.75, "b": 0.25}}
+    (tmp_path / ".sweep" / "search.json").write_text(json.dumps(found))
     figure = FIGURES["search"].draw(analysed(tmp_path))
     share, reward, bars = figure.axes
     x, y = share.lines[0].get_data()
     assert list(x) == [2.0, 4.0] and list(y) == [1.0, 0.5]
-    lowest = min(point[1] for part in share.collections for point in part.get_segments()[0])
-    assert lowest == pytest.approx(0.0126, abs=1e-4)  # 1 - 0.975^(1/2) of 1 of 2
-    assert len(reward.lines[0].get_xdata()) == 4 and [bar.get_width() for bar in bars.patches] == [0.75, 0.25]
+    lowest = min(point[1] for part in share.collections for segment in part.get_segments() for point in segment)
+    assert lowest == pytest.approx(0.0126, abs=1e-4)
+    assert len(reward.lines[0].get_xdata()) == 4 and [bar.get_width() for bar in bars.patches] == [0.25, 0.75]
 
 
 @pytest.mark.parametrize("spec", ["[]", "{", '{"space": {"no.such.key": {"low": 1}, "loss.eps_low": [1]}}', '{"space": 3}'])
@@ -140,12 +143,14 @@ def test_the_dashboard_shows_the_journal(tmp_path):
     open_study(sweep, spec)
     with serve_dashboard(sweep) as address:
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}api/studies", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}api/studies", timeout=PATIENCE) as answer:
             (study,) = json.load(answer)["study_summaries"]
     assert study["study_name"] == "here"
 
 
-def test_a_dashboard_that_is_missing_is_named(tmp_path, monkeypatch):
+def test_a_dashboard_that_is_missing_is_named_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
-    with pytest.raises(UserError, match=r"pip install 'faultline\[search\]'"), serve_dashboard(Sweep(tmp_path)):
-        pass
+    with pytest.raises(SystemExit) as left:
+        main(["search", "demo_upper", f"root={tmp_path}", "--dashboard"])
+    assert left.value.code == 2 and "pip install 'faultline[search]'" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*"))

@@ -20,7 +20,8 @@ from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
 from tests.harness.test_ranks import assert_same
 from tests.harness.test_trainer import untimed
-from tests.sweeps.conftest import LOCAL, by_seed, held, output, rows, started, task_log, until
+from tests.sweeps.conftest import LOCAL, by_seed, held, output, rows, started, task_log
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
 LONG = ["steps=40", "checkpoint.every=4"]
@@ -150,7 +151,7 @@ def test_arrays_are_split_at_the_clusters_limit(slurm, multirun, shared_root):
     assert "is working on this sweep" in output(second) and second.returncode == 2
     code, shown = faultline("sweep", "cancel", sweep.path)
     assert code == 0 and "runs cancelled in Slurm" in shown
-    assert process.wait(300) == 1
+    assert process.wait(PATIENCE) == 1
     ends = [state.state for state in sweep.states().values()]
     assert set(ends) <= {"cancelled", "done", "collapsed"} and ends.count("cancelled") > 35
 

@@ -1,4 +1,4 @@
-"""Thirty blows at random moments, and the same command after each: every metric is that of undisturbed runs."""
+"""Twelve blows at random moments, and the same command after each: every metric is that of undisturbed runs."""
 
 import os
 import random
@@ -12,16 +12,17 @@ import pytest
 from harness.run.folder import RunFolder, run_folders
 from sweeps.ledger import Sweep
 from tests.harness.test_trainer import untimed
-from tests.sweeps.conftest import rows, until
+from tests.sweeps.conftest import rows
 from tests.sweeps.test_blows import servers
 from tests.sweeps.test_local import launch
+from tests.waiting import until
 
-BLOWS = ["run"] * 20 + ["server"] * 5 + ["ctrl-c"] * 3 + ["launcher"] * 2
+BLOWS = ["run"] * 7 + ["server"] * 2 + ["ctrl-c"] * 2 + ["launcher"]
 """Whom each blow hits: SIGKILL a run, the fork server or the launcher; SIGINT all of them, as from a terminal."""
-GRID = ["seed=0,1,2,3,4,5,6,7", "steps=24", "checkpoint.every=4", "rollout/precision=fp8_tensor", "correction=token_truncate",
+GRID = ["seed=0,1,2,3", "steps=24", "checkpoint.every=4", "rollout/precision=fp8_tensor", "correction=token_truncate",
         "hydra.launcher.parallel=2"]  # fmt: skip
-PATIENCE = 40
-"""Commands after which the storm counts as lost."""
+PATIENCE = 20
+"""Commands, and sweeps, after which the storm counts as lost."""
 
 
 def progress(sweep: Path) -> int:
@@ -63,13 +64,24 @@ def record(sweep: Path) -> dict[str, list]:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_storm_changes_no_metric_and_asks_for_no_hand(tmp_path):
+    """A sweep after another, until all blows have fallen: on a fast machine the runs of one may end before."""
     rng = random.Random(2026)
     blows = rng.sample(BLOWS, len(BLOWS))
-    calm, storm = tmp_path / "calm", tmp_path / "storm"
     code, output = launch(tmp_path, *GRID, "run.sweep=calm")
     assert code == 0, output
+    for number in range(PATIENCE):
+        if not blows:
+            break
+        storm = tmp_path / f"storm-{number}"
+        weather(storm, blows, rng)
+        assert record(storm) == record(tmp_path / "calm")
+    assert not blows
+
+
+def weather(storm: Path, blows: list[str], rng: random.Random) -> None:
+    """Launch the sweep again and again until it is done, and take from `blows` those that fall meanwhile."""
     for _ in range(PATIENCE):
-        launcher = launch(tmp_path, *GRID, "run.sweep=storm", wait=False)
+        launcher = launch(storm.parent, *GRID, f"run.sweep={storm.name}", wait=False)
         while blows and launcher.poll() is None:
             moment = progress(storm) + rng.randint(1, 8)
             until(lambda: progress(storm) >= moment or launcher.poll() is not None)  # noqa: B023 - called here
@@ -79,6 +91,5 @@ def test_a_storm_changes_no_metric_and_asks_for_no_hand(tmp_path):
         assert "Traceback" not in output, output
         assert "failed" not in {state.state for state in Sweep(storm).states().values()}
         if launcher.returncode == 0:
-            break
-    assert not blows, f"the runs were done before {len(blows)} of the blows"
-    assert launcher.returncode == 0 and record(storm) == record(calm)
+            return
+    pytest.fail(f"{PATIENCE} commands did not finish the sweep")

@@ -26,6 +26,7 @@ from sweeps.watch.server import WatchServer
 from sweeps.watch.summary import duration, summarise
 from sweeps.watch.terminal import view, watch_in_terminal
 from tests.analysis.synthetic import FP8, FP32, rows, write
+from tests.waiting import PATIENCE
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J[bold]"
 
@@ -47,7 +48,7 @@ def served(follower):
 def ask(server, name="", method="GET", host=None, secret=True):
     """(status, text) of a request below the secret."""
     place = urlsplit(server.address)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=PATIENCE)
     path = f"{place.path}{name}" if secret else f"/{name}"
     connection.request(method, path, headers={"Host": host or place.netloc})
     answer = connection.getresponse()
@@ -320,7 +321,7 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=700,900"]
         command += ["--virtual-time-budget=6000", "--enable-logging=stderr", "--dump-dom"]
         where = [f"--user-data-dir={tmp_path / 'p'}", server.address]
-        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=PATIENCE)
     said = json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1].replace("&quot;", '"'))
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert said["last"] == [55, 0.25, 1e-3] and said["ink"] > 2000

@@ -57,6 +57,7 @@ def translate(source: Source, out: Translation) -> None:
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
+    _entropy_and_groups(source, out)
     mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
     if mini and prompts:
         out.set("actor.num_minibatches", -(-int(prompts) // int(mini)))
@@ -156,11 +157,14 @@ def _uncorrected(source: Source, out: Translation) -> None:
 
 
 def _kl(source: Source, out: Translation) -> None:
-    """use_kl_loss, which is on by default; use_kl_in_reward, which excludes it, has no place here."""
+    """use_kl_loss, which is on by default, or use_kl_in_reward, which excludes it."""
     kind, coef = str(source.take("kl_estimator_type", default="k3")), source.number("kl_loss_coef", default=0.001)
     on = source.flag("use_kl_loss", default=True)
     if source.flag("use_kl_in_reward"):
-        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+        steered: tuple[float | None, float | None] = (None, None)
+        if source.take("kl_ctrl.type", default="fixed") == "adaptive":
+            steered = source.number("kl_ctrl.kl_target", default=0.1), source.number("kl_ctrl.horizon", default=10000)
+        out.kl_in_reward(kind, coef, f"use_kl_in_reward with kl_estimator_type={kind}", *steered)
         return
     keys = [f"kl_ctrl.{key}" for key in ("type", "kl_target", "horizon")]
     if source.has(*keys):
@@ -170,3 +174,20 @@ def _kl(source: Source, out: Translation) -> None:
         out.kl(kind, coef, f"kl_estimator_type={kind}")
         default = "" if source.has("use_kl_loss") else "; use_kl_loss is not set: it is on by default"
         out.notes.append(f"kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10{default}")
+
+
+def _entropy_and_groups(source: Source, out: Translation) -> None:
+    """Entropy bonus, schedule and dynamic sampling."""
+    coef = source.number("entropy_loss_coef", default=0.01)
+    if source.flag("use_entropy_loss"):
+        out.entropy(coef, source.key("entropy_loss_coef"), "token_mean")
+    elif source.has("entropy_loss_coef"):
+        out.notes.append("use_entropy_loss is not true, so SkyRL does not read entropy_loss_coef")
+    optimizer = "trainer.policy.optimizer_config"
+    name = source.take(f"{optimizer}.scheduler", default="constant")
+    out.schedule(name, f"{optimizer}.scheduler", source.number(f"{optimizer}.num_warmup_steps", default=0))
+    kind, rounds = source.take("dynamic_sampling.type"), source.number("dynamic_sampling.max_sample_batches", default=30)
+    if kind == "filter":
+        out.filter_groups(rounds, "dynamic_sampling.max_sample_batches")
+    elif kind is not None:
+        out.lost.append(f"dynamic_sampling.type={kind}: groups of equal rewards are sampled anew here, none is repeated")

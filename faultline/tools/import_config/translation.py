@@ -16,6 +16,9 @@ UNREACHED = 4.85e8
 UNREACHED_OFFSET = 4.86e8
 """An offset from 1 that no ratio exceeds, in place of ∞, which a config cannot hold."""
 
+MOST_ROUNDS = 1000
+"""The largest rollout.filter.max_rounds, in place of no limit."""
+
 
 class Source:
     """The keys of a config, under short names. What nobody has taken is named at the end."""
@@ -136,9 +139,48 @@ class Translation:
         if kind == "k1":
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
-    def no_kl_in_reward(self, key: str) -> None:
-        """Name `key` as lost."""
-        self.lost.append(f"{key}=True: no run takes a KL penalty in its reward; kl=… is a term of the loss")
+    def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
+        """Take a KL penalty off the reward; `kind` as in `kl`, target and horizon those of an adaptive coefficient or None."""
+        value = kind.removesuffix("+")
+        if "kl" in self.options:
+            self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
+        elif value not in ("k1", "k2", "k3", "abs") or coef < 0:
+            self.lost.append(f"{source}: no such KL penalty here")
+        elif coef:
+            self.options["kl"] = value
+            self.values["kl"] = {"coef": coef, "place": "reward", "target": target, "horizon": horizon}
+            if self.options.get("advantage") == "reinforce_pp":
+                self.notes.append(f"{source}: theirs gives a token the penalties still to come, this that of its whole response")
+
+    def entropy(self, coef: float | None, source: str, reduction: str | None = None) -> None:
+        """Add an entropy bonus. reduction: the other program's, where it is not that of the loss."""
+        if coef is None or coef == 0:
+            return
+        if coef < 0:
+            self.lost.append(f"{source}={coef}: rewards certainty; entropy_coeff here is ≥ 0")
+            return
+        self.set("entropy_coeff", coef)
+        if reduction is not None and self.options.get("reduce") != reduction:
+            self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
+
+    def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
+        """Set a schedule by transformers' name; warmup in optimizer steps."""
+        name = "constant" if name == "constant_with_warmup" else name
+        if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
+            self.lost.append(f"{source}={name}: no such schedule here")
+            return
+        if (name, warmup) != ("constant", 0):
+            ratio = {"min_lr_ratio": min_ratio} if min_ratio and name == "cosine" else {}
+            self.set("actor.schedule", {"name": name, "warmup_steps": int(warmup)} | ratio)
+
+    def filter_groups(self, rounds: float | None, source: str) -> None:
+        """Set DAPO's dynamic sampling; rounds: 0 and less are without a limit."""
+        if rounds == 1:
+            self.lost.append(f"{source}=1: one round is never refilled; rollout.filter.max_rounds is 2 or more")
+            return
+        most = MOST_ROUNDS if rounds is None or rounds <= 0 else int(rounds)
+        self.set("rollout.filter.max_rounds", min(most, MOST_ROUNDS))
+        self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
         """Set the weight. Bounds of 0 and ∞ are none here. Raises UserError where no weight of this algebra is the same."""

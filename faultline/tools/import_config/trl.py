@@ -57,6 +57,25 @@ def translate(source: Source, out: Translation) -> None:
         out.set(ours, source.number(theirs))
     out.sampling(source, "top_p", "top_k")
     _steps(source, out)
+    _schedule(source, out)
+    if source.flag("use_adaptive_entropy"):
+        out.lost.append("use_adaptive_entropy=True: entropy_coeff is fixed here")
+    out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")
+
+
+def _schedule(source: Source, out: Translation) -> None:
+    """TRL's default, transformers', is linear."""
+    keys = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
+    name = source.take("lr_scheduler_type", default="linear")
+    warmup, ratio = source.number("warmup_steps", default=0), source.number("warmup_ratio", default=0)
+    steps = source.number("max_steps")
+    if 0 < warmup < 1:  # a share in transformers 5
+        warmup, ratio = 0, warmup
+    if ratio and not warmup and (steps is None or steps < 1):
+        out.lost.append(f"{source.key('warmup_ratio', 'warmup_steps')}={ratio}: a share of max_steps, which is not set")
+        ratio = 0
+    if source.has(*keys, "learning_rate"):
+        out.schedule(name, "lr_scheduler_type", warmup or math.ceil(ratio * (steps or 0)))
 
 
 def _steps(source: Source, out: Translation) -> None:

@@ -37,6 +37,10 @@ RENAMED = {
     "trainer.total_training_steps": "steps",
 }
 
+KWARGS = "reward_kwargs.overlong_buffer_cfg"
+OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{KWARGS}")
+"""Where verl has had the settings of DAPO's punishment of length."""
+
 
 def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are those of a verl config."""
@@ -267,6 +271,9 @@ def _rest(source: Source, out: Translation) -> None:
     if out.options.get("advantage") == "gpg":
         out.notes.append("gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards")
     _kl(source, out)
+    out.entropy(source.number("actor.entropy_coeff"), source.key("actor.entropy_coeff"))
+    _schedule(source, out)
+    _sampling(source, out)
     out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
     out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
     out.choose("rollout/engine", source, "rollout.name", {"vllm": "vllm"})
@@ -279,7 +286,7 @@ def _rest(source: Source, out: Translation) -> None:
 
 
 def _kl(source: Source, out: Translation) -> None:
-    """use_kl_loss with its type and coefficient; use_kl_in_reward has no place here."""
+    """use_kl_loss with its type and coefficient; use_kl_in_reward with kl_penalty and kl_ctrl."""
     theirs = str(source.take("actor.kl_loss_type", default="low_var_kl"))
     coef = source.number("actor.kl_loss_coef", default=0.001)
     if source.flag("actor.use_kl_loss"):
@@ -294,7 +301,57 @@ def _kl(source: Source, out: Translation) -> None:
         out.notes.append("actor.use_kl_loss is not true, so verl does not read kl_loss_type and kl_loss_coef")
     keys = [f"kl_ctrl.{key}" for key in ("type", "kl_coef", "horizon", "target_kl")]
     if source.flag("use_kl_in_reward"):
-        out.no_kl_in_reward(source.key("use_kl_in_reward"))
+        _kl_in_reward(source, out)
     elif source.has("kl_penalty", *keys):
         source.take("kl_penalty", *keys)
         out.notes.append("use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl")
+
+
+def _kl_in_reward(source: Source, out: Translation) -> None:
+    theirs = str(source.take("kl_penalty", default="kl"))
+    kind, controller = theirs.removesuffix("+"), source.take("kl_ctrl.type", default="fixed")
+    target, horizon = source.number("kl_ctrl.target_kl", default=0.1), source.number("kl_ctrl.horizon", default=10000)
+    if controller not in ("fixed", "adaptive"):
+        unusable(f"{source.key('kl_ctrl.type')}={controller}", "accepted are fixed, adaptive")
+    steered: tuple[float | None, float | None] = (target, horizon) if controller == "adaptive" else (None, None)
+    coef = source.number("kl_ctrl.kl_coef", default=0.001)
+    out.kl_in_reward(KL_TYPES.get(kind, kind), coef, f"use_kl_in_reward with kl_penalty={theirs}", *steered)
+
+
+def _schedule(source: Source, out: Translation) -> None:
+    """verl steps its schedule once a rollout, this once an optimizer step."""
+    names = ("actor.optim.lr_scheduler_type", "actor.optim.warmup_style")
+    name, cycles = source.take(*names, default="constant"), source.number("actor.optim.num_cycles", default=0.5)
+    steps = source.number("actor.optim.lr_warmup_steps", default=-1)
+    ratio, total = source.number("actor.optim.lr_warmup_steps_ratio", default=0.0), out.values.get("steps")
+    if steps < 0 and ratio and total is None:
+        out.lost.append(f"{source.key('actor.optim.lr_warmup_steps_ratio')}={ratio}: of trainer.total_training_steps, not set")
+    warmup = steps if steps >= 0 else int(ratio * (total or 0))
+    if cycles != 0.5:
+        out.lost.append(f"{source.key('actor.optim.num_cycles')}={cycles}: a cosine here falls once, as 0.5 does")
+    actor = out.values.get("actor", {})
+    updates = actor.get("num_minibatches", 1) * actor.get("epochs", 1)
+    out.schedule(name, source.key(*names), warmup * updates, source.number("actor.optim.min_lr_ratio"))
+    if warmup and updates > 1:
+        counted = f"verl counts rollouts, actor.schedule optimizer steps, {warmup * updates}"
+        out.notes.append(f"warm-up of {warmup} steps: {counted}")
+
+
+def _sampling(source: Source, out: Translation) -> None:
+    """DAPO: filter_groups and the overlong buffer; and what becomes of long prompts."""
+    if source.flag("filter_groups.enable"):
+        out.filter_groups(source.number("filter_groups.max_num_gen_batches", default=0), "filter_groups.max_num_gen_batches")
+        if (metric := source.take("filter_groups.metric")) not in (None, "acc"):
+            out.notes.append(f"filter_groups.metric={metric}: groups here are chosen by the task's reward, as acc does")
+    for place in OVERLONG:
+        if source.flag(f"{place}.enable"):
+            out.set("overlong.buffer", source.number(f"{place}.len"))
+            out.set("overlong.penalty", source.number(f"{place}.penalty_factor", default=1.0))
+            out.notes.append(f"{place}: the buffer ends at task.answer_length, verl's max_resp_len")
+            source.take(f"{place}.log", place.replace("overlong_buffer_cfg", "max_resp_len"))
+    if (long := source.take("data.truncation")) is not None:
+        ours = "drop" if source.flag("data.filter_overlong_prompts") else {"left": "cut", "error": "error"}.get(long)
+        if ours is None:
+            out.lost.append(f"data.truncation={long}: a long prompt here loses its beginning, as by left, or is an error")
+        else:
+            out.notes.append(f"data.truncation={long}: task.long_prompts={ours}, of a task of text")

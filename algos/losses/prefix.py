@@ -1,0 +1,52 @@
+"""Losses with the ratio of the whole prefix: the product over the response up to and with the token."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from algos.losses.base import TokenLoss, loss
+from algos.ratios import LOG_RATIO_BOUND, at_level
+
+Nats = Annotated[float, Interval(gt=0, le=LOG_RATIO_BOUND), "nats, positive, up to 20"]
+Power = Annotated[float, Interval(ge=0, le=1), "an exponent in [0, 1]"]
+
+
+@loss(anchored=True)
+def ctpo(
+    logp: Tensor,
+    logp_prox: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    log_low: Nats,
+    log_high: Nats,
+    log_dual_clip: Nats | None,
+    power: Power,
+) -> TokenLoss:
+    """Cumulative token policy optimisation: the ratio of the prefix, in a window that widens with the position.
+
+    L = max(−A·s, −A·clip(s, e^(−low·t^p), e^(high·t^p))), and where A < 0: L = min(L, −A·e^(c·t^p)),
+    s_t = sg(Π_{τ ≤ t} r_τ)·π_θ(t)/sg(π_θ(t))
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), t counts the tokens of `mask` from 1, A = `advantages`; low, high, c =
+    `log_low`, `log_high`, `log_dual_clip` in nats, c None for none; p = `power`. The spread of a sum of t log ratios
+    grows as √t, hence p = ½. Source: arXiv 2605.07331; numbers and the form of the window are those of its authors'
+    code, horizon-llm/CTPO `cum-token-cumprod-la`. Gradient: −A·s·∇log π_θ where not clipped.
+    Limits: at θ = θ_prox the gradient of `ppo`; without bounds −A·Π_{τ ≤ t} r, the exact correction of a token's prefix.
+    """
+    log_s = at_level((logp - logp_prox).detach(), mask, "prefix").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = log_s.exp() * (1 + logp - logp.detach())
+    width = mask.cumsum(-1).clamp(min=1).to(log_s.dtype) ** power
+    inside = torch.minimum(torch.maximum(log_s, -log_low * width), log_high * width)
+    free, bounded, capped = -advantages * ratio, -advantages * inside.exp(), None
+    clipped = bounded > free
+    value = torch.where(clipped, bounded, free)
+    if log_dual_clip is not None:
+        cap = advantages.abs() * (log_dual_clip * width).exp()
+        capped = (advantages < 0) & (value > cap)
+        value, clipped = torch.where(capped, cap, value), clipped | capped
+    return TokenLoss(value, clipped, capped)

@@ -1,0 +1,181 @@
+"""Dose and response: the reward of a policy over the size of a mismatch, for synthetic noise of one persistence.
+
+An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response is the mean over
+runs of the mean of the last LAST held-out evaluations. The arms of one correction and persistence form a curve, which begins at
+the exact control with dose 0. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, n_i runs at dose i (isotonic
+regression), and is linear in √K3 between doses: √K3 grows as the log ratio does. Beyond the largest dose it says nothing.
+    tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
+Bands are percentiles of draws of the runs of each arm, and of the control, with replacement. The doses stay where they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+
+from analysis.statistics.survival import Interval
+
+KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
+"""Keys of the config that make the dose."""
+LAST = 3
+"""Held-out evaluations of a run whose mean is its response."""
+LEAST = 3
+"""Doses from which a curve is fitted."""
+MARGIN = 0.05
+"""Loss of reward at which a dose counts as no longer tolerated, where a report names none."""
+REPS = 1000
+
+
+class Curve(NamedTuple):
+    """The arms with noise of one loss, setting, correction and persistence, and their control.
+
+    doses: K3 in nats, ascending [D]. responses: D arrays, a value per run. measured: median persistence over 20 syncs, NaN if
+    no run measured it. level, drawn: the fit at the control and at each dose, [1 + D] and [REPS, 1 + D]; None of too few doses.
+    reference: mean of the control in each draw, [REPS].
+    """
+
+    policy: str
+    loss: str
+    setting: str
+    correction: str
+    persistence: float
+    doses: np.ndarray
+    responses: list[np.ndarray]
+    control: np.ndarray
+    measured: float
+    level: np.ndarray | None
+    drawn: np.ndarray | None
+    reference: np.ndarray
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """policy, loss and setting, which all curves of one control share."""
+        return self.policy, self.loss, self.setting
+
+    @property
+    def few(self) -> int:
+        """Runs of the arm that has the fewest."""
+        return min(map(len, (self.control, *self.responses)))
+
+    def at(self, k3: np.ndarray | float) -> np.ndarray:
+        """[3, ...]: the fit at these doses with the ends of its 95 % band; NaN beyond the largest dose."""
+        assert self.level is not None and self.drawn is not None
+        known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
+        draws = np.array([np.interp(asked, known, level) for level in self.drawn])
+        band = np.stack([np.interp(asked, known, self.level), *np.quantile(draws, [0.025, 0.975], axis=0)])
+        return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
+
+    def tolerated(self, margin: float) -> Interval:
+        """The K3 at which the fit has lost `margin` against the control; inf where it never does within the doses."""
+        assert self.level is not None and self.drawn is not None
+        known = np.sqrt([0.0, *self.doses])
+        value = _crossing(known, self.level, self.control.mean() - margin)
+        draws = [_crossing(known, level, mean - margin) for level, mean in zip(self.drawn, self.reference, strict=True)]
+        return Interval(value, *map(float, np.quantile(draws, [0.025, 0.975], method="inverted_cdf")))
+
+
+class Real(NamedTuple):
+    """An arm in a real precision. k3: in nats. measured: persistence over 20 syncs, NaN if not measured. responses: a value per
+    run."""
+
+    policy: str
+    loss: str
+    setting: str
+    correction: str
+    precision: str
+    k3: float
+    measured: float
+    responses: np.ndarray
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """policy, loss and setting."""
+        return self.policy, self.loss, self.setting
+
+
+def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
+    """The square of the first place at which the line through (places, level) is down at `wanted`; inf if it never is."""
+    below = np.flatnonzero(level <= wanted)
+    if not len(below):
+        return np.inf
+    i = below[0]
+    if i == 0:
+        return 0.0
+    share = (level[i - 1] - wanted) / (level[i - 1] - level[i])
+    return float((places[i - 1] + share * (places[i] - places[i - 1])) ** 2)
+
+
+def fit(responses: list[np.ndarray]) -> np.ndarray:
+    """Non-increasing least-squares levels [N] of the means of N arms, weighted by their runs."""
+    means, runs = [values.mean() for values in responses], [len(values) for values in responses]
+    return isotonic_regression(means, weights=runs, increasing=False).x
+
+
+def points(
+    runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
+) -> pd.DataFrame:
+    """A row per run and policy whose reward it recorded: policy, loss, setting, correction, precision, control, seed, noise,
+    persistence (of the noise), k3, measured (persistence over 20 syncs), response.
+
+    runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
+    """
+    engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
+    table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
+        noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
+        persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
+        k3=measures.k3,
+        measured=measures.persistence,
+    )
+    parts = []
+    for metric, policy in policies.items():
+        if metric in steps:
+            evaluated = steps.dropna(subset=[metric]).groupby("run", observed=True)[metric]
+            parts.append(table.assign(policy=policy, response=evaluated.apply(lambda values: values.tail(LAST).mean())))
+    if not parts:
+        return table.assign(policy="", response=np.nan)[:0]
+    return pd.concat(parts).dropna(subset=["response", "k3"])
+
+
+def curves(table: pd.DataFrame) -> list[Curve]:
+    """The curves of `points`, those without a correction first; arms without a control in the same precision are left out."""
+    controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}
+    noisy = table[table.noise > 0].assign(plain=lambda rows: rows.correction != "none")
+    noisy = noisy.sort_values(["plain", "correction", "persistence"], kind="stable")
+    found = []
+    for key, part in noisy.groupby(["policy", "loss", "setting", "correction", "persistence"], sort=False):
+        control = controls.get(key[:3])
+        if control is None:
+            continue
+        part = part[part.precision == control.precision.iloc[0]]
+        if part.empty:
+            continue
+        arms = [(arm.k3.median(), arm.response.to_numpy()) for _, arm in part.groupby("noise")]
+        arms.sort(key=lambda arm: arm[0])
+        found.append(_curve(key, arms, control.response.to_numpy(), part.measured.median()))
+    return found
+
+
+def _curve(key: tuple, arms: list[tuple[float, np.ndarray]], control: np.ndarray, measured: float) -> Curve:
+    doses, responses = np.array([dose for dose, _ in arms]), [values for _, values in arms]
+    rng = np.random.default_rng(0)
+    draws = [[values[rng.integers(0, len(values), len(values))] for values in (control, *responses)] for _ in range(REPS)]
+    reference = np.array([drawn[0].mean() for drawn in draws])
+    level = drawn = None
+    if len(doses) >= LEAST:
+        level, drawn = fit([control, *responses]), np.array([fit(values) for values in draws])
+    return Curve(*key, doses, responses, control, measured, level, drawn, reference)
+
+
+def precisions(table: pd.DataFrame) -> list[Real]:
+    """The arms of `points` without noise, in another precision than the control of their loss and setting."""
+    own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()
+    other = table[(table.noise == 0) & ~table.control]
+    return [
+        Real(*key, part.k3.median(), part.measured.median(), part.response.to_numpy())
+        for key, part in other.groupby(["policy", "loss", "setting", "correction", "precision"], sort=False)
+        if own.get(key[:3], key[4]) != key[4]
+    ]

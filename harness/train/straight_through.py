@@ -1,0 +1,85 @@
+"""The training forward in the precision of a rollout: weights and activations of the linear layers are cast, straight through."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from harness.config import PrecisionConfig
+from harness.rollouts.architecture import FUSED
+from harness.rollouts.linear import Arithmetic, Weight
+
+
+def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> None:
+    """Let every linear layer of the decoder of `model` compute as the embedded engine does in `precision`, in place.
+
+        y = Q(x)·Q(W)ᵀ + b,    ∂L/∂x = ∂L/∂y·Q(W),    ∂L/∂W = (∂L/∂y)ᵀ·Q(x),    ∂L/∂b = Σ ∂L/∂y
+
+    where Q casts to the precision's codes and back, and its own derivative is taken as 1. The sum over codes is that of the
+    engine; products and gradients are in fp32 at least. As in the engine one cast spans q, k and v, and another gate and up.
+    Router, head, embedding, norms and attention are left alone, as are the names of the parameters. Source: the
+    straight-through estimator, arXiv 1308.3432.
+    """
+    arithmetic = Arithmetic(precision)
+    for layer in model.get_decoder().layers:  # type: ignore[union-attr, operator]  # any module, for all that transformers says
+        for parts in FUSED.values():
+            fused = _Fused(arithmetic, [layer.get_submodule(part) for part in parts])
+            for number, module in enumerate(fused.modules):
+                module.forward = partial(fused.forward, number)  # type: ignore[method-assign]
+
+
+class _Fused:
+    """Linear layers whose weights are cast as one matrix."""
+
+    def __init__(self, arithmetic: Arithmetic, modules: list[nn.Linear]):
+        self.arithmetic, self.modules = arithmetic, modules
+        self._waiting: dict[int, Weight] = {}
+
+    def forward(self, number: int, x: Tensor) -> Tensor:
+        """What layer `number` gives for x [..., K]."""
+        if number not in self._waiting:  # the first of them in this pass casts for all
+            self._waiting = dict(enumerate(self._cast()))
+        module, weight = self.modules[number], self._waiting.pop(number)
+        y = _CastProduct.apply(x.flatten(0, -2), module.weight, module.bias, self.arithmetic, weight)
+        return y.view(*x.shape[:-1], -1)
+
+    @torch.no_grad()
+    def _cast(self) -> list[Weight]:
+        whole = self.arithmetic.weight(torch.cat([self.arithmetic.round(module.weight.float()) for module in self.modules]))
+        sizes = [len(module.weight) for module in self.modules]
+        codes = whole.codes.split(sizes, -1)
+        by_column = whole.scale is not None and whole.scale.shape[-1] == whole.codes.shape[-1]
+        scales = whole.scale.split(sizes, -1) if by_column else [whole.scale] * len(sizes)  # type: ignore[union-attr]
+        return [Weight(*parts) for parts in zip(codes, scales, strict=True)]
+
+
+class _CastProduct(torch.autograd.Function):
+    """x [B, K], weight [N, K] and bias [N] or None, which get the gradient; the weight as it was cast -> y [B, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, cast: Weight) -> Tensor:
+        codes, scale = arithmetic.activation(arithmetic.round(x.float()))
+        ctx.save_for_backward(codes, scale, cast.codes, cast.scale)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        codes, scale, *of_weight = _widened(x.dtype, codes, scale, cast.codes, cast.scale, bias)
+        return arithmetic.product(codes, scale, Weight(*of_weight)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
+        of_x, of_weight, of_bias = ctx.dtypes
+        of_y, codes, scale, *cast = _widened(of_y.dtype, of_y, *ctx.saved_tensors)
+        x, weight = Arithmetic.values(codes, scale), Weight(*cast).values()
+        gradient_of_bias = None if of_bias is None else of_y.sum(0).to(of_bias)
+        return (of_y @ weight.t()).to(of_x), (of_y.t() @ x).to(of_weight), gradient_of_bias, None, None
+
+
+def _widened(dtype: torch.dtype, *parts: Tensor | None) -> list[Any]:
+    """The tensors in `dtype`, or in fp32 if that is wider."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return [None if part is None else part.to(wide) for part in parts]

@@ -1,0 +1,57 @@
+"""Metrics of the policy that is trained: its mismatch, and the correction that was applied, in each mini-batch.
+
+π_θ moves from mini-batch to mini-batch. Where the loss or the correction takes π_θ/μ, what π_old/μ says is not what was done.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.corrections.spec import Correction
+from algos.diagnostics.correction import correct_with_diagnostics, finish_applied, finish_filters, finish_weights
+from algos.diagnostics.mismatch import finish_mismatch
+from algos.diagnostics.rows import Rows
+
+CURRENT, OLD = "current/", "old/"
+"""Before the names of metrics: of the mismatch π_θ/μ, and of a correction of π_old/μ that was not the one applied."""
+UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
+"""Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
+
+
+def trained_metrics(logp: Tensor, batch: Batch, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
+    """Of a whole mini-batch and log π_θ = `logp` [B, T] at which it was trained, as fp64 scalars; none of an empty one.
+
+    The mismatch π_θ/μ under `current/`; and with ratio=current what the correction did, `correction_metrics`. complete: with
+    the statistics of weights and filters.
+    """
+    if not batch.mask.any():
+        return {}
+    rows = correct_with_diagnostics(batch._replace(logp_old=logp), spec)[1]
+    metrics = {f"{CURRENT}{name}": value for name, value in finish_mismatch(rows).items()}
+    return metrics | (correction_metrics(rows, spec, complete=complete) if spec.ratio == "current" else {})
+
+
+def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
+    """What a correction did, from the rows of `correct_with_diagnostics`; complete: with those of its weights and filters."""
+    weights = finish_weights(rows, spec) if complete and spec.weight.level else {}
+    return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
+
+
+def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """One value of each metric from those of the mini-batches, as verl's reduce_metrics has it: the largest where "max" is
+    in the name, the smallest where "min" is, else the mean; over the mini-batches where the metric exists."""
+    metrics = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = torch.stack([part[name] for part in parts if name in part])
+        if is_optional(name):
+            values = values[~values.isnan()]
+        if len(values):
+            metrics[name] = values.amax() if "max" in name else values.amin() if "min" in name else values.mean()
+    return metrics
+
+
+def is_optional(name: str) -> bool:
+    """Whether NaN says of this metric that it does not exist."""
+    return name.removeprefix(CURRENT).removeprefix(OLD).startswith(UNDEFINED)

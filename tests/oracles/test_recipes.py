@@ -1,0 +1,114 @@
+"""Schedules, entropy bonus, KL and length in the reward: the functions of verl, SkyRL and TRL on the same numbers."""
+
+import ast
+import asyncio
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from skyrl.backends.skyrl_train.utils import ppo_utils
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from trl.rewards import get_soft_overlong_punishment
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+from verl.trainer.ppo import core_algos
+from verl.utils import torch_functional
+
+from algos.corrections.apply import correct
+from algos.shaping import adapted, overlong_punishment
+from harness.rollouts import Rollout
+from harness.tasks import PAD
+from harness.train.rewards import RewardShaping
+from harness.train.sampled import Sampled
+from harness.train.schedule import learning_rates
+from tests.oracles.comparing import NORM, Counts, batch, config, objective
+from tests.oracles.conftest import FOLDER
+from tests.oracles.verl_cases import REDUCTIONS
+
+
+@pytest.mark.parametrize("theirs", [core_algos.AdaptiveKLController, ppo_utils.AdaptiveKLController])
+def test_the_adaptive_controller(theirs):
+    controller, coef = theirs(0.2, 0.1, 1000), 0.2
+    for kl in (0.5, 0.1, 0.09, 0.0, 0.115):
+        controller.update(kl, 64)
+        coef = adapted(coef, kl, target=0.1, horizon=1000, responses=64)
+        assert coef == pytest.approx(controller.value, rel=1e-12)
+
+
+def apply_kl_penalty(*given):
+    """verl's function of that name, whose module needs torchdata for other things."""
+    parts = ast.parse((FOLDER / "verl/trainer/ppo/ray_trainer.py").read_text()).body
+    (function,) = (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "apply_kl_penalty")
+    names = {"torch": torch, "core_algos": core_algos, "DataProto": DataProto, "masked_mean": torch_functional.masked_mean}
+    exec(compile(ast.Module([function], []), "ray_trainer.py", "exec"), names)
+    return names["apply_kl_penalty"](*given)
+
+
+@pytest.mark.parametrize(("kind", "ours"), [("kl", "k1"), ("abs", "abs"), ("mse", "k2"), ("low_var_kl", "k3")])
+def test_kl_in_the_reward(kind, ours):
+    """verl's apply_kl_penalty, then its sum over the tokens of a response, which its outcome estimators take."""
+    _, b = batch(0)
+    reference = (b.logp_old + (b.logp_ref - b.logp_old).clamp(-1, 1)).float()
+    old, mask, rewards = b.logp_old.float(), b.mask, torch.rand(4, 2)
+    last = (mask * torch.arange(12)).amax(-1)
+    scores = torch.zeros(8, 12).scatter(1, last[:, None], rewards.view(8, 1))
+    controller = core_algos.AdaptiveKLController(0.5, 0.05, 100)
+    tensors = {"response_mask": mask.float(), "token_level_scores": scores, "old_log_probs": old, "ref_log_prob": reference}
+    made, metrics = apply_kl_penalty(DataProto.from_dict(tensors), controller, kind)
+    settings = (f"kl={ours}", "kl.coef=0.5", "kl.place=reward", "kl.target=0.05", "kl.horizon=100")
+    shaping = RewardShaping(config(*settings), 12)
+    rollout = Rollout(torch.where(mask, 1, PAD), torch.zeros(8, 12), torch.zeros(8, 12, dtype=torch.long))
+    mine, found = shaping(Sampled(torch.zeros(8, 1), rollout, rewards), old, reference)
+    torch.testing.assert_close(mine.view(8), made.batch["token_level_rewards"].sum(-1), atol=1e-6, rtol=1e-6)
+    assert {name: pytest.approx(value, rel=1e-5) for name, value in metrics.items()} == {n: float(v) for n, v in found.items()}
+    assert shaping.coef == pytest.approx(controller.value, rel=1e-6)
+
+
+LENGTHS = [1, 15, 16, 17, 19, 20]
+
+
+def test_overlong_of_trl():
+    theirs = get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=4)([[0] * n for n in LENGTHS])
+    assert overlong_punishment(torch.tensor(LENGTHS), longest=20, buffer=4, penalty=1.0).tolist() == pytest.approx(theirs)
+
+
+def test_overlong_of_verl():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    buffer = {"enable": True, "len": 4, "penalty_factor": 0.7, "log": False}
+    settings = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 20}}})
+    made = overlong_punishment(torch.tensor(LENGTHS), longest=20, buffer=4, penalty=0.7)
+
+    async def rewards() -> list[float]:
+        manager = DAPORewardManager(settings, tokenizer, lambda **given: 1.0)
+        scored = []
+        for n in LENGTHS:
+            tensors = {"responses": torch.zeros(1, 20, dtype=torch.long), "attention_mask": (torch.arange(20) < n)[None].long()}
+            one = DataProto.from_dict(tensors, non_tensors={"data_source": ["x"], "reward_model": [{"ground_truth": "1"}]})
+            scored.append(float((await manager.run_single(one))["reward_score"]))
+        return scored
+
+    assert asyncio.run(rewards()) == pytest.approx((1 + made).tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1])
+def test_schedules_of_verl(ratio):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    shared = ("steps=20", "actor.lr=1e-3", "actor.schedule.warmup_steps=4")
+    cosine = torch_functional.get_cosine_schedule_with_warmup(optimizer, 4, 20, min_lr_ratio=ratio)
+    constant = torch_functional.get_constant_schedule_with_warmup(optimizer, 4)
+    kinds = {"cosine": (cosine, (f"actor.schedule.min_lr_ratio={ratio}",)), "constant": (constant, ())}
+    for name, (theirs, more) in kinds.items():
+        ours = learning_rates(config(*shared, f"actor.schedule.name={name}", *more))
+        assert [ours(u) for u in range(20)] == pytest.approx([1e-3 * theirs.lr_lambdas[0](u) for u in range(20)], abs=1e-12)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_entropy_bonus_of_verl(reduction):
+    """verl: policy_loss −= entropy_coeff · agg_loss(entropy)."""
+    logp, b = batch(1)
+    made = objective("ppo", reduction, eps_low=0.2, eps_high=0.2, dual_clip=None)
+    corrected, entropy = correct(b, made.correction), b.logp_ref.abs()
+    values = [float(made._replace(entropy_coeff=c)(logp, b, corrected, Counts.of(b.mask), entropy)[0]) for c in (0.0, 0.3)]
+    theirs = core_algos.agg_loss(entropy, b.mask.double(), reduction.replace("_", "-"), loss_scale_factor=NORM)
+    assert values[0] - values[1] == pytest.approx(0.3 * float(theirs), rel=1e-9)
