@@ -47,7 +47,7 @@ stage() { \
 }; \
 stage "ruff" $(VENV)/bin/ruff check .; \
 stage "import contracts" $(VENV)/bin/lint-imports; \
-stage "types" $(VENV)/bin/mypy -n 2;
+stage "types" $(VENV)/bin/mypy;
 endef
 # Every page, link and anchor of the site, and the docstrings that it shows. The variable silences an advertisement.
 SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
