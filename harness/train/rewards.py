@@ -41,7 +41,8 @@ class RewardShaping:
             divergence = KL[self.kl.name](old, reference, mask).double()
             rewards = rewards - (self.coef * divergence.sum(-1)).view_as(rewards).to(rewards.dtype)
             mean = (divergence.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-            metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": torch.tensor(self.coef).double()}
+            coef = torch.tensor(self.coef, dtype=torch.float64)
+            metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
             self._adapt(float(mean), len(mask))
         return rewards, metrics
 
