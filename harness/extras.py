@@ -9,6 +9,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
     "vllm": ("vllm",),
+    "completion": ("shtab",),
     "notebooks": ("jupytext", "nbclient"),
 }
 """Extra -> the modules that it brings and that the code imports."""

@@ -11,6 +11,14 @@
 # %% [markdown]
 # # Collapse and its predictors
 # When runs collapse, what precedes a collapse, and whether a diagnostic warns without false alarms.
+#
+# It reads what `FAULTLINE_SWEEP` names, or what you write into the call of `load` below:
+#
+# | source | name |
+# |---|---|
+# | run folders | `runs/demo` |
+# | W&B's offline files, anywhere below a folder | `wandb-offline:runs/demo` |
+# | a W&B server, with `WANDB_API_KEY` set, and `WANDB_BASE_URL` for one of your own | `wandb:[entity/]project[:group]` |
 
 # %%
 # %matplotlib inline

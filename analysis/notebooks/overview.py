@@ -10,8 +10,15 @@
 
 # %% [markdown]
 # # Overview of a sweep
-# What was run, what became of it, and its caveats. `FAULTLINE_SWEEP` names the sweep: the folder of run
-# folders, `wandb-offline:FOLDER`, or `wandb:[entity/]project[:group]`.
+# What was run, what became of it, and its caveats.
+#
+# It reads what `FAULTLINE_SWEEP` names, or what you write into the call of `load` below:
+#
+# | source | name |
+# |---|---|
+# | run folders | `runs/demo` |
+# | W&B's offline files, anywhere below a folder | `wandb-offline:runs/demo` |
+# | a W&B server, with `WANDB_API_KEY` set, and `WANDB_BASE_URL` for one of your own | `wandb:[entity/]project[:group]` |
 
 # %%
 # %matplotlib inline

@@ -12,6 +12,14 @@
 # # BF16 against FP8
 # The same losses and corrections under two rollout precisions: the size of the mismatch, its effect on the reward, and the
 # difference between runs of one seed.
+#
+# It reads what `FAULTLINE_SWEEP` names, or what you write into the call of `load` below:
+#
+# | source | name |
+# |---|---|
+# | run folders | `runs/demo` |
+# | W&B's offline files, anywhere below a folder | `wandb-offline:runs/demo` |
+# | a W&B server, with `WANDB_API_KEY` set, and `WANDB_BASE_URL` for one of your own | `wandb:[entity/]project[:group]` |
 
 # %%
 # %matplotlib inline

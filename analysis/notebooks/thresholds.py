@@ -11,6 +11,14 @@
 # %% [markdown]
 # # Thresholds and levels
 # Which level and bound of a correction keep a run healthy, and how much that depends on the definition of a collapse.
+#
+# It reads what `FAULTLINE_SWEEP` names, or what you write into the call of `load` below:
+#
+# | source | name |
+# |---|---|
+# | run folders | `runs/demo` |
+# | W&B's offline files, anywhere below a folder | `wandb-offline:runs/demo` |
+# | a W&B server, with `WANDB_API_KEY` set, and `WANDB_BASE_URL` for one of your own | `wandb:[entity/]project[:group]` |
 
 # %%
 # %matplotlib inline

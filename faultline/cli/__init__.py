@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, Protocol
 
-from faultline.cli import branch, doctor, gradient, import_config, power, replay, report, search, sweep, train, watch
+from faultline.cli import branch, completion, doctor, gradient, import_config, power, replay, report, search, sweep, train, watch
 from harness import boundary
 
 
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "gradient": gradient,
     "import-config": import_config,
     "doctor": doctor,
+    "completion": completion,
 }
 
 

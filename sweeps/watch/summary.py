@@ -61,8 +61,8 @@ class Summary(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether no run is waiting or under way."""
-        return not self.behind and not {"queued", "running"} & self.counts.keys()
+        """Whether all runs have ended. A folder without any may still get some."""
+        return bool(self.counts) and not self.behind and not {"queued", "running"} & self.counts.keys()
 
 
 def summarise(follower: Follower, now: float | None = None) -> Summary:

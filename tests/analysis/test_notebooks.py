@@ -35,8 +35,11 @@ def sweep(tmp_path_factory):
     return root
 
 
-def test_the_four_are_there():
-    assert NAMES == ["collapse", "overview", "precision", "thresholds"]
+def test_the_five_are_there_and_say_first_where_they_read():
+    assert NAMES == ["collapse", "frames", "overview", "precision", "thresholds"]
+    for name in NAMES:
+        first = jupytext.read(FOLDER / f"{name}.py").cells[0].source
+        assert all(source in first for source in ("`runs/demo`", "`wandb-offline:", "`wandb:[entity/]project[:group]`"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -124,7 +124,7 @@ def test_equal_groups_are_sampled_anew(tiny, max_rounds):
 
 @pytest.mark.slow
 def test_an_entropy_bonus_keeps_entropy(tiny):
-    """Of a loss without rewards, cross entropy, six steps with and without it."""
+    """Six steps with and without it, of a loss that sets no reward against it."""
     ends = []
     for coeff in (0.0, 1.0):
         small = ["steps=6", "actor.num_minibatches=2", "actor.micro_tokens=30"]
@@ -132,7 +132,7 @@ def test_an_entropy_bonus_keeps_entropy(tiny):
         with folder_of(config).claim() as folder:
             trainer = Trainer(config, folder)
             ends.append([trainer.step(step)["actor/entropy"] for step in range(6)])
-    assert ends[0][-1] < ends[0][0] and ends[1][-1] > ends[1][0]
+    assert ends[1][0] == ends[0][0] and ends[1][-1] > max(ends[0][-1], ends[1][0])
 
 
 @pytest.mark.slow

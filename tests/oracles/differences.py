@@ -5,7 +5,8 @@ Compared are random batches in fp64, called as the package's trainer calls its f
 - the same after a rejection by token, and with a weight;
 - the metrics of losses, corrections and mismatch, on batches within ±20 nats without an empty response;
 - advantages of groups of equal size, by token also of a mask with holes; KL estimators.
-Not compared: other precisions, several micro-batches or ranks, rewards that a package shapes first, its entropy terms.
+`test_recipes.py` compares shaped rewards, schedules and the entropy term, `test_bypass_metrics.py` metrics over mini-batches.
+Not compared: other precisions, several micro-batches or ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Schedules, entropy bonus, KL and length in the reward: the functions of verl, SkyRL and TRL on the same numbers."""
 
 import ast
-import asyncio
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl.rewards import get_soft_overlong_punishment
 from verl import DataProto
-from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 from verl.trainer.ppo import core_algos
 from verl.utils import torch_functional
+from verl.workers.reward_manager.dapo import DAPORewardManager
 
 from algos.corrections.apply import correct
 from algos.shaping import adapted, overlong_punishment
@@ -74,21 +73,16 @@ def test_overlong_of_trl():
 
 
 def test_overlong_of_verl():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    buffer = {"enable": True, "len": 4, "penalty_factor": 0.7, "log": False}
-    settings = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 20}}})
-    made = overlong_punishment(torch.tensor(LENGTHS), longest=20, buffer=4, penalty=0.7)
-
-    async def rewards() -> list[float]:
-        manager = DAPORewardManager(settings, tokenizer, lambda **given: 1.0)
-        scored = []
-        for n in LENGTHS:
-            tensors = {"responses": torch.zeros(1, 20, dtype=torch.long), "attention_mask": (torch.arange(20) < n)[None].long()}
-            one = DataProto.from_dict(tensors, non_tensors={"data_source": ["x"], "reward_model": [{"ground_truth": "1"}]})
-            scored.append(float((await manager.run_single(one))["reward_score"]))
-        return scored
-
-    assert asyncio.run(rewards()) == pytest.approx((1 + made).tolist(), rel=1e-6)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), eos_token="a")
+    buffer = OmegaConf.create({"enable": True, "len": 4, "penalty_factor": 0.7, "log": False})
+    manager = DAPORewardManager(tokenizer, 0, lambda **given: 1.0, max_resp_len=20, overlong_buffer_cfg=buffer)
+    attention = torch.arange(21) <= torch.tensor(LENGTHS)[:, None]  # a prompt of one token before the response
+    n = len(LENGTHS)
+    tensors = {"prompts": torch.zeros(n, 1).long(), "responses": torch.zeros(n, 20).long(), "attention_mask": attention.long()}
+    others = {"data_source": ["x"] * n, "reward_model": [{"ground_truth": "1"}] * n}
+    theirs = manager(DataProto.from_dict(tensors, non_tensors=others)).sum(-1)
+    ours = overlong_punishment(torch.tensor(LENGTHS), longest=20, buffer=4, penalty=0.7)
+    assert theirs.tolist() == pytest.approx((1 + ours).tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1])

@@ -152,6 +152,15 @@ def test_pace_and_time_left(tmp_path):
     assert [duration(s) for s in (59.9, 61, 3600, 90061)] == ["0 min 59 s", "1 min 01 s", "1 h 00 min", "25 h 01 min"]
 
 
+def test_a_sweep_that_has_not_begun_has_not_ended(tmp_path):
+    follower = Follower(tmp_path)
+    follower.look()
+    assert not summarise(follower).over
+    write(tmp_path, FP32)
+    follower.look()
+    assert summarise(follower).over
+
+
 def test_what_only_the_ledger_knows(tmp_path):
     """A run that was cancelled while it waited; one whose node was lost and which began again; one that ended long before."""
     for seed in range(3):
