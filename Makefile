@@ -85,7 +85,6 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
-	$(RUN) -m experiments.bench.start
 	$(RUN) -m experiments.bench.load
 	$(RUN) -m experiments.bench.zero
 	$(RUN) -m experiments.bench.sampling
