@@ -35,7 +35,8 @@ demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
 	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local seed=$(SEEDS) +experiment=$(ARMS_$(ENGINE)) || status=$$?; \
 	$(VENV)/bin/faultline report runs/$(SWEEP_$(ENGINE)) && exit $$status
 
-# Every stage runs, whatever became of those before it; the last lines say which failed.
+# Every stage runs, whatever became of those before it; the last lines say which failed. Types are checked beside the others, by
+# one process of a minute: the last stage waits for its end.
 WITHOUT ?=
 PYTEST := $(RUN) -m pytest --forbid-skips --without='$(WITHOUT)'
 define stages
@@ -45,9 +46,10 @@ stage() { \
 	if "$$@"; then end=passed; else end=FAILED; failed=1; fi; \
 	summary="$$summary\n$$end  $$name, $$(($$(date +%s) - began)) s"; \
 }; \
+types() { wait $$checked; end=$$?; cat $$said; rm -f $$said; return $$end; }; \
+said=$$(mktemp); $(VENV)/bin/mypy > $$said 2>&1 & checked=$$!; \
 stage "ruff" $(VENV)/bin/ruff check .; \
-stage "import contracts" $(VENV)/bin/lint-imports; \
-stage "types" $(VENV)/bin/mypy -n 2;
+stage "import contracts" $(VENV)/bin/lint-imports;
 endef
 # Every page, link and anchor of the site, and the docstrings that it shows. The variable silences an advertisement.
 SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -57,11 +59,13 @@ test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $
 	stage "site" env $(SITE); \
 	stage "tests" $(PYTEST) -n 2; \
 	stage "tests against verl, SkyRL and TRL" $(PYTEST) -n 2 tests/oracles; \
+	stage "types" types; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
 
 check: $(VENV)/installed
 	@$(stages) \
 	stage "quick tests" $(RUN) -m pytest -q -n 2 -m 'not (slow or vllm or slurm or chromium or gpu)'; \
+	stage "types" types; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]
 
 install: $(VENV)/installed
@@ -81,6 +85,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
+	$(RUN) -m experiments.bench.start
 	$(RUN) -m experiments.bench.load
 	$(RUN) -m experiments.bench.zero
 	$(RUN) -m experiments.bench.sampling

@@ -100,6 +100,18 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
+def ess_share(batch: Batch) -> Tensor:
+    """(Σ_i w_i)²/(B·Σ_i w_i²) of the B responses with a token, w_i = Π_t ρ_t: in [1/B, 1], 1 where all weigh the same; fp64.
+
+    Sums of exponentials, so that no product overflows. 1 for a batch without a token.
+    """
+    ratio = Ratio(batch)
+    present = ratio.mask.any(-1)
+    log_w = torch.where(present, ratio.l.double().sum(-1), -torch.inf)
+    share = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp() / present.sum()
+    return torch.where(present.any(), share, 1.0)
+
+
 def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
     """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats.
 

@@ -77,6 +77,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
         "kl.place=reward": config.kl.place == "reward",
         "a plug-in under correction.reject": any(isinstance(filter_, Plugin) for filter_ in correction.reject.values()),
     }
+    needs[f"actor.ess_scaling={config.actor.ess_scaling}"] = config.actor.ess_scaling != "none"
     if config.actor.scoring == "none" and any(needs.values()):
         reader = next(name for name, reads in needs.items() if reads)
         raise UserError(f"actor.scoring=none: {reader} reads it; use actor.scoring=exact, or forward")

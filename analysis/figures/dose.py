@@ -41,7 +41,8 @@ def response(results: Results) -> Figure | str:
             for arm in own:
                 if persistence == nearest(arm.measured, mine):
                     _precision(axis, arm, part.index(arm.correction))
-            axis.set_title(short(" ".join(filter(None, [_named(persistence), *key[1:]])), 40))
+            apart = key[1:] if len({key[1:] for key, _ in rows}) > 1 else ()
+            axis.set_title(short(", ".join(filter(None, [_named(persistence), *apart])), 40))
         line[0].set_ylabel(f"held-out reward of\n{key[0]}")
     for axis in axes[-1]:
         axis.set_xlabel("median K3 (nats per token)")

@@ -44,6 +44,9 @@ class ActorConfig(Strict):
     lr: PositiveFraction
     """Learning rate; with a schedule the largest."""
     schedule: ScheduleConfig = ScheduleConfig()
+    ess_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """VCPO's step size, arXiv 2602.17616: the rate of an optimizer step times √e, or e, with e the effective sample size of its
+    responses' ratios π_old/μ over their number."""
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction

@@ -54,7 +54,9 @@ class ScoringHead(nn.Module):
 def _score(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """hidden [N, H], weight [V, H], targets [N] -> (log π, H), [N], with all logits at once."""
     logp = _log_softmax(hidden, weight, temperature)
-    return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    policy = logp.exp()
+    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # a gradient would need the memory that it saves
+    return logp.gather(-1, targets[:, None])[:, 0], -terms.sum(-1)
 
 
 class _Score(torch.autograd.Function):

@@ -11,6 +11,7 @@ from algos.diagnostics.correction import correct_with_diagnostics
 from algos.diagnostics.mismatch import finish_mismatch
 from algos.diagnostics.positions import positions
 from algos.diagnostics.probabilities import probabilities
+from algos.ratios import ess_share
 from algos.reductions import Counts
 from harness.build import build_objective
 from harness.config import Config
@@ -59,13 +60,18 @@ class Learner:
             logp[rows] = now = self.ranks.sum(own)
             if self.follows_current:
                 trained.append(trained_metrics(now, mini.batch, self.config.correction, complete=complete))
-            lr = self.learning_rate(self.updates)
+            lr = self.learning_rate(self.updates) * self._step_scale(mini.batch)
             norms.append(self.actor.step(lr))
             self.updates += 1
             sums.append(self.ranks.sum(torch.stack(list(metrics.values()))))
         means = dict(zip(metrics, torch.stack(sums).mean(0), strict=True))
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
         return means | over_minibatches(trained) | _norm_metrics(norms), logp
+
+    def _step_scale(self, batch: Batch) -> float:
+        """The factor of actor.ess_scaling on the learning rate of a mini-batch."""
+        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.config.actor.ess_scaling]
+        return float(ess_share(batch)) ** power if power else 1.0
 
     @property
     def follows_current(self) -> bool:

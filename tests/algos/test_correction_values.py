@@ -11,7 +11,7 @@ from algos.batch import Batch
 from algos.corrections.apply import correct, mean_weight, statistic
 from algos.corrections.m2po import m2po
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
-from algos.ratios import LEVELS, Ratio, at_level
+from algos.ratios import LEVELS, Ratio, at_level, ess_share
 from algos.reductions import Counts, reduce
 from tests.algos.algo_cases import correction, f64, of_ratio, shared_batch
 
@@ -254,6 +254,15 @@ def test_binary_kl_by_hand():
     assert expected[0] == pytest.approx(0.143841, abs=1e-6) and expected[2] == pytest.approx(9.668, abs=1e-3)
     single = Ratio(Batch(rollout.float(), torch.ones(1, 4).bool(), old.float()))
     assert statistic(single, Reject("token", "binary_kl", upper=1.0))[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_ess_share_by_hand():
+    """w = 2, 1 and ½ of three responses: (3.5)²/(3·5.25) = .777778. An empty row is none; e^±800 and e^0 leave one of three."""
+    mask = torch.tensor([[True, True], [True, False], [True, True], [False, False]])
+    batch = of_ratio(f64([[0.5, math.log(2) - 0.5], [0, 9], [-math.log(2), 0], [3, 3]]), mask)
+    assert ess_share(batch).item() == pytest.approx(12.25 / 15.75, rel=1e-12)
+    assert ess_share(of_ratio(f64([[800.0], [-800.0], [0.0]]), torch.ones(3, 1).bool())).item() == pytest.approx(1 / 3)
+    assert ess_share(of_ratio(f64([[3.0]]), torch.zeros(1, 1).bool())).item() == 1
 
 
 def test_m2po_judges_equal_moments_together():

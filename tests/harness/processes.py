@@ -4,7 +4,6 @@ They are forked from a server that has imported what they need, as a launcher fo
 POINT OVERRIDES...` is `experiments.train` standing still at that point, for the ranks that torchrun starts.
 """
 
-import atexit
 import multiprocessing
 import os
 import resource
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 
 import harness.run.checkpoint
+import harness.train.ranks
 from harness.run.folder import RunFolder
 from sweeps.launchers import pool
 from tests.waiting import PATIENCE, until
@@ -85,14 +85,15 @@ def _run(config: str, log: str, point: str, largest: int, environment: dict[str,
     os.environ.update(environment)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     stand_still_at(point)
+    if "RANK" not in environment:
+        pool.run_in_child(config, log)
+        return
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, pool.STOPPING)  # as there, but without waiting for the other ranks to go
     try:
-        if "RANK" not in environment:
-            pool.run_in_child(config, log)
-        else:  # one of several ranks does not wait for the others to leave the folder
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, pool.STOPPING)
-            pool._train(config, log)
+        pool._train(config, log)
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        if (joined := harness.train.ranks._joined) and joined.watch:
+            joined.watch._leave()  # at its exit, which multiprocessing's processes do not come to
 
 
 def finished(*processes, code=0) -> None:

@@ -28,6 +28,8 @@ from harness.errors import UserError
         (["warmstart.keep_low=0.9"], r"warmstart.keep_low=0.9 must be below keep_high=0.8"),
         (["actor.betas=[1.0,0.9]"], r"actor.betas.0=1.0"),
         (["rollout/precision=nvfp4", "model.intermediate_size=100"], r"a multiple of 16 values; model.intermediate_size is 100"),
+        (["rollout/precision=mxfp8", "model.intermediate_size=48"], r"a multiple of 32 values; model.intermediate_size is 48"),
+        (["rollout.precision.weights=fp8_block"], r"activations=fp8_token with weights=fp8_block: fp8_group goes with fp8_block"),
         (["reduce.norm=5"], r"reduce.norm=5 has no effect with mode=token_mean"),
         (["reduce.mode=seq_mean_token_sum_norm"], r"reduce.norm is missing"),
         (["kl.coef=0.1"], r"kl.coef=0.1 with name=None: a KL term needs both an estimator and a positive coef"),

@@ -80,6 +80,17 @@ def test_the_mean_over_prompts_is_that_over_tokens_when_all_have_as_many(tiny):
         assert all(torch.allclose(prompts[name], tokens[name], atol=1e-6) for name in prompts) == same
 
 
+def test_the_step_is_as_small_as_the_effective_sample(tiny):
+    """VCPO: the rate is √e of the configured one, e the sequence ESS over the responses; 1 in the control."""
+    shared = ["actor.lr=3e-4", "actor.ess_scaling=sqrt"]
+    metrics, _ = stepped(tiny("rollout/precision=nvfp4", *shared))
+    assert metrics["mismatch/ess_sequence"] < 1
+    assert metrics["actor/lr"] == pytest.approx(3e-4 * metrics["mismatch/ess_sequence"] ** 0.5, rel=1e-6)
+    assert stepped(tiny("rollout/precision=fp32", *shared))[0]["actor/lr"] == 3e-4
+    with pytest.raises(UserError, match=r"actor\.scoring=none: actor\.ess_scaling=sqrt reads it"):
+        check(tiny(*shared, "actor.scoring=none", "proximal=rollout"))
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_low_precision_rollout_has_a_mismatch_and_corrections_act(tiny, correction):
     metrics, weights = stepped(tiny("rollout/precision=nvfp4", f"correction={correction}"))
