@@ -1,0 +1,158 @@
+"""The tests of the second study: `python -m experiments.second FOLDER [SWEEP ...]`.
+
+The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run and policy, and FOLDER/table.md, its arms and tests.
+Rows that endpoints.csv already has stay, so that the lists of the plan may run one after another and on several machines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind
+
+from analysis.frames import markdown
+from analysis.judged import DEPLOYED
+from analysis.load import load
+from analysis.statistics.equivalence import equivalent_p, non_inferior_p
+from analysis.statistics.survival import holm, means_exact
+
+SEEDS = {40, 41, 42, 43, 44}
+"""Of every arm. An arm without all of them is left out."""
+OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
+ARM = ["precision", "noise", "persistence", "correction"]
+KEYS = ["policy", *ARM, "seed"]
+
+
+class Arm(NamedTuple):
+    precision: str = "fp32"
+    noise: float = 0.0
+    persistence: float = 0.0
+    correction: str = "none"
+
+    def __str__(self) -> str:
+        noise = f"noise {self.noise:g}, persistence {self.persistence:g}" if self.noise else ""
+        return ", ".join(filter(None, [self.precision, noise, self.correction.replace("none", "")]))
+
+
+class Family(NamedTuple):
+    """Comparisons that share Holm's adjustment. p: of the values of an arm and of its reference."""
+
+    name: str
+    policy: str
+    p: Callable[[np.ndarray, np.ndarray], float]
+    pairs: list[tuple[Arm, Arm]]
+
+
+def differ(x: np.ndarray, y: np.ndarray) -> float:
+    values, group = np.concatenate([x, y]), np.arange(len(x) + len(y)) < len(x)
+    return means_exact(values, group, np.random.default_rng(0))
+
+
+def no_worse(x: np.ndarray, y: np.ndarray) -> float:
+    return non_inferior_p(x, y, 0.05, np.random.default_rng(0))
+
+
+def equivalent(x: np.ndarray, y: np.ndarray) -> float:
+    return equivalent_p(x, y, 0.02, np.random.default_rng(0))
+
+
+CONTROL, BF16 = Arm(), Arm("bf16")
+NOISES, TWO = (0.02, 0.05, 0.1, 0.2, 0.4), (0.1, 0.2)
+PRECISIONS = [Arm(name) for name in ("fp16", "bf16", "fp8_block", "fp8_tensor", "int8", "nvfp4", "nvfp4_w4a4")]
+REMEDIES, OTHERS = ("token-truncate", "sequence-truncate", "sequence-mask"), ("reject-geo_rs", "token-mask")
+
+
+def noisy(size: float, persistence: float, correction: str = "none") -> Arm:
+    return Arm("fp32", size, persistence, correction)
+
+
+def remedied(persistence: float, corrections: tuple[str, ...]) -> list[tuple[Arm, Arm]]:
+    return [(noisy(size, persistence, name), noisy(size, persistence)) for size in TWO for name in corrections]
+
+
+FAMILIES = [
+    Family("F1 persistence", OWN, differ, [(noisy(size, 1), noisy(size, 0)) for size in NOISES]),
+    Family("F2 fresh noise", OWN, differ, [(noisy(size, 0), CONTROL) for size in NOISES]),
+    Family("F3 fixed noise", OWN, differ, [(noisy(size, 1), CONTROL) for size in NOISES]),
+    Family("F4 remedies, own", OWN, differ, remedied(1, REMEDIES)),
+    Family("F5 remedies, sampling", SAMPLING, differ, remedied(1, REMEDIES)),
+    Family("F6 other remedies", OWN, differ, remedied(1, OTHERS)),
+    Family("F7 remedies of fresh noise", OWN, differ, remedied(0, REMEDIES)),
+    Family("F8 precision", OWN, differ, [(arm, CONTROL) for arm in PRECISIONS]),
+    Family("F9 precision, sampling", SAMPLING, differ, [(arm, CONTROL) for arm in PRECISIONS]),
+    Family("F10 no worse by 0.05", OWN, no_worse, [(arm, CONTROL) for arm in PRECISIONS]),
+    Family(
+        "F11 equivalent within 0.02", OWN, equivalent, [(Arm("bf16", correction=name), BF16) for name in (*REMEDIES, *OTHERS)]
+    ),
+    Family("F12 between", OWN, differ, [(noisy(size, 0.5), noisy(size, other)) for size in TWO for other in (0, 1)]),
+]
+
+
+def endpoints(sweep: Path) -> pd.DataFrame:
+    """A row per ended run and policy: policy, the columns of an arm, seed, reward (mean of the last three held-out evaluations),
+    k3, measured (persistence over 20 syncs), outcome."""
+    results = load(sweep)
+    runs = results.dosed.rename(columns={"response": "reward"})
+    return runs.join(results.ended.outcome, how="left")[[*KEYS, "reward", "k3", "measured", "outcome"]]
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per comparison whose two arms are complete: family, policy, arm, reference, their means, the difference with its 95 %
+    interval (Welch's t), p and Holm's p. One that was planned and has no runs counts in its family, with p = 1."""
+    arms = {key: part.set_index("seed").reward for key, part in runs.groupby(["policy", *ARM])}
+    rows = []
+    for family in FAMILIES:
+        found = []
+        for arm, reference in family.pairs:
+            x, y = (arms.get((family.policy, *one), pd.Series(dtype=float)) for one in (arm, reference))
+            if not (set(x.index) >= SEEDS and set(y.index) >= SEEDS):
+                continue
+            names = {"family": family.name, "policy": family.policy, "arm": str(arm), "reference": str(reference)}
+            low, high = ttest_ind(x, y, equal_var=False).confidence_interval()
+            means = {"mean": x.mean(), "of reference": y.mean(), "difference": x.mean() - y.mean(), "low": low, "high": high}
+            found.append(names | means | {"p": family.p(x.to_numpy(), y.to_numpy())})
+        adjusted = holm(np.array([row["p"] for row in found] + [1.0] * (len(family.pairs) - len(found))))
+        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=False)]
+    columns = ["family", "policy", "arm", "reference", "mean", "of reference", "difference", "low", "high", "p", "holm_p"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def arms(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per complete arm, as people read it: its K3, persistence and rewards of both policies by seed."""
+    rows = []
+    for key, part in runs.groupby(ARM):
+        if not set(part.seed) >= SEEDS:
+            continue
+        row = {"arm": str(Arm(*key)), "K3": f"{part.k3.median():.1e}", "persistence": f"{part.measured.median():.2f}"}
+        for policy, name in ((OWN, "trainer's own"), (SAMPLING, "sampling")):
+            rewards = part[part.policy == policy].sort_values("seed").reward
+            row |= {f"{name}, mean": f"{rewards.mean():.3f}", name: " ".join(f"{value:.2f}" for value in rewards)}
+        rows.append(row | {"collapsed": f"{(part[part.policy == OWN].outcome == 'collapsed').sum()}/{part.seed.nunique()}"})
+    return pd.DataFrame(rows)
+
+
+def as_read(table: pd.DataFrame) -> pd.DataFrame:
+    ends = ["difference", "low", "high"]
+    difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]
+    shown = table[["family", "arm", "reference"]].assign(difference=difference)
+    return shown.assign(p=table.p.map("{:.4f}".format), **{"Holm's p": table.holm_p.map("{:.3f}".format)})
+
+
+def main(out: Path, sweeps: list[Path]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "endpoints.csv"
+    parts = ([pd.read_csv(kept)] if kept.exists() else []) + [endpoints(sweep) for sweep in sweeps]
+    runs = pd.concat(parts).drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
+    runs.to_csv(kept, index=False, float_format="%.6g")
+    text = f"{markdown(arms(runs))}\n\n{markdown(as_read(compared(runs)))}\n"
+    (out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(sweep) for sweep in sys.argv[2:]])

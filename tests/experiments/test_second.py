@@ -1,0 +1,67 @@
+"""The tests of the second study, from endpoints by hand."""
+
+from math import comb
+
+import pandas as pd
+import pytest
+
+from experiments.second import FAMILIES, OWN, SAMPLING, Arm, arms, compared, endpoints, main, noisy
+from tests.analysis.synthetic import FP32, write
+
+LOW, HIGH = [0.10, 0.11, 0.12, 0.13, 0.14], [0.80, 0.81, 0.82, 0.83, 0.84]
+
+
+def runs(*given: tuple[Arm, str, list[float]]) -> pd.DataFrame:
+    rows = [
+        {**arm._asdict(), "policy": policy, "seed": 40 + i, "reward": reward, "k3": 0.1, "measured": 0.5, "outcome": "survived"}
+        for arm, policy, rewards in given
+        for i, reward in enumerate(rewards)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_families_are_those_of_the_plan():
+    """The counts of docs/study.md, by hand."""
+    assert [len(family.pairs) for family in FAMILIES] == [5, 5, 5, 6, 6, 4, 6, 7, 7, 7, 5, 4]
+
+
+def test_five_against_five_fully_apart():
+    """2 of 252 subsets are as extreme, and Holm takes five times that: five noises were planned. Against the control's eight
+    seeds it is 1 of C(13, 5) = 1287 subsets: the five highest lie less far from the mean than the five lowest, here."""
+    table = runs((noisy(0.1, 1), OWN, LOW), (noisy(0.1, 0), OWN, HIGH), (Arm(), OWN, [*HIGH, 0.85, 0.86, 0.87]))
+    found = compared(table).set_index(["family", "arm"])
+    assert set(found.index.get_level_values("family")) == {"F1 persistence", "F2 fresh noise", "F3 fixed noise"}
+    first = found.loc["F1 persistence"].iloc[0]
+    assert first.p == pytest.approx(2 / 252) and first.holm_p == pytest.approx(10 / 252)
+    assert first.difference == pytest.approx(-0.70) and first.low < -0.70 < first.high
+    assert found.loc["F3 fixed noise"].p.iloc[0] == pytest.approx(1 / comb(13, 5))
+
+
+def test_a_claim_of_no_harm_needs_a_margin_and_not_a_large_p():
+    """BF16 equal to the control: shifted by 0.05 all of its runs lie above it, which 1 of 252 subsets does, 7 times. Half the
+    margin below it is no worse either; twice the margin below, it is not shown."""
+    close = runs((Arm("bf16"), OWN, HIGH), (Arm(), OWN, HIGH), (Arm("fp16"), OWN, [value - 0.1 for value in HIGH]))
+    found = compared(close).set_index(["family", "arm"]).holm_p
+    assert found["F10 no worse by 0.05", "bf16"] == pytest.approx(7 / 252)
+    assert found["F10 no worse by 0.05", "fp16"] == 1.0
+
+
+def test_an_arm_that_lacks_a_seed_is_left_out_and_a_policy_is_compared_with_itself():
+    remedy = noisy(0.1, 1, "token-truncate")
+    table = runs((noisy(0.1, 1), OWN, LOW), (remedy, OWN, HIGH[:4]), (noisy(0.1, 1), SAMPLING, HIGH), (remedy, SAMPLING, LOW))
+    found = compared(table)
+    assert list(found.family) == ["F5 remedies, sampling"] and found.difference[0] < 0
+
+
+def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
+    """The first sweep's rows are read from the file when the second is added, and its runs are not asked for again."""
+    for seed in range(40, 45):
+        write(tmp_path / "one", FP32, "loss=pg", seed=seed)
+        write(tmp_path / "two", "rollout/precision=bf16", "loss=pg", seed=seed)
+    main(tmp_path / "out", [tmp_path / "one"])
+    main(tmp_path / "out", [tmp_path / "two"])
+    kept = pd.read_csv(tmp_path / "out" / "endpoints.csv")
+    assert set(kept.precision) == {"fp32", "bf16"} and len(arms(kept)) == 2
+    assert endpoints(tmp_path / "one").reward.notna().all()
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "F8 precision" in text and text.strip() in capsys.readouterr().out
