@@ -58,7 +58,7 @@ def nearest(measured: float, curves: list[Curve]) -> float | None:
 
 
 def _named(persistence: float) -> str:
-    word = {0: "fresh noise", 1: "fixed noise"}.get(persistence, "noise")
+    word = {0.0: "fresh noise", 1.0: "fixed noise"}.get(persistence, "noise")
     return f"{word}, persistence {persistence:g}"
 
 

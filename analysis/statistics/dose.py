@@ -159,7 +159,9 @@ def curves(table: pd.DataFrame) -> list[Curve]:
     return found
 
 
-def _curve(key: tuple, arms: list[tuple[float, np.ndarray]], control: np.ndarray, measured: float) -> Curve:
+def _curve(
+    key: tuple[str, str, str, str, float], arms: list[tuple[float, np.ndarray]], control: np.ndarray, measured: float
+) -> Curve:
     doses, responses = np.array([dose for dose, _ in arms]), [values for _, values in arms]
     rng = np.random.default_rng(0)
     draws = [[values[rng.integers(0, len(values), len(values))] for values in (control, *responses)] for _ in range(REPS)]
@@ -175,7 +177,9 @@ def precisions(table: pd.DataFrame) -> list[Real]:
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()
     other = table[(table.noise == 0) & ~table.control]
     return [
-        Real(*key, part.k3.median(), part.measured.median(), part.response.to_numpy())
-        for key, part in other.groupby(["policy", "loss", "setting", "correction", "precision"], sort=False)
-        if own.get(key[:3], key[4]) != key[4]
+        Real(policy, loss, setting, correction, precision, part.k3.median(), part.measured.median(), part.response.to_numpy())
+        for (policy, loss, setting, correction, precision), part in other.groupby(
+            ["policy", "loss", "setting", "correction", "precision"], sort=False
+        )
+        if own.get((policy, loss, setting), precision) != precision
     ]
