@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, MARKERS, chunks, literal, look, short, subplots
+from analysis.figures.style import COLOURS, MARKERS, chunks, legend_below, literal, look, short, subplots
 from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
 
@@ -46,8 +46,7 @@ def response(results: Results) -> Figure | str:
         line[0].set_ylabel(f"held-out reward of\n{key[0]}")
     for axis in axes[-1]:
         axis.set_xlabel("median K3 (nats per token)")
-    labels = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4)
+    legend_below(figure, axes.flat)
     return figure
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.heat import heat, height
-from analysis.figures.style import COLOURS, chunks, grid, label_outer, look, short, subplots
+from analysis.figures.style import COLOURS, chunks, grid, label_outer, legend_below, look, short, subplots
 from analysis.results import Results
 from analysis.statistics import survival
 from analysis.statistics.arms import order
@@ -142,14 +142,17 @@ def reward_curves(results: Results) -> Figure | str:
     figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
     by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
     controls = begun[begun.control]
+    names = dict.fromkeys(name for _, arms in panels for name in begun[begun.arm.isin(arms)].correction)
+    places = {name: i % len(COLOURS) for i, name in enumerate(names)}
     for axis, (key, arms) in zip(axes, panels, strict=True):
         behind = controls[(controls.loss == key[1]) & (controls.setting == key[2]) & ~controls.arm.isin(arms)]
         for j, run in enumerate(behind.index[:10]):
             curve = thinned(by_run[run].step, by_run[run]["eval/reward"])
             axis.plot(*curve, linewidth=0.7, color="#BBBBBB", zorder=0, label="" if j else "control", gid=run)
-        for i, arm in enumerate(arms):
+        for arm in arms:
             runs = begun[begun.arm == arm]
-            curves, label = [by_run[run] for run in runs.index], short(runs.correction.iloc[0])
+            curves, name = [by_run[run] for run in runs.index], runs.correction.iloc[0]
+            i, label = places[name], short(name)
             few = len(curves) <= survival.FEW
             for j, (run, curve) in enumerate(zip(runs.index[:10], curves, strict=False)):
                 how = {**look(i), "label": "" if j else label} if few else {"color": COLOURS[i], "alpha": 0.18}
@@ -161,8 +164,8 @@ def reward_curves(results: Results) -> Figure | str:
         axis.set_title(short(" ".join(key)))
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.2)
-        axis.legend(fontsize=7, loc="best")
     label_outer(axes, "RL step", "held-out reward")
+    legend_below(figure, axes)
     return figure
 
 

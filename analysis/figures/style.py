@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +88,12 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
             axis.tick_params(labelbottom=True)
         if place.is_first_col():
             axis.set_ylabel(y)
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
+    """One legend for all panels, where it covers no data. A label must look alike in each."""
+    labels = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4)
 
 
 class Drawn(NamedTuple):

@@ -155,7 +155,7 @@ def curves(table: pd.DataFrame) -> list[Curve]:
             continue
         arms = [(arm.k3.median(), arm.response.to_numpy()) for _, arm in part.groupby("noise")]
         arms.sort(key=lambda arm: arm[0])
-        found.append(_curve(key, arms, control.response.to_numpy(), part.measured.median()))
+        found.append(_curve(key, arms, control.response.to_numpy(), part.measured.dropna().median()))
     return found
 
 
@@ -177,7 +177,16 @@ def precisions(table: pd.DataFrame) -> list[Real]:
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()
     other = table[(table.noise == 0) & ~table.control]
     return [
-        Real(policy, loss, setting, correction, precision, part.k3.median(), part.measured.median(), part.response.to_numpy())
+        Real(
+            policy,
+            loss,
+            setting,
+            correction,
+            precision,
+            part.k3.median(),
+            part.measured.dropna().median(),
+            part.response.to_numpy(),
+        )
         for (policy, loss, setting, correction, precision), part in other.groupby(
             ["policy", "loss", "setting", "correction", "precision"], sort=False
         )
