@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import psutil
+
 PATIENCE = 600
 """Seconds. Against a hang alone: nothing in a test takes so long, however busy the machine."""
 
@@ -13,3 +15,11 @@ def until(condition: Callable[[], object], goes_on: Callable[[], bool] = lambda:
     while not condition():
         assert goes_on() and time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it has ended, though nobody has asked for its exit code yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

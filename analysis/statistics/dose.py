@@ -124,7 +124,8 @@ def points(
     runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
-    table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
+    table = runs[["loss", "setting", "correction", "precision", "seed"]].assign(
+        control=runs.control.astype(bool),  # of no runs it is of no type
         noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
         persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
         k3=measures.k3,

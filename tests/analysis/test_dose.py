@@ -118,7 +118,7 @@ def test_an_arm_with_noise_is_compared_with_the_control_and_its_remedy_with_it(s
     noise = "rollout.engine.noise=0.2 rollout.engine.noise_persistence=1.0"
     control = results.runs[results.runs.control].arm.unique().item()
     found = {arm: other for arm, other in results.references.items() if arm.endswith(noise)}
-    assert found == {f"fp32 pg {noise}": control, f"fp32 pg token-truncate {noise}": f"fp32 pg {noise}"}
+    assert found == {f"fp32 ppo {noise}": control, f"fp32 ppo token-truncate {noise}": f"fp32 ppo {noise}"}
 
 
 def test_the_tables_of_the_report_say_it(sweep):

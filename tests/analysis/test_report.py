@@ -39,7 +39,7 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert page.count("<script") == 2  # the runs, and what the page does with them
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
-    assert page.count("<svg") == len(FIGURES) - 6  # no search, bounds, dumps, learning rates or experts to compare
+    assert page.count("<svg") == len(FIGURES) - 7  # no noise, search, bounds, dumps, learning rates or experts to compare
     assert "Edge of stability: The sweep has one learning rate" in page
 
 
@@ -91,7 +91,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     )
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
-    assert len(found["svg"]) == len(FIGURES) - 6 and all(w > 800 and h > 100 for w, h in found["svg"])
+    assert len(found["svg"]) == len(FIGURES) - 7 and all(w > 800 and h > 100 for w, h in found["svg"])
     assert found["wide"] <= 1280 and found["tables"] == 8
 
 

@@ -25,7 +25,13 @@ OLDEST = ROOT / ".venv/oldest"
 """Made by `make .venv/oldest/installed` (tests/oldest.py)."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "faultline", "hydra_plugins")
-MODULES = {"annotated-types": "annotated_types", "pyyaml": "yaml", "hydra-core": "hydra", "math-verify": "math_verify"}
+MODULES = {
+    "annotated-types": "annotated_types",
+    "hydra-core": "hydra",
+    "math-verify": "math_verify",
+    "optuna-dashboard": "optuna_dashboard",
+    "pyyaml": "yaml",
+}
 """Distribution -> its module, where the names differ."""
 BROUGHT = {
     "markupsafe": "jinja2",
@@ -62,6 +68,7 @@ def test_every_import_is_of_the_base_or_of_an_extra_that_is_told():
                     imported |= {alias.name.partition(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.level == 0:
                     imported.add(node.module.partition(".")[0])
+    imported.add("tensorboard")  # by torch, for us
     outside = imported - set(sys.stdlib_module_names) - {*PACKAGES, "verl", "trl"} - BASE - BROUGHT.keys()
     assert outside == {module for modules in EXTRAS.values() for module in modules} - BROUGHT.keys()
     named = [*PROJECT["project"]["dependencies"], *itertools.chain(*EXTRAS_OF_PROJECT.values())]

@@ -15,8 +15,9 @@ from harness.run.loop import train
 from harness.train.actor import DeepSpeedActor
 from harness.train.straight_through import _Fused
 from harness.validate import check
+from tests.harness.conftest import TINY
 from tests.harness.test_actor import settings
-from tests.harness.test_ranks import finished, torchrun
+from tests.harness.test_ranks import run, torchrun
 from tests.harness.test_trainer import folder_of, stepped
 
 SIZES = ModelConfig(
@@ -167,7 +168,7 @@ def test_two_ranks_train_as_one(tiny, root):
     """Up to the order of sums, which can tip a code of an activation: so to 2 %."""
     shared = ["steps=2", "rollout/precision=fp8_block", "rollout/precision@actor.precision=fp8_block", "actor.dtype=bf16"]
     train(one := tiny(*shared))
-    finished(torchrun(f"run.root={root}", "run.sweep=two-ranks-cast", "actor.zero_stage=2", *shared))
+    run(torchrun(*TINY, f"run.root={root}", "run.sweep=two-ranks-cast", "actor.zero_stage=2", *shared))
     [folder] = run_folders(root / "two-ranks-cast")
     for row, other in zip(folder.metrics()[:2], folder_of(one).metrics()[:2], strict=True):
         assert row["rollout_corr/k3_kl"] == other["rollout_corr/k3_kl"] == 0

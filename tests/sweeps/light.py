@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from harness.run.folder import RunFolder
 from harness.run.signals import Preempted, stop_signals
 from sweeps.launchers import pool
 from sweeps.ledger import Sweep
+from tests.waiting import ended
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -53,7 +55,8 @@ def ctrl_c() -> None:
     """To the server and its runs; the launcher would stop by it."""
     for process in psutil.Process().children(recursive=True):
         if "resource_tracker" not in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGINT)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGINT)
 
 
 def main(root: Path) -> None:
@@ -80,7 +83,7 @@ def main(root: Path) -> None:
         found = servers()
         for server in found:
             server.kill()
-        wait_for(lambda: all(not server.is_running() or server.status() == psutil.STATUS_ZOMBIE for server in found))
+        wait_for(lambda: all(map(ended, found)))
 
     def fall(moment: Callable[[], object], strike: Callable[[], None]) -> None:
         wait_for(moment)

@@ -18,7 +18,7 @@ from sweeps.launchers.pool import _outcome
 from sweeps.ledger import Sweep
 from tests.sweeps.conftest import standing
 from tests.sweeps.test_local import launch
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE, ended, until
 
 
 def test_the_pool_loses_no_run_to_a_signal(tmp_path):
@@ -61,7 +61,7 @@ def kill_servers(launcher: int) -> None:
     found = servers(launcher)
     for server in found:
         server.kill()
-    until(lambda: all(not server.is_running() or server.status() == psutil.STATUS_ZOMBIE for server in found))
+    until(lambda: all(map(ended, found)))
 
 
 def blow(place: Path, name: str, moment: str, strike) -> tuple[int, str, Sweep]:
