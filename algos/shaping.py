@@ -22,9 +22,10 @@ def overlong_punishment(lengths: Tensor, *, longest: int, buffer: int, penalty: 
 def adapted(coef: float, kl: float, *, target: float, horizon: int, responses: int) -> float:
     """The coefficient of a KL penalty after a batch, by a proportional controller.
 
-    β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon)
+    β·max(0, 1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon)
 
     Where β = `coef`, KL = `kl` and `target` in nats per token, n = `responses` of the batch. Source: arXiv 1909.08593
-    section 2.2; verl's and SkyRL's AdaptiveKLController. Limits: KL = target leaves β.
+    section 2.2; verl's and SkyRL's AdaptiveKLController. Limits: KL = target leaves β. The maximum is
+    ours: beyond n = 5·horizon the penalty would become a reward.
     """
-    return coef * (1 + min(max(kl / target - 1, -STEP), STEP) * responses / horizon)
+    return coef * max(0.0, 1 + min(max(kl / target - 1, -STEP), STEP) * responses / horizon)

@@ -96,7 +96,7 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
             "mean": f"{mine.reward.mean():.2f}",
             "best": " ".join(f"{value:.2f}" for value in mine.best),
             "training": f"{mine.training_reward.mean():.2f}",
-            "collapsed": f"{(mine.outcome == 'collapsed').sum()}/{len(mine)}",
+            "collapsed": _outcomes(mine.outcome),
             "K3": f"{mine.k3.median():.0e}",
             "against": "–",
         }
@@ -105,6 +105,11 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
             row["against"] = f"{test.reference}: {test.difference:+.2f}, p {test.p:.3f}, Holm {test.holm_p:.3f}"
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _outcomes(outcome: pd.Series) -> str:
+    never = (outcome == "never learned").sum()
+    return f"{(outcome == 'collapsed').sum()}/{len(outcome)}" + (f", {never} never learned" if never else "")
 
 
 def main(out: Path, sources: list[Path]) -> None:

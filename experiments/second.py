@@ -20,9 +20,10 @@ from analysis.judged import DEPLOYED
 from analysis.load import load
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.survival import holm, means_exact
+from harness.errors import UserError
 
-SEEDS = {40, 41, 42, 43, 44}
-"""Of every arm. An arm without all of them is left out."""
+SEEDS, LATER = {40, 41, 42, 43, 44}, {45, 46, 47}
+"""Of every arm; and of the control, and of the arms that list 9 names."""
 OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction"]
 KEYS = ["policy", *ARM, "seed"]
@@ -71,6 +72,10 @@ def noisy(size: float, persistence: float, correction: str = "none") -> Arm:
     return Arm("fp32", size, persistence, correction)
 
 
+LIST_9 = [noisy(size, persistence) for size in TWO for persistence in (1, 0)]
+LIST_9 += [noisy(size, 1, name) for size in TWO for name in ("token-truncate", "sequence-truncate")]
+
+
 def remedied(persistence: float, corrections: tuple[str, ...]) -> list[tuple[Arm, Arm]]:
     return [(noisy(size, persistence, name), noisy(size, persistence)) for size in TWO for name in corrections]
 
@@ -98,20 +103,32 @@ def endpoints(sweep: Path) -> pd.DataFrame:
     k3, measured (persistence over 20 syncs), outcome."""
     results = load(sweep)
     runs = results.dosed.rename(columns={"response": "reward"})
+    if runs.duplicated(KEYS).any():
+        raise UserError(f"{sweep}: two runs of one arm and seed; the study varies nothing but precision, noise and correction")
     return runs.join(results.ended.outcome, how="left")[[*KEYS, "reward", "k3", "measured", "outcome"]]
+
+
+def complete(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the arms that have all seeds of their list. Those of list 9 count once all of its arms have them."""
+    seeds = {Arm(*key): set(part.seed) for key, part in runs.groupby(ARM)}
+    own = SEEDS | LATER if all(seeds.get(arm, set()) >= SEEDS | LATER for arm in LIST_9) else SEEDS
+    wanted = {arm: SEEDS | LATER if arm == CONTROL else own if arm in LIST_9 else SEEDS for arm in seeds}
+    arm = pd.Series([Arm(*key) for key in runs[ARM].itertuples(index=False)], runs.index, dtype=object)
+    keep = [seeds[one] >= wanted[one] and seed in wanted[one] for one, seed in zip(arm, runs.seed, strict=True)]
+    return runs[keep]
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per comparison whose two arms are complete: family, policy, arm, reference, their means, the difference with its 95 %
     interval (Welch's t), p and Holm's p. One that was planned and has no runs counts in its family, with p = 1."""
-    arms = {key: part.set_index("seed").reward for key, part in runs.groupby(["policy", *ARM])}
+    arms = {key: part.reward for key, part in complete(runs).groupby(["policy", *ARM])}
     rows = []
     for family in FAMILIES:
         found = []
         for arm, reference in family.pairs:
-            x, y = (arms.get((family.policy, *one), pd.Series(dtype=float)) for one in (arm, reference))
-            if not (set(x.index) >= SEEDS and set(y.index) >= SEEDS):
+            if not {(family.policy, *arm), (family.policy, *reference)} <= arms.keys():
                 continue
+            x, y = arms[family.policy, *arm], arms[family.policy, *reference]
             names = {"family": family.name, "policy": family.policy, "arm": str(arm), "reference": str(reference)}
             low, high = ttest_ind(x, y, equal_var=False).confidence_interval()
             means = {"mean": x.mean(), "of reference": y.mean(), "difference": x.mean() - y.mean(), "low": low, "high": high}
@@ -125,9 +142,7 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per complete arm, as people read it: its K3, persistence and rewards of both policies by seed."""
     rows = []
-    for key, part in runs.groupby(ARM):
-        if not set(part.seed) >= SEEDS:
-            continue
+    for key, part in complete(runs).groupby(ARM):
         row = {"arm": str(Arm(*key)), "K3": f"{part.k3.median():.1e}", "persistence": f"{part.measured.median():.2f}"}
         for policy, name in ((OWN, "trainer's own"), (SAMPLING, "sampling")):
             rewards = part[part.policy == policy].sort_values("seed").reward

@@ -124,8 +124,7 @@ def points(
     runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
-    table = runs[["loss", "setting", "correction", "precision", "seed"]].assign(
-        control=runs.control.astype(bool),  # of no runs it is of no type
+    table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
         noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
         persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
         k3=measures.k3,
@@ -143,6 +142,8 @@ def points(
 
 def curves(table: pd.DataFrame) -> list[Curve]:
     """The curves of `points`, those without a correction first; arms without a control in the same precision are left out."""
+    if table.empty:
+        return []
     controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}
     noisy = table[table.noise > 0].assign(plain=lambda rows: rows.correction != "none")
     noisy = noisy.sort_values(["plain", "correction", "persistence"], kind="stable")
@@ -175,6 +176,8 @@ def _curve(
 
 def precisions(table: pd.DataFrame) -> list[Real]:
     """The arms of `points` without noise, in another precision than the control of their loss and setting."""
+    if table.empty:
+        return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()
     other = table[(table.noise == 0) & ~table.control]
     return [

@@ -81,8 +81,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(403, "not a name of this machine")
             return
         place = urlsplit(self.path)
-        secret, _, name = place.path.removeprefix("/").partition("/")
-        if not secrets.compare_digest(secret.encode(), self.server.secret.encode()):
+        secret, slash, name = place.path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(secret.encode(), self.server.secret.encode()) or not slash:
             self.send_error(404)
         elif name == "":
             nonce = secrets.token_urlsafe(12)

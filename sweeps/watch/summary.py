@@ -61,8 +61,8 @@ class Summary(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether all runs have ended. A folder without any may still get some."""
-        return bool(self.counts) and not self.behind and not {"queued", "running"} & self.counts.keys()
+        """Whether all runs have ended for good: a preempted one is taken up again. A folder without any may still get some."""
+        return bool(self.counts) and not self.behind and not {"queued", "running", "preempted"} & self.counts.keys()
 
 
 def summarise(follower: Follower, now: float | None = None) -> Summary:

@@ -24,3 +24,8 @@ def test_the_punishment_grows_over_the_buffer():
 )
 def test_the_coefficient_follows_the_relative_error(kl, factor):
     assert adapted(0.5, kl, target=0.1, horizon=100, responses=32) == pytest.approx(0.5 * factor, rel=1e-12)
+
+
+def test_a_penalty_never_becomes_a_reward():
+    """1 - 0.2 * 600/100 = -0.2 would pay for KL; the coefficient is 0 instead."""
+    assert adapted(0.5, 0.0, target=0.1, horizon=100, responses=600) == 0.0

@@ -5,7 +5,7 @@ from math import comb
 import pandas as pd
 import pytest
 
-from experiments.second import FAMILIES, OWN, SAMPLING, Arm, arms, compared, endpoints, main, noisy
+from experiments.second import ARM, FAMILIES, LIST_9, OWN, SAMPLING, Arm, arms, compared, complete, endpoints, main, noisy
 from tests.analysis.synthetic import FP32, write
 
 LOW, HIGH = [0.10, 0.11, 0.12, 0.13, 0.14], [0.80, 0.81, 0.82, 0.83, 0.84]
@@ -38,24 +38,37 @@ def test_five_against_five_fully_apart():
 
 
 def test_a_claim_of_no_harm_needs_a_margin_and_not_a_large_p():
-    """BF16 equal to the control: shifted by 0.05 all of its runs lie above it, which 1 of 252 subsets does, 7 times. Half the
-    margin below it is no worse either; twice the margin below, it is not shown."""
-    close = runs((Arm("bf16"), OWN, HIGH), (Arm(), OWN, HIGH), (Arm("fp16"), OWN, [value - 0.1 for value in HIGH]))
+    """BF16 equal to the control: shifted by 0.05 all of its runs lie above it, which 1 of C(13, 5) = 1287 subsets does, 7
+    times. Twice the margin below, it is not shown."""
+    control = [0.80, 0.81, 0.82, 0.82, 0.82, 0.82, 0.83, 0.84]
+    close = runs((Arm("bf16"), OWN, HIGH), (Arm(), OWN, control), (Arm("fp16"), OWN, [value - 0.1 for value in HIGH]))
     found = compared(close).set_index(["family", "arm"]).holm_p
-    assert found["F10 no worse by 0.05", "bf16"] == pytest.approx(7 / 252)
+    assert found["F10 no worse by 0.05", "bf16"] == pytest.approx(7 / 1287)
     assert found["F10 no worse by 0.05", "fp16"] == 1.0
+
+
+def test_the_seeds_of_a_list_count_whole_or_not_at_all():
+    """List 9 names eight arms. While one of them lacks seed 47, none has its three later seeds; a control of five is left out."""
+    values = [0.5] * 8
+    whole = runs(*[(arm, OWN, values) for arm in [Arm(), *LIST_9]])
+    assert complete(whole).groupby(ARM).seed.nunique().eq(8).all()
+    cut = complete(whole[~((whole.noise == 0.2) & (whole.persistence == 0) & (whole.seed == 47))])
+    assert cut[cut.noise > 0].groupby(ARM).seed.nunique().eq(5).all() and (cut.noise == 0).sum() == 8
+    assert complete(runs((Arm(), OWN, values[:5]))).empty
 
 
 def test_an_arm_that_lacks_a_seed_is_left_out_and_a_policy_is_compared_with_itself():
     remedy = noisy(0.1, 1, "token-truncate")
-    table = runs((noisy(0.1, 1), OWN, LOW), (remedy, OWN, HIGH[:4]), (noisy(0.1, 1), SAMPLING, HIGH), (remedy, SAMPLING, LOW))
+    assert compared(runs((noisy(0.1, 1), OWN, LOW), (remedy, OWN, HIGH[:4]))).empty
+    table = runs((noisy(0.1, 1), OWN, LOW), (remedy, OWN, HIGH), (noisy(0.1, 1), SAMPLING, HIGH), (remedy, SAMPLING, LOW))
     found = compared(table)
-    assert list(found.family) == ["F5 remedies, sampling"] and found.difference[0] < 0
+    assert list(found.family) == ["F4 remedies, own", "F5 remedies, sampling"]
+    assert list(found.difference) == pytest.approx([0.70, -0.70])
 
 
 def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     """The first sweep's rows are read from the file when the second is added, and its runs are not asked for again."""
-    for seed in range(40, 45):
+    for seed in range(40, 48):
         write(tmp_path / "one", FP32, "loss=pg", seed=seed)
         write(tmp_path / "two", "rollout/precision=bf16", "loss=pg", seed=seed)
     main(tmp_path / "out", [tmp_path / "one"])

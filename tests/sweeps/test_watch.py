@@ -159,6 +159,9 @@ def test_a_sweep_that_has_not_begun_has_not_ended(tmp_path):
     write(tmp_path, FP32)
     follower.look()
     assert summarise(follower).over
+    write(tmp_path, FP32, seed=1, state="preempted", until=5)
+    follower.look()
+    assert not summarise(follower).over  # its job is queued again
 
 
 def test_what_only_the_ledger_knows(tmp_path):
@@ -199,6 +202,7 @@ def test_the_server_answers_this_machine_and_changes_nothing(tmp_path):
         ]
         assert [ask(server, name, secret=False)[0] for name in ("", "state", "x/state", "../state")] == [404] * 4
         assert [ask(server, name)[0] for name in ("../", "config.json", "%2e%2e/etc/passwd")] == [404] * 3
+        assert ask(server, urlsplit(server.address).path.strip("/"), secret=False)[0] == 404  # without the last slash
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             assert ask(server, method=method)[0] == 501
         status, text = ask(server, "curves?since=x")
