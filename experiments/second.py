@@ -143,7 +143,9 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per complete arm, as people read it: its K3, persistence and rewards of both policies by seed."""
     rows = []
     for key, part in complete(runs).groupby(ARM):
-        row = {"arm": str(Arm(*key)), "K3": f"{part.k3.median():.1e}", "persistence": f"{part.measured.median():.2f}"}
+        measured = part.measured.dropna()  # none where every ratio is exactly 1
+        row = {"arm": str(Arm(*key)), "K3": f"{part.k3.median():.1e}"}
+        row |= {"persistence": f"{measured.median():.2f}" if len(measured) else "–"}
         for policy, name in ((OWN, "trainer's own"), (SAMPLING, "sampling")):
             rewards = part[part.policy == policy].sort_values("seed").reward
             row |= {f"{name}, mean": f"{rewards.mean():.3f}", name: " ".join(f"{value:.2f}" for value in rewards)}
