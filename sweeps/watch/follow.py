@@ -163,7 +163,8 @@ class Follower:
     # --- parts of a look -----------------------------------------------------------------------------------------------
 
     def _find_runs(self) -> None:
-        with os.scandir(self.path) as entries:
+        present = set()
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:  # a sweep that was removed has no runs
             present = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)}
         gone = self.runs.keys() - present
         for name in gone:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -162,6 +163,9 @@ def test_a_sweep_that_has_not_begun_has_not_ended(tmp_path):
     write(tmp_path, FP32, seed=1, state="preempted", until=5)
     follower.look()
     assert not summarise(follower).over  # its job is queued again
+    shutil.rmtree(tmp_path)
+    follower.look()
+    assert follower.runs == {}
 
 
 def test_what_only_the_ledger_knows(tmp_path):
