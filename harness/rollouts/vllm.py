@@ -41,6 +41,7 @@ from harness.rollouts.vllm_support import (
     kv_cache_refusal,
     option,
     package,
+    remove_stale_segments,
     slow_formats,
     weight_formats,
 )
@@ -103,6 +104,9 @@ class VllmEngine(RolloutEngine):
         if tensor_parallel < 1 or _ranks() % tensor_parallel:
             raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
         self.tensor_parallel = tensor_parallel
+        if tensor_parallel > 1 and not torch.cuda.is_available():
+            remove_stale_segments(dist.get_rank())
+            dist.barrier()  # before another rank makes its own
         self.expected = _parameters(shape)
         llm = package().LLM
         if sleep and not can_sleep():

@@ -8,6 +8,7 @@ import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,6 +135,15 @@ def can_tell_routes() -> bool:
     """Whether vLLM returns the experts of a mixture: an option of its later versions, and of their GPU model runner alone."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
+
+
+def remove_stale_segments(rank: int) -> None:
+    """Remove the shared memory of `rank` that a killed run left: vLLM names it by ranks alone on a CPU, and refuses an old one.
+
+    Runs that have it open keep it.
+    """
+    for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
+        segment.unlink(missing_ok=True)
 
 
 def can_sleep() -> bool:
