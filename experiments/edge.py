@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.frames import markdown
 from analysis.load import load
-from analysis.statistics.survival import holm, means_exact
+from analysis.statistics.survival import difference_p, holm_of_planned
 
 SEEDS = {30, 31, 32, 33, 34}
 """Of the plan. An arm without all of them is left out."""
@@ -75,13 +74,10 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
         for arm, reference in pairs:
             one, other = (runs.reward[runs.arm == name].to_numpy() for name in (arm, reference))
             if len(one) and len(other):
-                values, group = np.concatenate([one, other]), np.arange(len(one) + len(other)) < len(one)
-                p = means_exact(values, group, np.random.default_rng(0))
                 names = {"family": family, "arm": arm, "reference": reference}
-                found.append(names | {"difference": one.mean() - other.mean(), "p": p})
-        missing = [1.0] * (len(pairs) - len(found))
-        adjusted = holm(np.array([row["p"] for row in found] + missing))
-        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=False)]
+                found.append(names | {"difference": one.mean() - other.mean(), "p": difference_p(one, other)})
+        adjusted = holm_of_planned([row["p"] for row in found], len(pairs))
+        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=True)]
     return pd.DataFrame(rows, columns=["family", "arm", "reference", "difference", "p", "holm_p"])
 
 

@@ -19,7 +19,7 @@ from analysis.frames import markdown
 from analysis.judged import DEPLOYED
 from analysis.load import load
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
-from analysis.statistics.survival import holm, means_exact
+from analysis.statistics.survival import difference_p, holm_of_planned
 from harness.errors import UserError
 
 SEEDS, LATER = {40, 41, 42, 43, 44}, {45, 46, 47}
@@ -49,11 +49,6 @@ class Family(NamedTuple):
     pairs: list[tuple[Arm, Arm]]
 
 
-def differ(x: np.ndarray, y: np.ndarray) -> float:
-    values, group = np.concatenate([x, y]), np.arange(len(x) + len(y)) < len(x)
-    return means_exact(values, group, np.random.default_rng(0))
-
-
 def no_worse(x: np.ndarray, y: np.ndarray) -> float:
     return non_inferior_p(x, y, 0.05, np.random.default_rng(0))
 
@@ -81,20 +76,20 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> list[tuple[Arm
 
 
 FAMILIES = [
-    Family("F1 persistence", OWN, differ, [(noisy(size, 1), noisy(size, 0)) for size in NOISES]),
-    Family("F2 fresh noise", OWN, differ, [(noisy(size, 0), CONTROL) for size in NOISES]),
-    Family("F3 fixed noise", OWN, differ, [(noisy(size, 1), CONTROL) for size in NOISES]),
-    Family("F4 remedies, own", OWN, differ, remedied(1, REMEDIES)),
-    Family("F5 remedies, sampling", SAMPLING, differ, remedied(1, REMEDIES)),
-    Family("F6 other remedies", OWN, differ, remedied(1, OTHERS)),
-    Family("F7 remedies of fresh noise", OWN, differ, remedied(0, REMEDIES)),
-    Family("F8 precision", OWN, differ, [(arm, CONTROL) for arm in PRECISIONS]),
-    Family("F9 precision, sampling", SAMPLING, differ, [(arm, CONTROL) for arm in PRECISIONS]),
+    Family("F1 persistence", OWN, difference_p, [(noisy(size, 1), noisy(size, 0)) for size in NOISES]),
+    Family("F2 fresh noise", OWN, difference_p, [(noisy(size, 0), CONTROL) for size in NOISES]),
+    Family("F3 fixed noise", OWN, difference_p, [(noisy(size, 1), CONTROL) for size in NOISES]),
+    Family("F4 remedies, own", OWN, difference_p, remedied(1, REMEDIES)),
+    Family("F5 remedies, sampling", SAMPLING, difference_p, remedied(1, REMEDIES)),
+    Family("F6 other remedies", OWN, difference_p, remedied(1, OTHERS)),
+    Family("F7 remedies of fresh noise", OWN, difference_p, remedied(0, REMEDIES)),
+    Family("F8 precision", OWN, difference_p, [(arm, CONTROL) for arm in PRECISIONS]),
+    Family("F9 precision, sampling", SAMPLING, difference_p, [(arm, CONTROL) for arm in PRECISIONS]),
     Family("F10 no worse by 0.05", OWN, no_worse, [(arm, CONTROL) for arm in PRECISIONS]),
     Family(
         "F11 equivalent within 0.02", OWN, equivalent, [(Arm("bf16", correction=name), BF16) for name in (*REMEDIES, *OTHERS)]
     ),
-    Family("F12 between", OWN, differ, [(noisy(size, 0.5), noisy(size, other)) for size in TWO for other in (0, 1)]),
+    Family("F12 between", OWN, difference_p, [(noisy(size, 0.5), noisy(size, other)) for size in TWO for other in (0, 1)]),
 ]
 
 
@@ -133,8 +128,8 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
             low, high = ttest_ind(x, y, equal_var=False).confidence_interval()
             means = {"mean": x.mean(), "of reference": y.mean(), "difference": x.mean() - y.mean(), "low": low, "high": high}
             found.append(names | means | {"p": family.p(x.to_numpy(), y.to_numpy())})
-        adjusted = holm(np.array([row["p"] for row in found] + [1.0] * (len(family.pairs) - len(found))))
-        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=False)]
+        adjusted = holm_of_planned([row["p"] for row in found], len(family.pairs))
+        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=True)]
     columns = ["family", "policy", "arm", "reference", "mean", "of reference", "difference", "low", "high", "p", "holm_p"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -134,6 +134,12 @@ def means_exact(values: np.ndarray, group: np.ndarray, rng: np.random.Generator)
     return _permutation(values - values.mean(), group, rng)
 
 
+def difference_p(one: np.ndarray, other: np.ndarray) -> float:
+    """`means_exact` of two arms, a value per run; where it draws, always the same."""
+    group = np.arange(len(one) + len(other)) < len(one)
+    return means_exact(np.concatenate([one, other]), group, np.random.default_rng(0))
+
+
 def _permutation(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
     """Share of the subsets of the group's size whose |sum of scores| is at least that of the group; the scores sum to 0."""
     observed, sums, drawn = permutation_sums(scores, group, rng)
@@ -173,6 +179,11 @@ def holm(p: np.ndarray) -> np.ndarray:
     steps = (len(order) - np.arange(len(order))) * p[order]
     adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1) if len(order) else steps
     return adjusted
+
+
+def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
+    """`holm` of the comparisons that have runs. Those that were `planned` and have none count with p = 1."""
+    return holm(np.array(p + [1.0] * (planned - len(p))))[: len(p)]
 
 
 def fraction(count: int, n: int) -> Interval:
