@@ -8,7 +8,7 @@
 A checkpoint is written beside its place and renamed. Rank 0 writes everything but the actor's files, and every rank sees the
 folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
 step. The manifest finds damage, not forgery: a forged file can hold other numbers. It cannot hold code, since DeepSpeed's
-files are read without what a pickle may run, see `harness.train.actor`.
+files are read without what a pickle may run, see `harness.train.engine`.
 """
 
 from __future__ import annotations
