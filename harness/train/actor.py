@@ -22,7 +22,17 @@ from harness.train.routing import RoutingHooks
 from harness.train.straight_through import cast_linear_layers
 
 
-class Actor(Protocol):
+class Saved(Protocol):
+    """A model with its optimizer, as checkpoints hold them."""
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimizer under `folder`, which every rank sees."""
+
+    def load(self, folder: Path, ranks: int) -> None:
+        """Read what `save` wrote on `ranks` ranks: to the bit on as many ranks, up to rounding on another number."""
+
+
+class Actor(Saved, Protocol):
     """The trainer's policy and its optimizer.
 
     Life cycle: for each optimizer step `logp` and `backward` once per micro-batch, then `step`. Between steps the weights can be
@@ -51,12 +61,6 @@ class Actor(Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights under their transformers names, in the actor's dtype."""
-
-    def save(self, folder: Path) -> None:
-        """Write model and optimizer under `folder`, which every rank sees."""
-
-    def load(self, folder: Path, ranks: int) -> None:
-        """Read what `save` wrote on `ranks` ranks: to the bit on as many ranks, up to rounding on another number."""
 
 
 class DeepSpeedActor(DeepSpeedModel):

@@ -250,8 +250,8 @@ def test_the_rest():
     with pytest.raises(ValueError, match=r"advantage.weights=\[1.0\]: give 2 numbers, one for each component"):
         gdpo(zeros, components=torch.zeros(1, 2, 2), lengths=torch.ones(1, 2), weights=[1.0])
     for key in ("gamma", "lam"):
-        with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be in \[0, 1\]"):
-            gae(zeros, mask=mask, values=zeros, **{"gamma": 1.0, "lam": 1.0} | {key: 1.5})
+        with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be a number in \[0, 1\]"):
+            check("advantage", gae, {"gamma": 1.0, "lam": 1.0} | {key: 1.5}, provided=gae.needs)
 
 
 def test_registry():
