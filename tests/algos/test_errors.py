@@ -15,6 +15,7 @@ from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
 from algos.kl import k3_unbiased
 from algos.objective import Objective
+from algos.parameters import check
 from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
