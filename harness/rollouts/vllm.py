@@ -31,6 +31,7 @@ from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.recorded import pack
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
@@ -65,10 +66,15 @@ MAX_SEQUENCES = 512
 PREFILL_TOKENS = 16384
 """Prompt tokens of one forward. Prompts are never cut in two: a prefill in chunks loses the seed on a CPU (vLLM 0.32)."""
 
+LARGEST_TOP_K, TIES = 1000, 32
+"""Of sampling masks: vLLM tells each token that was left with its log-probability, and leaves those that tie with the last."""
+
 
 class VllmEngine(RolloutEngine):
     """See RolloutEngine. Tensors may be on a GPU; responses are on the device of the prompts.
 
+    record_support: tell the tokens that top_p and top_k left, by their log-probabilities: vLLM 0.32 returns such sets by itself
+    (`return_sampling_mask`) from the model runner of GPUs alone.
     kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
@@ -85,6 +91,7 @@ class VllmEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        record_support: bool = False,
         kv_cache_gib: Annotated[float, Interval(ge=1e-3, le=1e6)] = 1.0,
         context: Count | None = None,
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
@@ -95,6 +102,7 @@ class VllmEngine(RolloutEngine):
         self.tolerance = sync_tolerance or (tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED)
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
+        self.told = min(top_k + TIES, shape.vocab_size) if record_support else 0
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
         self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
         self.compute = DTYPES[precision.compute]
@@ -128,6 +136,7 @@ class VllmEngine(RolloutEngine):
                 max_num_seqs=MAX_SEQUENCES,
                 max_num_batched_tokens=max(PREFILL_TOKENS, self.context),
                 enable_chunked_prefill=False,
+                max_logprobs=max(self.told, 1),
                 logprobs_mode="processed_logprobs",
                 enforce_eager=not torch.cuda.is_available(),
                 tensor_parallel_size=tensor_parallel,
@@ -191,7 +200,31 @@ class VllmEngine(RolloutEngine):
             _padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), version, device=prompts.device),
             self._expert_ids(samples, prompts, length) if self.routed else None,
+            support=self._support(samples, length).to(prompts.device) if self.told else None,
         )
+
+    def _support(self, samples: list[Any], length: int) -> Tensor:
+        """`Rollout.support`: the tokens to which vLLM gives a finite log-probability after its truncation.
+
+        Raises UserError where as many are finite as were asked for, so that there may be more.
+        """
+        left = torch.zeros(len(samples), length, self.shape.vocab_size, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            for place, told in enumerate(sample.logprobs):
+                finite = [token for token, entry in told.items() if entry.logprob > -torch.inf]
+                if len(finite) >= self.told < self.shape.vocab_size:
+                    raise UserError(
+                        f"rollout.replay_sampling_mask=true: {len(finite)} tokens of vLLM tie at rollout.top_k; lower it, or "
+                        "sample in a wider rollout.precision"
+                    )
+                left[row, place, finite] = True
+        return pack(left)
+
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        if 0 < top_k <= LARGEST_TOP_K:
+            return None
+        return f"it tells the tokens that it left one by one; set rollout.top_k to 1 to {LARGEST_TOP_K}, use rollout/engine=local"
 
     def _expert_ids(self, samples: list[Any], prompts: Tensor, length: int) -> Tensor:
         """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
@@ -238,7 +271,9 @@ class VllmEngine(RolloutEngine):
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
-        make = functools.partial(package().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
+        make = functools.partial(
+            package().SamplingParams, max_tokens=length, logprobs=self.told, ignore_eos=True, detokenize=False
+        )
         if uniforms is None:
             sampling = make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])
         else:

@@ -184,7 +184,7 @@ def test_gradients_of_a_checkpoint_follow_the_replay_of_its_run(tiny):
         off = (drawn.batch.logp_old - drawn.batch.logp_rollout).abs().max().item()
         bias[replay] = off
         assert (drawn.replay is None) == (replay == "none")
-        assert drawn.replay is None or drawn.replay.weights is None  # r3 replays the choice alone
+        assert drawn.replay is None or drawn.replay.routes.weights is None  # r3 replays the choice alone
     assert bias["r3"] == 0.0 < 1e-3 < bias["none"]
 
 
