@@ -337,17 +337,18 @@ def test_a_killed_run_resumes_bit_for_bit(tiny):
 
 
 def test_the_tokens_that_truncation_left_are_told_by_their_log_probabilities():
-    """Against the definition by transformers: the four most probable tokens, of them the fewest that hold 0.9 of their mass."""
-    made = VllmEngine(net().config, precision("fp32"), top_k=4, top_p=0.9, record_support=True, kv_cache_gib=0.25)
+    """Against the definition by transformers: the four most probable tokens, of them the fewest that hold 0.7 of their mass."""
+    made = VllmEngine(net().config, precision("fp32"), top_k=4, top_p=0.7, record_support=True, kv_cache_gib=0.25)
     made.load_weights(net().named_parameters(), 0)
-    prompts, uniforms = torch.randint(0, VOCABULARY, (4, 6)), torch.rand(4, 5)
+    generator = torch.Generator().manual_seed(0)
+    prompts, uniforms = torch.randint(0, VOCABULARY, (4, 6), generator=generator), torch.rand(4, 5, generator=generator)
     rollout = made.generate(prompts, uniforms)
     left = unpack(rollout.support, VOCABULARY)
     with torch.no_grad():
         logits = net()(torch.cat([prompts, rollout.tokens], 1)).logits[:, 5:-1]
     ranked, places = logits.topk(4)
     share = ranked.softmax(-1)
-    expected = torch.zeros_like(left).scatter(-1, places, share.cumsum(-1) - share < 0.9)
+    expected = torch.zeros_like(left).scatter(-1, places, share.cumsum(-1) - share < 0.7)
     assert torch.equal(left, expected)
     assert left.sum(-1).min() < left.sum(-1).max() <= 4
     masked = logits.masked_fill(~left, -torch.inf).log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
