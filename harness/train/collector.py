@@ -15,7 +15,6 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
-from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
@@ -30,6 +29,7 @@ from harness.train.clock import Clock
 from harness.train.forward import TrainingForward
 from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
+from harness.train.replayed import replayed, replayed_masks, with_masks
 from harness.train.rewards import RewardShaping
 from harness.train.sampled import Sampled
 
@@ -244,11 +244,11 @@ class Collector:
         """
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
-        scoring, replay_old = self.config.actor.scoring, self.replayed(sampled.rollout)
-        replay, masks = replay_old, self.replayed_support(sampled.rollout)
+        scoring, replay_old = self.config.actor.scoring, replayed(sampled.rollout, self.config)
+        replay, masks = replay_old, replayed_masks(sampled.rollout, self.config)
         if self.replay.source == "trainer":
             forward_old, routes = self.route_forward(sampled, order)
-            replay = Recorded(Routes(routes.ids), None if masks is None else masks.support)
+            replay = with_masks(Routes(routes.ids), masks)
         elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
             forward_old = self.score_forward(sampled, order, replay)
         if scoring == "exact" and self._is_own(sampled.rollout) and not self.replay.by_old:
@@ -278,27 +278,10 @@ class Collector:
             logp[rows] = self.forward(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
         return logp
 
-    def replayed(self, rollout: Rollout) -> Recorded | None:
-        """What the engine recorded and π_old is scored with: experts by `routing.replay`, and sampling masks by
-        `rollout.replay_sampling_mask`. None for neither.
-
-        Raises UserError when the rollout lacks experts that are to be replayed, as one that another setting has sampled ahead.
-        """
-        routes = engine_routes(rollout, weights=self.replay.weights) if self.replay.by_old else None
-        if self.replay.by_old and routes is None:
-            raise UserError(f"routing.replay={self.config.routing.replay}: the rollout does not tell the engine's experts")
-        masks = self.replayed_support(rollout)
-        return masks if routes is None else Recorded(routes, None if masks is None else masks.support)
-
-    def replayed_support(self, rollout: Rollout) -> Recorded | None:
-        """The sampling masks alone."""
-        replays = self.config.rollout.replay_sampling_mask and rollout.support is not None
-        return Recorded(support=rollout.support) if replays else None
-
     def route_forward(self, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts that chooses its own, with its routes."""
         logp, parts = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device), []
-        first, masks = order[: self.config.actor.num_minibatches], self.replayed_support(sampled.rollout)
+        first, masks = order[: self.config.actor.num_minibatches], replayed_masks(sampled.rollout, self.config)
         for rows in first:
             own = None if masks is None else masks.of(rows)
             logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
@@ -323,7 +306,7 @@ class Collector:
         It is the mismatch that a correction would see. So what π_old replays of the engine is replayed here too.
         """
         rollout = self.generate(engine, prompts, uniforms)
-        logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
+        logp = self.score_by(self.own_policy, prompts, rollout.tokens, replayed(rollout, self.config))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)
 
     def collect(self, sampled: Sampled, scores: Scores) -> tuple[Collected, dict[str, Tensor]]:
@@ -391,15 +374,3 @@ class Collector:
             metrics["rollout/truncated"] = 1 - ended.float().mean()
             metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         return metrics
-
-
-def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if asked for; None where it told no experts.
-
-    Raises UserError when it told no weights that are asked for.
-    """
-    if rollout.expert_ids is None:
-        return None
-    if weights and rollout.expert_weights is None:
-        raise UserError("routing.replay=r3_weights: the rollout has experts without their weights; use routing.replay=r3")
-    return Routes(rollout.expert_ids, rollout.expert_weights if weights else None)

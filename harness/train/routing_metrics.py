@@ -6,9 +6,9 @@ from torch import Tensor
 
 from algos.diagnostics.routing import routing, split_k3
 from harness.rollouts.architecture import expert_count
-from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
-from harness.train.collector import Collector, Scores, engine_routes
+from harness.train.collector import Collector, Scores
+from harness.train.replayed import engine_routes, replayed_masks, with_masks
 from harness.train.sampled import Sampled
 
 
@@ -37,7 +37,7 @@ def _score_live(collector: Collector, sampled: Sampled, order: list[Tensor]) -> 
     """(log π_old by its own choice of experts, its routes), by the pass that actor.scoring names."""
     if collector.config.actor.scoring == "exact":
         logp, routes = collector.route_by(
-            collector.own_policy, sampled.prompts, sampled.rollout.tokens, collector.replayed_support(sampled.rollout)
+            collector.own_policy, sampled.prompts, sampled.rollout.tokens, replayed_masks(sampled.rollout, collector.config)
         )
         assert routes is not None  # the model is a mixture
         return logp, routes
@@ -45,8 +45,7 @@ def _score_live(collector: Collector, sampled: Sampled, order: list[Tensor]) -> 
 
 
 def _score_replayed(collector: Collector, sampled: Sampled, order: list[Tensor], routes: Routes) -> Tensor:
-    masks = collector.replayed_support(sampled.rollout)
-    replay = Recorded(Routes(routes.ids), None if masks is None else masks.support)
+    replay = with_masks(Routes(routes.ids), replayed_masks(sampled.rollout, collector.config))
     if collector.config.actor.scoring == "exact":
         return collector.score_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens, replay)
     return collector.score_forward(sampled, order, replay)

@@ -13,7 +13,7 @@ from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, has_route, no_route
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
-from harness.train.collector import engine_routes
+from harness.train.replayed import engine_routes
 from harness.train.routing import RoutingHooks, balance_loss
 from tests.harness.test_actor import settings
 

@@ -21,6 +21,7 @@ from harness.rollouts import RolloutEngine
 from harness.rollouts.recorded import Recorded, unpack
 from harness.seeding import generator
 from harness.train.collector import Collector
+from harness.train.replayed import replayed
 from harness.train.routing import ARGUMENT, RoutingHooks
 
 
@@ -105,7 +106,7 @@ class SampledGradients:
         uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
         sampled = collector.sample_by(engine, prompts, uniforms)
         tokens = sampled.rollout.tokens
-        replay = collector.replayed(sampled.rollout) if engine is collector.engine else None
+        replay = replayed(sampled.rollout, collector.config) if engine is collector.engine else None
         logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
         batch = Batch(
             sampled.rollout.logp, sampled.rollout.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
