@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from harness.config import ActorConfig
 from harness.models import device
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 from harness.train.engine import DeepSpeedModel
@@ -39,15 +40,16 @@ class Actor(Saved, Protocol):
     read, saved and loaded. Every rank makes the same calls in the same order, each with its own rows.
     """
 
-    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens, entropy of π_θ at each of them), both [B, T] in fp32 nats, with gradient.
 
         Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both
         results are 0.
-        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k]; its backward pass may come later.
+        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k], and the tokens over which both are renormalised,
+        [B, T, ⌈V/8⌉]. The backward pass may come later.
         """
 
-    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         """(`logp` without gradient, routes that its forward took). Of a mixture of experts alone."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -76,13 +78,13 @@ class DeepSpeedActor(DeepSpeedModel):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         super().__init__(ScoringModel(model, temperature), config)
 
-    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)
         logp, entropy = self.by_token(prompts, tokens, replay)
         return logp[place], entropy[place]
 
     @torch.no_grad()
-    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)
         with self.routing.record() as layers:
             logp, _ = self.by_token(prompts, tokens, replay)

@@ -7,21 +7,21 @@ from typing import NamedTuple
 from torch import Tensor
 
 from algos.batch import Batch
-from harness.rollouts.routes import Routes
+from harness.rollouts.recorded import Recorded
 
 
 class Scores(NamedTuple):
     """Log-probabilities [B, T] of the responses, in nats.
 
     old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
-    that the mini-batches are to take; None where each forward chooses its own.
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: what the
+    mini-batches are to replay, experts and sampling masks; None for nothing.
     """
 
     old: Tensor | None
     forward: Tensor | None
     reference: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
 
 
 class Collected(NamedTuple):
@@ -34,7 +34,7 @@ class Collected(NamedTuple):
     prompts: Tensor
     tokens: Tensor
     forward_old: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
     batch: Batch
     values: Tensor | None = None
     returns: Tensor | None = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.config import ActorConfig
 from harness.errors import UserError
-from harness.rollouts.routes import Routes
+from harness.rollouts.recorded import Recorded
 from harness.tasks import PAD
 from harness.train.distinct import Index, distinct
 from harness.train.ranks import join
@@ -67,27 +67,29 @@ class DeepSpeedModel:
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
 
     def distinct_rows(
-        self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None
-    ) -> tuple[Tensor, Tensor, Routes | None, Index]:
-        """(prompts, responses and routes of one of each group of equal rows on the device, the group of each row)."""
+        self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
+    ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
+        """(prompts, responses and what to replay of one of each group of equal rows on the device, the group of each row)."""
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
         first, place = distinct(prompts, tokens, replay)
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
-    def by_token(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> list[Tensor]:
+    def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
         """What the module gives, [B, T] each and 0 on padding, of rows that are on the device."""
         full = tokens.shape[1]
-        columns = torch.cat([(part != PAD).any(0) for part in (prompts, tokens)])
-        prompts, tokens = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
+        asked, answered = ((part != PAD).any(0) for part in (prompts, tokens))
+        prompts, tokens = prompts[:, asked], tokens[:, answered]
         ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
         present = ids != PAD
         padded = not present.all()
         positions = (present.cumsum(-1) - 1).clamp(min=0)
         places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
-        if replay is not None:
-            places[ARGUMENT] = replay.of(slice(None), columns.nonzero()[:-1, 0])
+        if replay is not None and replay.routes is not None:
+            places[ARGUMENT] = replay.routes.of(slice(None), torch.cat([asked, answered]).nonzero()[:-1, 0])
+        if replay is not None and replay.support is not None:
+            places["support"] = replay.support[:, answered]
         ids = ids.clamp(min=0)
         given = self.engine(input_ids=ids[:, :-1], targets=ids[:, -length:], **places)
         if not padded and length == full:
