@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
          "advantage=algos.returns:optimal_token_baseline: needs logp_old, pi_squared, which a run does not have"),
         (["advantage=gae", "critic=none"], "critic.lr is missing: advantage=gae needs .* values of a critic; set critic=default"),
         (["critic=default"], "critic.lr=0.001 has no effect: advantage=dr_grpo reads no values; set critic=none or"),
-        (["advantage=gae", "baseline=kept", "correction=sequence_mask"],
+        (["advantage=gae", "baseline=kept", "correction=verl/decoupled_geo_rs"],
          "baseline=kept has no effect: advantage=gae has no baseline of a group; use all"),
         (["advantage=gae", "advantage.lam=1.5"], r"advantage.lam=1.5: must be a number in \[0, 1\]"),
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
