@@ -270,7 +270,7 @@ def test_a_branch_cannot_replay_what_waiting_rollouts_lack(tiny):
     """With staleness the checkpoint holds rollouts, by the engine and for the replay of its run."""
     checkpoint = Checkpoint(tiny("rollout.staleness=1", "steps=4"), Path("nowhere"), 2)
     for arm in ("routing.replay=r3_weights", "routing.replay=r3 rollout/engine=vllm"):
-        with pytest.raises(UserError, match="reads what the 1 rollouts that wait in the checkpoint may lack"):
+        with pytest.raises(UserError, match="reads what the rollouts that wait in the checkpoint may lack"):
             _seeded(checkpoint, arm, 1, "branches")
     assert len(_seeded(checkpoint, "routing.replay=r3", 2, "branches")) == 2  # experts are told always
     fresh = checkpoint._replace(config=tiny("steps=4"))

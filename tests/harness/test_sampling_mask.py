@@ -168,5 +168,5 @@ def test_a_replay_without_effect_is_refused(tiny, overrides, reason):
 def test_a_branch_cannot_replay_what_waiting_rollouts_lack(tiny):
     origin = tiny(*TOP, "rollout.staleness=1")
     _check_waiting(origin, origin, "")
-    with pytest.raises(UserError, match=r"replay_sampling_mask=true reads what the 1 rollouts that wait.*set it to false"):
+    with pytest.raises(UserError, match=r"replay_sampling_mask=true reads what the rollouts that wait.*set it to false"):
         _check_waiting(origin, tiny(*TOP, "rollout.staleness=1", REPLAY), "x")
