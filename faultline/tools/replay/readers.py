@@ -218,7 +218,8 @@ def _json_row(path: Path, line: str) -> dict[str, Any]:
 def _spans(row: dict[str, Any]) -> list[int]:
     """The version of each token from vLLM's CompletionOutput.weight_versions: {"version", "start", "end"} of each span."""
     versions: list[int] = []
-    for span in row["weight_versions"] if isinstance(row["weight_versions"], list) else [None]:
+    spans: list[Any] = row["weight_versions"] if isinstance(row["weight_versions"], list) else [None]
+    for span in spans:
         try:
             if span["start"] != len(versions):
                 raise ValueError
