@@ -115,6 +115,8 @@ METRICS = {
     "routing/k3_rest": Metric("K3 of π_old with the experts that the engine chose", "nats"),
     "rollout/support_tokens": Metric("tokens that top_p and top_k left, mean over response tokens", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
+    "rollout/version_lag_max": Metric("the same of the oldest token of the batch, of partial rollouts", "steps"),
+    "rollout/mixed_versions": Metric("share of the responses with tokens of several versions, of partial rollouts", "0..1"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{
         f"probe/{precision}/{name}": Metric(f"{meaning}, had {precision} sampled for these weights", unit)
