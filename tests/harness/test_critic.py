@@ -74,7 +74,8 @@ GAE = ["advantage=gae", "advantage.lam=0.9", "rollout.prompts=8", "rollout.group
 @pytest.mark.slow
 def test_the_policy_waits_for_the_critic_and_the_penalty_falls_on_each_token(tiny):
     """Two steps of warm-up: the critic's weights move and the policy's do not; then both. Credit against its equations."""
-    config = tiny(*GAE, "critic.warmup_steps=2", "kl=k3", "kl.coef=0.3", "kl.place=reward", "advantage.lam=1", "actor.epochs=2", "steps=5")
+    penalised = ["kl=k3", "kl.coef=0.3", "kl.place=reward"]
+    config = tiny(*GAE, *penalised, "critic.warmup_steps=2", "advantage.lam=1", "actor.epochs=2", "steps=5")
     assert config.updates == 3 * 2 * 2
     with folder_of(config).claim() as folder:
         trainer = Trainer(config, folder)
