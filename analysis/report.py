@@ -15,7 +15,8 @@ import pandas as pd
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
-from analysis.figures.style import COLOURS, save
+from analysis.figures.outcome import enough
+from analysis.figures.style import PANEL, save
 from analysis.frames import markdown, plain, show, terminal
 from analysis.load import load
 from analysis.page import Section, page
@@ -27,6 +28,8 @@ from harness.errors import UserError
 
 LISTED = 3
 """Seeds of an arm up to which the terminal lists each of them."""
+ROWS = 24
+"""Arms that fit on a screen below each other."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
 
@@ -86,16 +89,16 @@ def _question(results: Results) -> tuple[str, str]:
     if results.control_only:
         rates = len({config["actor"]["lr"] for config in results.configs.values()})
         return "where is the control stable?", "frontier" if rates > 1 else _first(results)
-    if len(results.arms) > len(COLOURS):
+    if len(results.arms) > PANEL:
         return "which loss and correction survive, against the control?", _first(results)
     return "does the rollout's precision matter, and does a correction help?", _first(results)
 
 
 def _first(results: Results) -> str:
-    if len(results.arms) > len(COLOURS):  # more than curves can tell apart at a glance
-        return "heatmaps"
+    if len(results.arms) > PANEL:  # more than curves can tell apart at a glance
+        return "ends" if len(results.arms) <= ROWS else "heatmaps"
     few = results.runs.groupby("arm").size().max() <= LISTED  # the curve of each seed then says more than a share of two
-    return "reward" if few or not results.runs.event.any() else "survival"  # without a collapse every survival curve is flat
+    return "reward" if few or not enough(results) else "survival"
 
 
 def _tables(results: Results) -> list[Section]:
@@ -125,7 +128,7 @@ def _tables(results: Results) -> list[Section]:
     return [
         arms,
         *(section for section in found if section.table is not None and len(section.table)),
-        Section("Losses and corrections", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
+        Section("Losses and corrections, in numbers", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
         Section("Outcomes", f"{tables.OUTCOMES} {judged}", table=tables.outcomes(results)),
         Section("Warnings", warned, table=tables.warnings(results)),
         Section("Causes", "Cause: the earliest warning in the 50 steps up to the onset.", table=results.causes),
@@ -134,7 +137,7 @@ def _tables(results: Results) -> list[Section]:
             "Runs that collapse by a drawdown alone: by the share δ of the way to chance, for m evaluations in a row.",
             table=tables.robustness(results),
         ),
-        Section("Cost", "Median seconds of a step; mean share of tokens.", table=results.costs),
+        Section("Cost, in numbers", "Median seconds of a step; mean share of tokens.", table=results.costs),
     ]
 
 
@@ -147,8 +150,12 @@ def _figures(results: Results) -> list[Section]:
         for name, figure in drawn.items()
         if not isinstance(figure, str)
     ]
-    empty = [f"{FIGURES[name].title}: {reason}" for name, reason in drawn.items() if isinstance(reason, str)]
-    return [*figures, Section("Figures with nothing to show", items=empty)]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in drawn.items():
+        if isinstance(reason, str):
+            reasons.setdefault(reason, []).append(FIGURES[name].title)
+    empty = "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
+    return [*figures, Section("Figures not drawn", f"{empty}." if empty else "", anchor="not-drawn")]
 
 
 def _page(results: Results, answer: list[str], figures: list[Section], sections: list[Section], out: Path) -> str:
@@ -158,9 +165,9 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
         link = "caveats", f"Caveats: {len(results.caveats)}."
     settings = Section("Shared settings", text=_settings(results))
     *figures, empty = figures
-    shown = [*figures[:1], sections[0], *caveats, *figures[1:], *sections[1:], settings, *([empty] if empty.items else [])]
+    shown = [*figures[:1], sections[0], *caveats, *figures[1:], *sections[1:], settings, *([empty] if empty.note else [])]
     title = f"{results.name}: {_question(results)[0]}"
-    return page(title, answer, shown, verdicts.provenance(results), link, _runs(results, out))
+    return page(title, answer, shown, verdicts.provenance(results), link, _runs(results, out), results.marks.arms)
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
@@ -196,7 +203,7 @@ def _list(sentences: list[str]) -> str:
 
 def _print(results: Results, answer: list[str]) -> None:
     """A row per arm with its seeds, or the matrix where these are many; then the answer and the caveats."""
-    few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= len(COLOURS)
+    few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)
     console = terminal()
