@@ -7,11 +7,10 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Interval
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -23,7 +22,7 @@ from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
-from harness.rollouts.noise import Noise
+from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 
@@ -32,8 +31,6 @@ Cache = list[tuple[Tensor, Tensor]]
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
 go on after it, None if all do)."""
-Size = Annotated[float, Interval(ge=0, le=10)]
-Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
@@ -65,8 +62,6 @@ class LocalEngine(RolloutEngine):
         router_noise_persistence: Persistence = 0.0,
         noise_seed: Seed | None = 0,
     ):
-        if noise_seed is None:
-            raise ValueError("noise_seed=None stands for the run's seed; the collector resolves it")
         self.config, self.temperature = config, temperature
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
@@ -87,11 +82,7 @@ class LocalEngine(RolloutEngine):
         for key, default in (("router_dtype", "compute"), ("router_noise", 0.0)):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
-        for key in ("noise", "router_noise"):
-            if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
-                raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
-        if (seed := params.get("noise_seed", 0)) and not (params.get("noise", 0.0) or params.get("router_noise", 0.0)):
-            raise UserError(f"rollout.engine.noise_seed={seed} has no effect without noise; set noise or router_noise, or 0")
+        check_noise(params, "noise", "router_noise")
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
@@ -109,10 +100,8 @@ class LocalEngine(RolloutEngine):
         """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
         self.version = None  # until all have been taken: what an exception leaves is of two versions
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
-        given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
-        if self.noise.size:
-            linear = [name for name in given if name.endswith(("_proj.weight", "_proj"))]  # "_proj" alone: stacked experts
-            given |= {name: self.noise(name, given[name], version) for name in linear}
+        own = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
+        given = dict(self.noise.on_linear(own.items(), version))
 
         def plain(name: str, exact: bool = False) -> Tensor:
             return given.pop(name) if exact else self._round(given.pop(name))

@@ -25,12 +25,13 @@ from annotated_types import Interval
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from algos.parameters import Count
+from algos.parameters import Count, Seed
 from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
@@ -72,7 +73,8 @@ class VllmEngine(RolloutEngine):
     kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: nats; None for the precision's own.
+    sync_tolerance: nats; None for the precision's own, and for no check where there is noise.
+    noise, noise_persistence, noise_seed: as LocalEngine has them, and with the same values.
     """
 
     def __init__(
@@ -90,9 +92,14 @@ class VllmEngine(RolloutEngine):
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
         sleep: bool = False,
         sync_tolerance: Annotated[float, Interval(gt=0, le=1e3)] | None = None,
+        noise: Size = 0.0,
+        noise_persistence: Persistence = 0.0,
+        noise_seed: Seed | None = 0,
     ):
         # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
-        self.tolerance = sync_tolerance or (tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED)
+        usual = tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED
+        self.tolerance = sync_tolerance or (None if noise else usual)
+        self.noise = Noise(noise, noise_persistence, noise_seed)
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
@@ -144,6 +151,7 @@ class VllmEngine(RolloutEngine):
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         package()
+        check_noise(params, "noise")
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
@@ -173,7 +181,8 @@ class VllmEngine(RolloutEngine):
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
         try:
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._complete(weights)})
+            weights = self._complete(self.noise.on_linear(weights, version))
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         finally:
             torch.set_default_dtype(before)
         if self.tied:

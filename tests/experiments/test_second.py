@@ -8,6 +8,7 @@ import pytest
 from experiments.second import ARM, FAMILIES, LIST_9, OWN, SAMPLING, Arm, arms, compared, complete, endpoints, main, noisy
 from tests.analysis.synthetic import FP32, write
 
+BASE = ("loss=pg", "task.modulus=7")
 LOW, HIGH = [0.10, 0.11, 0.12, 0.13, 0.14], [0.80, 0.81, 0.82, 0.83, 0.84]
 
 
@@ -22,7 +23,7 @@ def runs(*given: tuple[Arm, str, list[float]]) -> pd.DataFrame:
 
 def test_families_are_those_of_the_plan():
     """The counts of docs/study.md, by hand."""
-    assert [len(family.pairs) for family in FAMILIES] == [5, 5, 5, 6, 6, 4, 6, 7, 7, 7, 5, 4]
+    assert [len(family.pairs) for family in FAMILIES] == [5, 5, 5, 6, 6, 4, 6, 7, 7, 7, 5, 4, 2, 2, 2, 3, 3]
 
 
 def test_five_against_five_fully_apart():
@@ -66,11 +67,21 @@ def test_an_arm_that_lacks_a_seed_is_left_out_and_a_policy_is_compared_with_itse
     assert list(found.difference) == pytest.approx([0.70, -0.70])
 
 
+def test_an_arm_of_the_continuation_is_compared_within_its_setting(tmp_path):
+    """Policy gradient's arms are no reference of PPO's, and a run of another loss, task or length names its setting."""
+    table = runs((noisy(0.2, 1), OWN, HIGH), (noisy(0.2, 1, setting="ppo"), OWN, LOW), (noisy(0.2, 0, setting="ppo"), OWN, HIGH))
+    found = compared(table)
+    assert list(found.family) == ["F14 losses, persistence"] and found.holm_p.iloc[0] == pytest.approx(4 / 252)
+    assert found.arm.iloc[0] == "ppo, fp32, noise 0.2, persistence 1"
+    write(tmp_path, FP32, "loss=cispo", "task.modulus=20", seed=40, steps=280)
+    assert set(endpoints(tmp_path).setting) == {"cispo, modulus 20"}
+
+
 def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     """The first sweep's rows are read from the file when the second is added, and its runs are not asked for again."""
     for seed in range(40, 48):
-        write(tmp_path / "one", FP32, "loss=pg", seed=seed)
-        write(tmp_path / "two", "rollout/precision=bf16", "loss=pg", seed=seed)
+        write(tmp_path / "one", FP32, *BASE, seed=seed, steps=280)
+        write(tmp_path / "two", "rollout/precision=bf16", *BASE, seed=seed, steps=280)
     main(tmp_path / "out", [tmp_path / "one"])
     main(tmp_path / "out", [tmp_path / "two"])
     kept = pd.read_csv(tmp_path / "out" / "endpoints.csv")
