@@ -1,4 +1,4 @@
-"""The figures of a sweep. Each function returns a matplotlib figure, or the reason why there is nothing to show, a clause without a full stop."""
+"""The figures of a sweep. Each function returns a matplotlib figure, or the clause that says why there is nothing to show."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ FIGURES = {
     "response": Output(
         "Reward by dose",
         "Mean of the last three held-out evaluations over the K3 of arms with synthetic noise, a row per policy and "
-        "correction, a column per persistence. Lines: fits that never rise, with 95% bands over seeds, which cover less with at most five of them. Arms "
-        "of fewer than three doses have points alone. Open markers: real precisions, in the panel whose runs measured the "
-        "nearest persistence over 20 syncs.",
+        "correction, a column per persistence. Lines: fits that never rise, with 95% bands over seeds, which cover less with at "
+        "most five of them. Arms of fewer than three doses have points alone. Open markers: real precisions, in the panel whose "
+        "runs measured the nearest persistence over 20 syncs.",
         dose.response,
     ),
     "dose": Output(
@@ -109,9 +109,10 @@ FIGURES = {
     ),
     "gap": Output(
         "Deployment gap, and tokens thrown away",
-        "Left: rollout reward on training prompts minus the trainer's reward on held-out prompts, median "
-        "over runs of a source. The control shows how much of it the prompts explain. Next: last reward over the share of tokens "
-        "that a correction keeps at a weight above 0, filled for collapsed runs. Last: mean length of dropped over used responses; above the line long ones are dropped.",
+        "Left: rollout reward on training prompts minus the trainer's reward on held-out prompts, median over runs of a source. "
+        "The control shows how much of it the prompts explain. Next: last reward over the share of tokens that a correction "
+        "keeps at a weight above 0, filled for collapsed runs. Last: mean length of dropped over used responses; above the line "
+        "long ones are dropped.",
         mismatch.deployment_gap,
     ),
     "frontier": Output(

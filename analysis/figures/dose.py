@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -26,7 +28,9 @@ def response(results: Results) -> Figure | str:
         most = max(len(curve.doses) for curve in curves)
         return f"no correction and persistence has {LEAST} doses of noise (the most is {most}), so no curve can be fitted"
     columns = sorted({curve.persistence for curve in curves})
-    rows = list(dict.fromkeys((curve.family, curve.correction) for curve in curves))
+    families = list(dict.fromkeys(curve.family for curve in curves))
+    by_family = sorted(curves, key=lambda curve: families.index(curve.family))
+    rows = list(dict.fromkeys((curve.family, curve.correction) for curve in by_family))
     real, margin = precisions(results.dosed), results.margin or MARGIN
     differ = [len(set(words)) > 1 for words in zip(*((*family[1:], correction) for family, correction in rows), strict=True)]
     figure, axes = subplots(len(rows), len(columns), 0.6 + 2.7 * len(rows), sharex=True, sharey="row")
@@ -45,7 +49,8 @@ def response(results: Results) -> Figure | str:
                     _curve(results, axis, curve)
             for arm in own:
                 if persistence == nearest(arm.measured, mine):
-                    _precision(axis, arm, Mark(results.marks.source(arm.precision).colour, results.marks.corrections[correction], "-"))
+                    look = results.marks.source(arm.precision)
+                    _precision(axis, arm, look._replace(marker=results.marks.corrections[correction]))
             axis.set_title(short(", ".join([_named(persistence), *apart]), 40))
         line[0].set_ylabel(f"held-out reward of\n{family[0]}")
     for axis in axes[-1]:
@@ -73,7 +78,8 @@ def _control(axis: Axes, control: np.ndarray, margin: float) -> None:
 
 
 def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
-    lines = {"control": (CONTROL, 1, "-"), f"control − {margin:g}": (CONTROL, 0.8, ":"), "fit to the arms": (NEUTRAL, 1.5, "-")}
+    lines: dict[str, tuple[str, float, Any]] = {"control": (CONTROL, 1, "-"), f"control − {margin:g}": (CONTROL, 0.8, ":")}
+    lines["fit to the arms"] = NEUTRAL, 1.5, "-"
     lines |= {"fit without a correction": (NEUTRAL, 0.8, "--")} if corrected else {}
     found = {name: Line2D([], [], color=hue, linewidth=width, linestyle=dash) for name, (hue, width, dash) in lines.items()}
     arm = key(Mark(NEUTRAL, "o", "-"), line=False)

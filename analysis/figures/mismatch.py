@@ -90,7 +90,8 @@ def aligned_traces(results: Results) -> Figure | str:
     steps = results.steps[results.steps.run.isin(collapsed.index)]
     at = steps.step - steps.run.astype(str).map(collapsed.onset)
     steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
-    shown = [(part, name) for part in chunks(_sources(collapsed)) for name in TRACES if name in steps and steps[name].nunique() > 1]
+    traces = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
+    shown = [(part, name) for part in chunks(_sources(collapsed)) for name in traces]
     figure, axes = grid(len(shown), 3, 2.2, sharex=True)
     for axis, (part, name) in zip(axes, shown, strict=True):
         for source in part:

@@ -83,9 +83,9 @@ def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float
     censored = runs.time[~runs.event].to_numpy()
     axis.plot(censored, np.interp(censored, km.time, km.survival), "|", color=mark.colour, markersize=6)
     for at in np.linspace(0, end, RISKS):
-        below, risk = (0, -22 - 9 * place), int((runs.time >= at).sum())
-        options = {"xytext": below, "textcoords": "offset points", "ha": "center", "fontsize": 7}
-        axis.annotate(f"{risk}", (at, 0), xycoords=("data", "axes fraction"), color=mark.colour, **options)
+        risk, below = f"{(runs.time >= at).sum()}", (0, -22 - 9 * place)
+        options: dict[str, Any] = {"xytext": below, "textcoords": "offset points", "ha": "center", "fontsize": 7}
+        axis.annotate(risk, (at, 0), xycoords=("data", "axes fraction"), color=mark.colour, **options)
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
@@ -95,23 +95,22 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
-    groups = {key: list(part.arm) for key, part in arms.groupby(["calm", "correction", "loss"], sort=False)}
-    corrections = list(dict.fromkeys(key[1] for key in groups))
-    keys = sorted(groups, key=lambda key: (key[0], key[1] != "none", corrections.index(key[1]), key[2]))
-    differ = [len({key[i] for key in keys}) > 1 for i in range(3)]
+    groups = {place: list(part.arm) for place, part in arms.groupby(["calm", "correction", "loss"], sort=False)}
+    corrections = list(dict.fromkeys(correction for _, correction, _ in groups))
+    places = sorted(groups, key=lambda place: (place[0], place[1] != "none", corrections.index(place[1]), place[2]))
+    differ = [len({place[i] for place in places}) > 1 for i in range(3)]
     found = []
-    for key in keys:
-        calm, correction, loss = key
-        words = {2: loss, 1: "no correction" if correction == "none" else correction, 0: calm}
-        title = " · ".join(short(word, 40) for i, word in words.items() if differ[i] and word)
-        found += [Panel(title, loss, calm, correction, part) for part in chunks(groups[key])]
+    for calm, correction, loss in places:
+        words = (loss, "no correction" if correction == "none" else correction, calm)
+        title = " · ".join(short(word, 40) for word, told in zip(words, differ[::-1], strict=True) if told and word)
+        found += [Panel(title, loss, calm, correction, part) for part in chunks(groups[calm, correction, loss])]
     return found
 
 
 def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
     """The legend of panels: a line per source, the control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
-    found = {}
+    found: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
         found.setdefault("control" if row.control else literal(row.source), key(results.marks.arms[str(arm)]))
     return found
@@ -137,7 +136,8 @@ def forest(results: Results) -> Figure | str:
         axis.annotate(p, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axis.axvline(0, color=NEUTRAL, linewidth=0.8)
     axis.set_ylim(-0.7, len(table) - 0.3)
-    axis.set_yticks(range(len(table)), [f"{short(arm, 60)}  (n={n})" for arm, n in zip(apart(table.arm), table.known, strict=True)], fontsize=8)
+    labels = [f"{short(arm, 60)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
+    axis.set_yticks(range(len(table)), labels, fontsize=8)
     axis.set_xlabel(
         "RMST difference from the reference arm (optimizer steps)\n"
         "95% bootstrap over seeds; dotted: at most five seeds, which cover less; open: equal seeds, no interval"

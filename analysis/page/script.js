@@ -79,7 +79,7 @@ function nearest(figure, at) {
 
 const figures = [];
 for (const node of document.querySelectorAll("figure[data-curves]")) {
-  const svg = node.querySelector("svg"), curves = JSON.parse(node.dataset.curves);
+  const svg = node.querySelector(":scope > svg"), curves = JSON.parse(node.dataset.curves);
   if (!curves.curves.length) continue;
   const figure = { curves, node: curve => document.getElementById(curve.id) };
   figures.push(figure);

@@ -129,7 +129,8 @@ class Followed:
 class Follower:
     """The runs of one sweep. `look` brings them up to date.
 
-    marks: how the arms look, as in the report. look_number: counts the looks. renewed: the last look at which arms got other names or a run was gone.
+    marks: how the arms look, as in the report. look_number: counts the looks. renewed: the last look at which arms got other
+    names or a run was gone.
     behind: runs with rows that no look has reached yet.
     """
 

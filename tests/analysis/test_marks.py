@@ -1,4 +1,4 @@
-"""The one map of looks: an arm looks the same wherever it is drawn, the control is black, and no two hues are alike to any eye."""
+"""The one map of looks: an arm looks the same wherever it is drawn, the control is black, no two hues are alike to any eye."""
 
 import itertools
 import re

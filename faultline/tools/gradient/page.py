@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.style import legend_below, series, subplots
-from analysis.marks import CONTROL
 from analysis.frames import show
+from analysis.marks import CONTROL
 from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
 
