@@ -43,12 +43,14 @@ def report(
     deployed: str | None = None,
     margin: float | None = None,
     trust: bool = False,
+    pictures: bool = False,
 ) -> Path:
     """Write the report of a sweep, of `seeds` only if any are given, and print its first table; the page's path.
 
     report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
     sweep's own folder. `into` is a Markdown file that gets the results between its two marks for them. deployed, trust: see
-    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table.
+    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table. pictures: write every
+    figure as figures/<name>.png too.
     """
     if margin is not None and not 0 < margin <= 1:
         raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
@@ -64,6 +66,10 @@ def report(
     figures = _figures(results)
     if (first := figures[0].figure) is not None:
         save(first, out / "report.png")
+    for section in figures if pictures else ():
+        if section.figure is not None:
+            (out / "figures").mkdir(exist_ok=True)
+            save(section.figure, out / "figures" / f"{section.name}.png")
     target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
     (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
     results.outcomes.to_csv(out / "arms.csv", index=False)
