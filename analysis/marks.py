@@ -16,6 +16,7 @@ CONTROL = "#000000"
 NEUTRAL = "#505050"
 """What belongs to no arm: reference lines, and the trainer's own precision under a correction."""
 HUES = {
+    "fp32": NEUTRAL,
     "bf16": "#0072B2",
     "fp16": "#56B4E9",
     "fp8_block_w8a16": "#443300",

@@ -25,6 +25,7 @@ from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
 from harness.arms import OPERATION, flatten, shared
 from harness.errors import UserError
+from harness.progress import Progress
 
 LISTED = 3
 """Seeds of an arm up to which the terminal lists each of them."""
@@ -150,7 +151,10 @@ def _tables(results: Results) -> list[Section]:
 def _figures(results: Results) -> list[Section]:
     """The figures that there are, that of the first screen first; at the end the list of those with nothing to show."""
     first = _question(results)[1]
-    drawn = {name: FIGURES[name].draw(results) for name in [first, *(name for name in FIGURES if name != first)]}
+    drawn, progress = {}, Progress(len(FIGURES))
+    for name in [first, *(name for name in FIGURES if name != first)]:
+        drawn[name] = FIGURES[name].draw(results)
+        progress.show(f"{len(drawn)} of {len(FIGURES)} figures")
     figures = [
         Section(FIGURES[name].title, FIGURES[name].caption, figure=figure, anchor=name)
         for name, figure in drawn.items()

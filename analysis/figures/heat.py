@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 
 from analysis.figures.style import HEAT, apart, short
 
+FEW = 4
+"""Columns up to which a label may take two lines: beside more it would run into the next."""
 Cells = dict[tuple[str, str], tuple[float, str]]
 """(row, column) -> value in 0..1, words of the cell."""
 
@@ -26,7 +28,8 @@ def heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], 
     axis.set_title(title)
     axis.set_yticks(range(len(rows)), [short(row, 44) for row in apart(rows)], fontsize=7)
     axis.xaxis.tick_top()
-    axis.set_xticks(range(len(columns)), [short(column, 20) for column in apart(columns)], fontsize=7, rotation=30, ha="left")
+    labels = [short(column, 20 if len(columns) <= FEW else 99) for column in apart(columns)]
+    axis.set_xticks(range(len(columns)), labels, fontsize=7, rotation=30, ha="left")
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 

@@ -184,9 +184,12 @@ def heat_maps(results: Results) -> Figure | str:
             apart = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
             last[place] = found["mean"], f"{found['mean']:.2f}{apart}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
-    figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
-    heat(axes[0, 0], shares, rows, columns, "collapsed, of ended runs", True)
-    heat(axes[0, 1], last, rows, columns, "last reward; below, its difference from the control", False)
+    maps = [(last, "last reward; below, its difference from the control", False)]
+    if table.collapsed.any() or table.never_learned.any():  # else a map of zeros
+        maps.insert(0, (shares, "collapsed, of ended runs", True))
+    figure, axes = subplots(1, len(maps), height(len(rows)), sharey=True)
+    for axis, (cells, title, bad_is_high) in zip(axes[0], maps, strict=True):
+        heat(axis, cells, rows, columns, title, bad_is_high)
     return figure
 
 

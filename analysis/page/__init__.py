@@ -20,6 +20,7 @@ from matplotlib.path import Path
 from analysis.figures.style import draw
 from analysis.frames import cells
 from analysis.marks import Mark
+from harness.progress import Progress
 
 SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 """Matplotlib's codes of a path as SVG has them."""
@@ -68,7 +69,10 @@ def page(
     runs: of the curves, id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}.
     marks: of the arms, which stand before their names in the first column of a table.
     """
-    shown = [(section, _picture(section), _table(section.table)) for section in sections]
+    shown, progress = [], Progress(len(sections))
+    for section in sections:
+        shown.append((section, _picture(section), _table(section.table)))
+        progress.show(f"page: {len(shown)} of {len(sections)} parts")
     swatches = {arm: swatch(mark) for arm, mark in (marks or {}).items()}
     return _template().render(
         title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {}, swatches=swatches
