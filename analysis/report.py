@@ -67,10 +67,10 @@ def report(
     figures = _figures(results)
     if (first := figures[0].figure) is not None:
         save(first, out / "report.png")
-    for section in figures if pictures else ():
-        if section.figure is not None:
+    for part in figures if pictures else ():
+        if part.figure is not None:
             (out / "figures").mkdir(exist_ok=True)
-            save(section.figure, out / "figures" / f"{section.name}.png")
+            save(part.figure, out / "figures" / f"{part.name}.png")
     target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
     (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
     results.outcomes.to_csv(out / "arms.csv", index=False)

@@ -43,8 +43,8 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Losses and corrections",
-        "Left: collapsed of ended runs; † marks an arm with runs that never learned. Right: mean last reward, and below it the "
-        "mean difference from the control of the same loss and setting over shared seeds. Dark is bad.",
+        "Left, where runs collapsed: collapsed of ended runs. Right: mean last reward, and below it the mean difference from the "
+        "control of the same loss and setting over shared seeds. † marks an arm with runs that never learned. Dark is bad.",
         outcome.heat_maps,
     ),
     "ends": Output(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from analysis.figures.style import HEAT, apart, short
 
 FEW = 4
-"""Columns up to which a label may take two lines: beside more it would run into the next."""
+"""Columns up to which labels are slanted: beside more they would run into each other."""
 Cells = dict[tuple[str, str], tuple[float, str]]
 """(row, column) -> value in 0..1, words of the cell."""
 
@@ -28,8 +29,10 @@ def heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], 
     axis.set_title(title)
     axis.set_yticks(range(len(rows)), [short(row, 44) for row in apart(rows)], fontsize=7)
     axis.xaxis.tick_top()
-    labels = [short(column, 20 if len(columns) <= FEW else 99) for column in apart(columns)]
-    axis.set_xticks(range(len(columns)), labels, fontsize=7, rotation=30, ha="left")
+    few = len(columns) <= FEW
+    labels = [short(column, 20 if few else 26) for column in apart(columns)]
+    turned: dict[str, Any] = {"rotation": 30, "ha": "left"} if few else {"rotation": 90, "ha": "center"}
+    axis.set_xticks(range(len(columns)), labels, fontsize=7, **turned)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 

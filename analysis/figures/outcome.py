@@ -20,6 +20,8 @@ from analysis.statistics.outcomes import SIGNIFICANT
 
 CURVE_POINTS = 200
 """Steps at which a curve is drawn: more cannot be seen."""
+LEAST_SPAN = 0.3
+"""Of the rewards on an axis, so that small differences look small."""
 RISKS = 5
 """Steps at which the runs at risk are counted."""
 
@@ -102,8 +104,8 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     found = []
     for calm, correction, loss in places:
         words = (loss, "no correction" if correction == "none" else correction, calm)
-        title = " · ".join(short(word, 40) for word, told in zip(words, differ[::-1], strict=True) if told and word)
-        found += [Panel(title, loss, calm, correction, part) for part in chunks(groups[calm, correction, loss])]
+        title = " · ".join(word for word, told in zip(words, differ[::-1], strict=True) if told and word)
+        found += [Panel(short(title, 32), loss, calm, correction, part) for part in chunks(groups[calm, correction, loss])]
     return found
 
 
@@ -136,7 +138,7 @@ def forest(results: Results) -> Figure | str:
         axis.annotate(p, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axis.axvline(0, color=NEUTRAL, linewidth=0.8)
     axis.set_ylim(-0.7, len(table) - 0.3)
-    labels = [f"{short(arm, 60)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
+    labels = [f"{short(arm, 76)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
     axis.set_yticks(range(len(table)), labels, fontsize=8)
     axis.set_xlabel(
         "RMST difference from the reference arm (optimizer steps)\n"
@@ -164,9 +166,10 @@ def ends(results: Results) -> Figure | str:
         if y and (arm.loss, arm.setting) != tuple(rows.loc[y - 1, ["loss", "setting"]]):
             axis.axhline(y - 0.5, color=NEUTRAL, linewidth=0.5)
     sizes = runs.groupby("arm").size()[rows.arm]
-    labels = [f"{short(arm, 60)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
+    labels = [f"{short(arm, 76)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
     axis.set_yticks(range(len(rows)), labels, fontsize=8)
-    axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(-0.02, 1.02), xlabel="last held-out reward")
+    low, high = runs.final.min(), runs.final.max()
+    axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(low, high - LEAST_SPAN) - 0.02, high + 0.02), xlabel="last held-out reward")
     return figure
 
 
@@ -181,11 +184,11 @@ def heat_maps(results: Results) -> Figure | str:
         never = " †" if found["never_learned"] else ""
         shares[place] = found["collapsed"] / found["known"], f"{found['collapsed']}/{found['known']}{never}"
         if pd.notna(found["mean"]):
-            apart = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
-            last[place] = found["mean"], f"{found['mean']:.2f}{apart}"
+            difference = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
+            last[place] = found["mean"], f"{found['mean']:.2f}{never}{difference}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
     maps = [(last, "last reward; below, its difference from the control", False)]
-    if table.collapsed.any() or table.never_learned.any():  # else a map of zeros
+    if table.collapsed.any():  # else a map of zeros
         maps.insert(0, (shares, "collapsed, of ended runs", True))
     figure, axes = subplots(1, len(maps), height(len(rows)), sharey=True)
     for axis, (cells, title, bad_is_high) in zip(axes[0], maps, strict=True):
@@ -216,8 +219,9 @@ def reward_curves(results: Results) -> Figure | str:
         for arm in panel.arms:
             _rewards(axis, begun[begun.arm == arm], by_run, results.marks.arms[arm])
         axis.set_title(panel.title)
-        axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.2)
+    low, high = evaluated["eval/reward"].min(), evaluated["eval/reward"].max()
+    axes[0].set_ylim(min(low, high - LEAST_SPAN) - 0.02, high + 0.02)
     label_outer(axes, "RL step", "held-out reward")
     legend_below(figure, [], _sources(results, shown))
     return figure

@@ -110,5 +110,6 @@ def costs(results: Results) -> Figure | str:
         axis.barh(table.index, table[column], color=[results.marks.arms[arm].colour for arm in table.arm], height=0.6)
         axis.set_xlabel(label(column))
         axis.locator_params(axis="x", nbins=4)
-    axes[0].set_yticks(table.index, [short(arm, 60) for arm in apart(table.arm)], fontsize=8)
+        axis.set_ylim(-0.6, len(table) - 0.4)
+    axes[0].set_yticks(table.index, [short(arm, 76) for arm in apart(table.arm)], fontsize=8)
     return figure
