@@ -16,7 +16,7 @@ from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.rollout import MULTIPLES, RolloutConfig
-from harness.config.task import ChainConfig, SumsConfig, TaskConfig, TextConfig, ToolsConfig
+from harness.config.task import ChainConfig, SumsConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
 

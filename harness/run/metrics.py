@@ -107,7 +107,7 @@ METRICS = {
     "routing/k3_routing": Metric("part of K3 that the choice of experts explains: K3 − routing/k3_rest", "nats"),
     "routing/k3_rest": Metric("K3 of π_old with the experts that the engine chose", "nats"),
     "rollout/turns": Metric("mean turns of the responses, of tasks with an environment", "count"),
-    "rollout/environment_tokens": Metric("mean tokens of a response that the environment wrote; no other metric counts them", "tokens"),
+    "rollout/environment_tokens": Metric("mean tokens of a response that its environment wrote; no length has them", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{

@@ -9,7 +9,7 @@ LONGEST = 200
 """Characters of an expression that are read. It bounds the depth of parentheses too."""
 LARGEST = 10**15
 """Absolute value from which on a result is refused."""
-TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|([-+*/()]))")
+TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)|([-+*/()]))")
 
 
 def calculate(expression: str) -> str:
