@@ -9,15 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 from scipy.stats import ttest_ind
 
 from analysis.frames import markdown
 from analysis.judged import DEPLOYED
 from analysis.load import load
+from analysis.statistics import dose
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.survival import difference_p, holm_of_planned
 from harness.errors import UserError
@@ -25,7 +27,7 @@ from harness.errors import UserError
 SEEDS, LATER = {40, 41, 42, 43, 44}, {45, 46, 47}
 """Of every arm; and of the control, and of the arms that list 9 names."""
 OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
-ARM = ["precision", "noise", "persistence", "correction"]
+ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 
 
@@ -34,10 +36,12 @@ class Arm(NamedTuple):
     noise: float = 0.0
     persistence: float = 0.0
     correction: str = "none"
+    setting: str = "base"  # or what a list of the continuation varies: a loss, the task or the steps
 
     def __str__(self) -> str:
         noise = f"noise {self.noise:g}, persistence {self.persistence:g}" if self.noise else ""
-        return ", ".join(filter(None, [self.precision, noise, self.correction.replace("none", "")]))
+        parts = [self.setting.replace("base", ""), self.precision, noise, self.correction.replace("none", "")]
+        return ", ".join(filter(None, parts))
 
 
 class Family(NamedTuple):
@@ -57,14 +61,16 @@ def equivalent(x: np.ndarray, y: np.ndarray) -> float:
     return equivalent_p(x, y, 0.02, np.random.default_rng(0))
 
 
+PERSISTENT = 0.5
+"""Persistence over 20 syncs above which a precision is held against fixed noise alone."""
 CONTROL, BF16 = Arm(), Arm("bf16")
 NOISES, TWO = (0.02, 0.05, 0.1, 0.2, 0.4), (0.1, 0.2)
 PRECISIONS = [Arm(name) for name in ("fp16", "bf16", "fp8_block", "fp8_tensor", "int8", "nvfp4", "nvfp4_w4a4")]
 REMEDIES, OTHERS = ("token-truncate", "sequence-truncate", "sequence-mask"), ("reject-geo_rs", "token-mask")
 
 
-def noisy(size: float, persistence: float, correction: str = "none") -> Arm:
-    return Arm("fp32", size, persistence, correction)
+def noisy(size: float, persistence: float, correction: str = "none", setting: str = "base") -> Arm:
+    return Arm("fp32", size, persistence, correction, setting)
 
 
 LIST_9 = [noisy(size, persistence) for size in TWO for persistence in (1, 0)]
@@ -74,6 +80,15 @@ LIST_9 += [noisy(size, 1, name) for size in TWO for name in ("token-truncate", "
 def remedied(persistence: float, corrections: tuple[str, ...]) -> list[tuple[Arm, Arm]]:
     return [(noisy(size, persistence, name), noisy(size, persistence)) for size in TWO for name in corrections]
 
+
+def continued(setting: str) -> dict[str, tuple[Arm, Arm]]:
+    """The comparisons of the continuation's plan in one setting, by name."""
+    control, fresh, fixed = Arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
+    truncated = noisy(0.2, 1, "token-truncate", setting)
+    return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
+
+
+PPO, CISPO, WIDE, LONG = (continued(setting) for setting in ("ppo", "cispo", "modulus 20", "2800 steps"))
 
 FAMILIES = [
     Family("F1 persistence", OWN, difference_p, [(noisy(size, 1), noisy(size, 0)) for size in NOISES]),
@@ -90,7 +105,19 @@ FAMILIES = [
         "F11 equivalent within 0.02", OWN, equivalent, [(Arm("bf16", correction=name), BF16) for name in (*REMEDIES, *OTHERS)]
     ),
     Family("F12 between", OWN, difference_p, [(noisy(size, 0.5), noisy(size, other)) for size in TWO for other in (0, 1)]),
+    Family("F13 losses, fixed noise", OWN, difference_p, [PPO["harm"], CISPO["harm"]]),
+    Family("F14 losses, persistence", OWN, difference_p, [PPO["persistence"], CISPO["persistence"]]),
+    Family("F15 losses, token truncation", OWN, difference_p, [PPO["remedy"], CISPO["remedy"]]),
+    Family("F16 larger vocabulary", OWN, difference_p, [WIDE[name] for name in ("harm", "persistence", "remedy")]),
+    Family("F17 horizon", OWN, difference_p, [LONG[name] for name in ("harm", "fresh", "persistence")]),
 ]
+
+
+def setting(config: dict[str, Any]) -> str:
+    """What a run has otherwise than the second study's base, as `Arm.setting` names it."""
+    loss, modulus, steps = config["loss"]["name"], config["task"]["modulus"], config["steps"]
+    found = [(loss, "pg", "{}"), (modulus, 7, "modulus {}"), (steps, 280, "{} steps")]
+    return ", ".join(words.format(value) for value, base, words in found if value != base) or "base"
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
@@ -98,8 +125,10 @@ def endpoints(sweep: Path) -> pd.DataFrame:
     k3, measured (persistence over 20 syncs), outcome."""
     results = load(sweep)
     runs = results.dosed.rename(columns={"response": "reward"})
+    runs["setting"] = [setting(results.configs[run]) for run in runs.index]
     if runs.duplicated(KEYS).any():
-        raise UserError(f"{sweep}: two runs of one arm and seed; the study varies nothing but precision, noise and correction")
+        varied = "precision, noise, correction, loss, modulus and steps"
+        raise UserError(f"{sweep}: two runs of one arm and seed; the study varies only {varied}")
     return runs.join(results.ended.outcome, how="left")[[*KEYS, "reward", "k3", "measured", "outcome"]]
 
 
@@ -148,6 +177,48 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def points(runs: pd.DataFrame) -> pd.DataFrame:
+    """`analysis.statistics.dose.points` of the second study's own complete arms."""
+    own = complete(runs)
+    own = own[own.setting == "base"].rename(columns={"reward": "response"})
+    control = (own.precision == CONTROL.precision) & (own.noise == 0) & (own.correction == "none")
+    return own.assign(loss="pg", setting="", control=control)
+
+
+def placed(runs: pd.DataFrame) -> pd.DataFrame:
+    """H3, a row per policy and real precision: its mean reward with its 95 % interval (Student's t), the curves of fresh and of
+    fixed noise at its K3 with their bands, and whether the interval meets what they span. A precision that persists is held
+    against fixed noise alone."""
+    table = points(runs)
+    curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
+    rows = []
+    for arm in dose.precisions(table):
+        beside = [curves.get((arm.policy, persistence)) for persistence in (0.0, 1.0)]
+        if arm.correction != "none" or any(curve is None or curve.level is None for curve in beside):
+            continue
+        mean, runs_of_arm = arm.responses.mean(), len(arm.responses)
+        half = student.ppf(0.975, runs_of_arm - 1) * arm.responses.std(ddof=1) / runs_of_arm**0.5
+        fresh, fixed = (curve.at(arm.k3) for curve in beside if curve is not None)
+        against = [fixed] if arm.measured > PERSISTENT else [fresh, fixed]
+        low, high = min(band[1] for band in against), max(band[2] for band in against)
+        row = {"policy": arm.policy, "precision": arm.precision, "K3": f"{arm.k3:.1e}", "persistence": f"{arm.measured:.2f}"}
+        row |= {"reward": f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"}
+        row |= {name: f"{band[0]:.3f} ({band[1]:.3f} to {band[2]:.3f})" for name, band in (("fresh", fresh), ("fixed", fixed))}
+        rows.append(row | {"on the curve": "yes" if mean - half <= high and low <= mean + half else "no"})
+    return pd.DataFrame(rows)
+
+
+def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per correction of the exact control: its runs, and how far their rewards are from the control's of the same seed."""
+    exact = runs[(runs.precision == CONTROL.precision) & (runs.noise == 0) & (runs.setting == CONTROL.setting)]
+    control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
+    rows = []
+    for correction, part in exact[exact.correction != "none"].groupby("correction"):
+        away = (part.set_index(["policy", "seed"]).reward - control).dropna().abs().max()
+        rows.append({"correction of the exact control": correction, "runs": part.seed.nunique(), "largest difference": away})
+    return pd.DataFrame(rows)
+
+
 def as_read(table: pd.DataFrame) -> pd.DataFrame:
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]
@@ -158,10 +229,11 @@ def as_read(table: pd.DataFrame) -> pd.DataFrame:
 def main(out: Path, sweeps: list[Path]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "endpoints.csv"
-    parts = ([pd.read_csv(kept)] if kept.exists() else []) + [endpoints(sweep) for sweep in sweeps]
-    runs = pd.concat(parts).drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
+    recorded = [pd.read_csv(kept)] if kept.exists() else []
+    runs = pd.concat(recorded + [endpoints(sweep) for sweep in sweeps])
+    runs = runs.drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
     runs.to_csv(kept, index=False, float_format="%.6g")
-    text = f"{markdown(arms(runs))}\n\n{markdown(as_read(compared(runs)))}\n"
+    text = "\n\n".join(markdown(table) for table in (arms(runs), as_read(compared(runs)), placed(runs), unchanged(runs))) + "\n"
     (out / "table.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -117,6 +117,22 @@ def _check_persistence(config: Config) -> None:
         )
 
 
+def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
+    """refusal: why the engine cannot tell its sampling masks, None if it can."""
+    rollout = config.rollout
+    if not rollout.replay_sampling_mask:
+        return
+    if refusal is not None:
+        raise UserError(
+            f"rollout.replay_sampling_mask=true: rollout.engine={rollout.engine.name}: {refusal}, or set it to false"
+        )
+    if rollout.top_p == 1 and rollout.top_k >= vocabulary:
+        raise UserError(
+            f"rollout.replay_sampling_mask=true has no effect: rollout.top_k={rollout.top_k} leaves all {vocabulary} tokens; "
+            "lower it, or set rollout.replay_sampling_mask=false"
+        )
+
+
 def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
     buffer = config.overlong.buffer
     if buffer is not None and not can_end:
@@ -136,6 +152,8 @@ def _check_environment(config: Config) -> None:
             f"overlong.buffer={config.overlong.buffer}: task={name} bounds each turn, not the whole response; set "
             "overlong.buffer=null"
         )
+    if config.rollout.replay_sampling_mask:
+        raise UserError(f"rollout.replay_sampling_mask=true: task={name} records no sampling masks of its turns; set false")
     if REPLAYS[config.routing.replay].source == "engine":
         raise UserError(f"routing.replay={config.routing.replay}: task={name} records no routes of its turns; set none or r2")
     if parallel != 1:
@@ -169,6 +187,7 @@ def _check_model_and_task(config: Config) -> None:
         _check_cast(config.actor.precision, shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
+    _check_sampling_mask(config, engine.support_refusal(config.rollout.top_k), shape.vocab_size)
     if needs_own_sampler(config):
         try:
             architecture_of(shape)

@@ -132,6 +132,12 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
     """Rollouts that wait in the checkpoint tell of their experts what the run's engine told and its replay needed."""
+    masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
+    if origin.rollout.staleness and masks:
+        raise UserError(
+            f"{overrides}: rollout.replay_sampling_mask=true reads what the {origin.rollout.staleness} rollouts that wait in the "
+            "checkpoint lack, sampled without it; set it to false"
+        )
     replay, kept = REPLAYS[config.routing.replay], REPLAYS[origin.routing.replay]
     other = config.rollout.engine.name != origin.rollout.engine.name
     if origin.rollout.staleness and replay.source == "engine" and (other or (replay.weights and not kept.weights)):

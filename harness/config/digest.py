@@ -40,7 +40,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "noise": 0.0, "noise_persistence": 0.0, "router_noise": 0.0, "router_noise_persistence": 0.0, "noise_seed": 0,
         "router_dtype": "compute", "head_dtype": "compute",
     },
-    "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
+    "rollout.engine=vllm": {
+        "sleep": False, "sync_tolerance": None, "noise": 0.0, "noise_persistence": 0.0, "noise_seed": 0,
+    },
     "loss=dppo": {"upper": None},
 }
 """Plug-in -> parameters that it did not always have, with their defaults. Its signature cannot be read without torch.

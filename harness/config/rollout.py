@@ -55,6 +55,8 @@ class RolloutConfig(Strict):
     """Sample from the most probable tokens of this much mass. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Sample from at most so many of the most probable tokens. 0: all."""
+    replay_sampling_mask: bool = False
+    """Renormalise π_old and π_θ over the tokens that top_p and top_k left when the engine sampled. See docs/running.md."""
     prompts: Count
     """Prompts of a step."""
     group_size: Annotated[int, Field(ge=2, le=10**6)]
@@ -67,6 +69,11 @@ class RolloutConfig(Strict):
 
     @model_validator(mode="after")
     def _together(self) -> RolloutConfig:
+        if self.replay_sampling_mask and self.top_p == 1 and not self.top_k:
+            raise ValueError(
+                "replay_sampling_mask=true has no effect with top_p=1 and top_k=0, which leave every token; set rollout.top_p or "
+                "rollout.top_k, or rollout.replay_sampling_mask=false"
+            )
         if self.filter.max_rounds is not None and self.staleness:
             raise ValueError(
                 f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "

@@ -27,7 +27,8 @@ class Rollout(NamedTuple):
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
     the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
-    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them.
+    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them. support: the
+    tokens that top_p and top_k left at each place (`recorded.Recorded`); None of an engine not built with `record_support`.
     turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
     are None for a task without an environment (`turns.py`).
     """
@@ -37,6 +38,7 @@ class Rollout(NamedTuple):
     version: Tensor
     expert_ids: Tensor | None = None
     expert_weights: Tensor | None = None
+    support: Tensor | None = None
     turns: Tensor | None = None
     environment: Tensor | None = None
 
@@ -74,6 +76,12 @@ class RolloutEngine(ABC):
     def tells(cls) -> Told:
         """What the rollouts of a mixture of experts say of their routes on this machine."""
         return "nothing"
+
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        """Why this engine cannot tell the tokens that truncated sampling left, None where it can. An engine that can takes the
+        keyword `record_support`, and then gives `Rollout.support`."""
+        return "it does not tell the tokens that it sampled from; use rollout/engine=local"
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -7,11 +7,10 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Interval
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -23,7 +22,8 @@ from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
-from harness.rollouts.noise import Noise
+from harness.rollouts.noise import Noise, Persistence, Size, check_noise
+from harness.rollouts.recorded import Recorded, pack, unpack
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 
@@ -32,8 +32,6 @@ Cache = list[tuple[Tensor, Tensor]]
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
 go on after it, None if all do)."""
-Size = Annotated[float, Interval(ge=0, le=10)]
-Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
@@ -41,6 +39,7 @@ KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
 
+    record_support: tell the tokens that top_p and top_k left at each place, `Rollout.support`.
     router_dtype, head_dtype: "fp32" keeps the router of a mixture, or the head, in fp32 whatever the precision's compute dtype.
     noise, router_noise: synthetic, see `noise.py`. The first is on the weights of the linear layers before their cast. The second
     is on the router that picks experts, and on the choice alone: their weights come from the router without it. noise_seed: of
@@ -57,6 +56,7 @@ class LocalEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        record_support: bool = False,
         router_dtype: Literal["compute", "fp32"] = "compute",
         head_dtype: Literal["compute", "fp32"] = "compute",
         noise: Size = 0.0,
@@ -65,12 +65,11 @@ class LocalEngine(RolloutEngine):
         router_noise_persistence: Persistence = 0.0,
         noise_seed: Seed | None = 0,
     ):
-        if noise_seed is None:
-            raise ValueError("noise_seed=None stands for the run's seed; the collector resolves it")
         self.config, self.temperature = config, temperature
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
+        self.record_support = record_support
         self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
         self.arithmetic = Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
@@ -87,11 +86,7 @@ class LocalEngine(RolloutEngine):
         for key, default in (("router_dtype", "compute"), ("router_noise", 0.0)):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
-        for key in ("noise", "router_noise"):
-            if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
-                raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
-        if (seed := params.get("noise_seed", 0)) and not (params.get("noise", 0.0) or params.get("router_noise", 0.0)):
-            raise UserError(f"rollout.engine.noise_seed={seed} has no effect without noise; set noise or router_noise, or 0")
+        check_noise(params, "noise", "router_noise")
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
@@ -104,15 +99,17 @@ class LocalEngine(RolloutEngine):
     def tells(cls) -> Told:
         return "experts and weights"
 
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        return None
+
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
         self.version = None  # until all have been taken: what an exception leaves is of two versions
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
-        given = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
-        if self.noise.size:
-            linear = [name for name in given if name.endswith(("_proj.weight", "_proj"))]  # "_proj" alone: stacked experts
-            given |= {name: self.noise(name, given[name], version) for name in linear}
+        own = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
+        given = dict(self.noise.on_linear(own.items(), version))
 
         def plain(name: str, exact: bool = False) -> Tensor:
             return given.pop(name) if exact else self._round(given.pop(name))
@@ -162,10 +159,10 @@ class LocalEngine(RolloutEngine):
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
 
-        tokens, logp, routes = self._walk(prompts, uniforms.shape[1], pick)
-        taken = () if routes is None else (routes.ids, routes.weights)
+        tokens, logp, (routes, support) = self._walk(prompts, uniforms.shape[1], pick)
+        ids, weights = (None, None) if routes is None else (routes.ids, routes.weights)
         assert self.version is not None
-        return Rollout(tokens, logp, torch.full_like(tokens, self.version), *taken)
+        return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -174,12 +171,12 @@ class LocalEngine(RolloutEngine):
 
         return self._walk(prompts, length, pick)[0]
 
-    def score(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+    def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
         """log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate`: the same tree, so the same bits."""
         return self.score_routed(prompts, tokens, replay)[0]
 
-    def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes | None]:
-        """The same with the routes taken, None of a dense model. replay: of other weights or another engine, to be taken."""
+    def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
+        """The same with the routes taken, None of a dense model. replay: what other weights or another engine recorded."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -188,27 +185,30 @@ class LocalEngine(RolloutEngine):
             going = present[rows, t + 1] if ragged and t + 1 < tokens.shape[1] else None
             return tokens[rows, t].clamp(min=0), going
 
-        _, logp, routes = self._walk(prompts, tokens.shape[1], pick, replay)
-        return torch.where(present, logp, 0.0), routes
+        _, logp, taken = self._walk(prompts, tokens.shape[1], pick, replay)
+        return torch.where(present, logp, 0.0), taken.routes
 
     def _unstopped(self, tokens: Tensor) -> Tensor | None:
         return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
     def _walk(
-        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None = None
-    ) -> tuple[Tensor, Tensor, Routes | None]:
+        self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None
+    ) -> tuple[Tensor, Tensor, Recorded]:
         if self.version is None:
             raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         with torch.inference_mode():
-            tokens, logp, routes = self._decode(prompts.to(self.device), length, pick, replay)
+            replay = Recorded() if replay is None else replay.map(lambda part: part.to(self.device))
+            tokens, logp, taken = self._decode(prompts.to(self.device), length, pick, replay.routes, replay.support)
         # Ordinary tensors again, which autograd may save.
-        return tokens.clone(), logp.clone(), None if routes is None else routes.map(Tensor.clone)
+        return tokens.clone(), logp.clone(), taken.map(Tensor.clone)
 
-    def _decode(self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and the routes taken.
+    def _decode(
+        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None, support: Tensor | None
+    ) -> tuple[Tensor, Tensor, Recorded]:
+        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and what there is to record.
 
         Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
-        routes to replay, rows of one node also agree in these.
+        routes to replay, rows of one node also agree in these. support: see `Recorded`, instead of this engine's own truncation.
         """
         width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
@@ -235,15 +235,25 @@ class LocalEngine(RolloutEngine):
             assert taken is not None
             routes.put(rows, asked, taken.of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
+        vocabulary = logits.shape[-1]
+        recorded = self._unrecorded(len(prompts), length, vocabulary)
         for t in range(length):
-            logp = self._kept(logits / self.temperature).log_softmax(-1)
+            logits = logits / self.temperature
+            logp = (logits if support is not None else self._kept(logits)).log_softmax(-1)
             drawn, going = pick(t, logp, node, rows)
-            tokens[rows, t], chosen[rows, t] = drawn, logp[node, drawn]
+            tokens[rows, t] = drawn
+            if support is None:
+                chosen[rows, t] = logp[node, drawn]
+            else:
+                own = logits[node].masked_fill(~unpack(support[rows, t], vocabulary), -torch.inf).log_softmax(-1)
+                chosen[rows, t] = own.gather(-1, drawn[:, None])[:, 0]
+            if recorded is not None:
+                recorded[rows, t] = pack(logp > -torch.inf)[node]
             if going is not None:
                 rows, node, drawn = rows[going], node[going], drawn[going]
             if t + 1 == length or not len(rows):
                 break
-            vocabulary, place = logp.shape[-1], slice(width + t, width + t + 1)
+            place = slice(width + t, width + t + 1)
             given = None if replay is None else replay.of(rows, place)
             children, node, given = _children(node * vocabulary + drawn, given)
             parents = children // vocabulary
@@ -254,7 +264,11 @@ class LocalEngine(RolloutEngine):
             if routes is not None:
                 assert taken is not None
                 routes.put(rows, place, taken.of(node))
-        return tokens, chosen, routes
+        return tokens, chosen, Recorded(routes, recorded)
+
+    def _unrecorded(self, rows: int, length: int, vocabulary: int) -> Tensor | None:
+        shape = (rows, length, -(-vocabulary // 8))
+        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.record_support else None
 
     def _unrouted(self, rows: int, places: int) -> Routes | None:
         s = self.shape

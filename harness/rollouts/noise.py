@@ -7,10 +7,18 @@ so that its size is the same at every version and its correlation over d version
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.seeding import generator
+
+Size = Annotated[float, Interval(ge=0, le=10)]
+Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 
 class Noise:
@@ -20,13 +28,21 @@ class Noise:
     that the object has not seen: one at a sync, all versions so far at a resume when 0 < φ < 1.
     """
 
-    def __init__(self, size: float, persistence: float, seed: int):
+    def __init__(self, size: float, persistence: float, seed: int | None):
+        if seed is None:
+            raise ValueError("noise_seed=None stands for the run's seed; the collector resolves it")
         self.size, self.persistence, self.seed = size, persistence, seed
         self._last: dict[str, tuple[int, Tensor]] = {}
 
     def __call__(self, name: str, weight: Tensor, version: int) -> Tensor:
         """The weight of this name at this version with its noise."""
         return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
+
+    def on_linear(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
+        """Weights by their names in a state dict, those of the linear layers with their noise: the same for every engine."""
+        for name, weight in weights:
+            linear = name.endswith(("_proj.weight", "_proj"))  # "_proj" alone: stacked experts
+            yield name, self(name.removeprefix("model."), weight.detach(), version) if self.size and linear else weight
 
     def draw(self, name: str, shape: torch.Size, version: int) -> Tensor:
         """ε of this name at this version, on the CPU."""
@@ -46,3 +62,12 @@ class Noise:
 
     def _fresh(self, name: str, shape: torch.Size, version: int) -> Tensor:
         return torch.randn(shape, generator=generator(self.seed, f"noise {name}", version))
+
+
+def check_noise(params: Mapping[str, Any], *sizes: str) -> None:
+    """UserError if the parameters of an engine say how its noise is drawn, and it has none. sizes: the names of its noises."""
+    for key in sizes:
+        if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
+            raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")
+    if (seed := params.get("noise_seed", 0)) and not any(params.get(key, 0.0) for key in sizes):
+        raise UserError(f"rollout.engine.noise_seed={seed} has no effect without noise; set {' or '.join(sizes)}, or 0")

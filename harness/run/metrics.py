@@ -106,6 +106,7 @@ METRICS = {
     "routing/dead_experts": Metric("experts of all layers that no response token picked", "count"),
     "routing/k3_routing": Metric("part of K3 that the choice of experts explains: K3 − routing/k3_rest", "nats"),
     "routing/k3_rest": Metric("K3 of π_old with the experts that the engine chose", "nats"),
+    "rollout/support_tokens": Metric("tokens that top_p and top_k left, mean over response tokens", "tokens"),
     "rollout/turns": Metric("mean turns of the responses, of tasks with an environment", "count"),
     "rollout/environment_tokens": Metric("mean tokens of a response that its environment wrote; no length has them", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),

@@ -15,10 +15,10 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
-from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.turns import respond, respond_greedily, turn_metrics
@@ -30,6 +30,7 @@ from harness.train.clock import Clock
 from harness.train.forward import TrainingForward
 from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
+from harness.train.replayed import replayed, replayed_masks, with_masks
 from harness.train.rewards import RewardShaping
 from harness.train.sampled import Sampled
 
@@ -41,14 +42,14 @@ class Scores(NamedTuple):
     """Log-probabilities [B, T] of the responses, in nats.
 
     old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
-    that the mini-batches are to take; None where each forward chooses its own.
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: what the
+    mini-batches are to replay, experts and sampling masks; None for nothing.
     """
 
     old: Tensor | None
     forward: Tensor | None
     reference: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
 
 
 class Collected(NamedTuple):
@@ -60,7 +61,7 @@ class Collected(NamedTuple):
     prompts: Tensor
     tokens: Tensor
     forward_old: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
     batch: Batch
 
     def rows(self, index: Tensor) -> Collected:
@@ -89,6 +90,8 @@ class Collector:
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
         sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
+        if r.replay_sampling_mask:
+            sampling["record_support"] = True
         if r.engine.params.get("noise_seed", 0) is None:
             sampling["noise_seed"] = config.seed
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
@@ -238,23 +241,25 @@ class Collector:
         """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`.
 
         The reference of a KL term chooses its own experts under every replay: it is a policy of its own, and so is its router.
+        A sampling mask it does replay: else a KL term would see the truncated mass of a policy that is the reference itself.
         """
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
-        scoring, replay = self.config.actor.scoring, self.replayed_routes(sampled.rollout)
+        scoring, replay_old = self.config.actor.scoring, replayed(sampled.rollout, self.config)
+        replay, masks = replay_old, replayed_masks(sampled.rollout, self.config)
         if self.replay.source == "trainer":
             forward_old, routes = self.route_forward(sampled, order)
-            replay = Routes(routes.ids)
+            replay = with_masks(Routes(routes.ids), masks)
         elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
             forward_old = self.score_forward(sampled, order, replay)
         if scoring == "exact" and self._is_own(sampled.rollout) and not self.replay.by_old:
             old = sampled.rollout.logp
         elif scoring == "exact":
-            old = self.score_by(self.own_policy, prompts, tokens, replay if self.replay.by_old else None)
+            old = self.score_by(self.own_policy, prompts, tokens, replay_old)
         elif scoring == "forward":
             old = forward_old
         if self.reference is not None:
-            reference = self.score_by(self.reference, prompts, tokens)
+            reference = self.score_by(self.reference, prompts, tokens, masks)
         elif self.config.kl.reference == "rollout":
             reference = sampled.rollout.logp
         return Scores(old, forward_old, reference, replay)
@@ -266,7 +271,7 @@ class Collector:
             return False
         return bool(rollout.version.eq(self.engine.version).all())
 
-    def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Routes | None) -> Tensor:
+    def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Recorded | None) -> Tensor:
         """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
         logp = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
@@ -274,35 +279,24 @@ class Collector:
             logp[rows] = self.forward(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
         return logp
 
-    def replayed_routes(self, rollout: Rollout) -> Routes | None:
-        """The engine's routes that π_old is scored with; None where `routing.replay` takes none of the engine's.
-
-        Raises UserError when the rollout lacks what is to be replayed, as one that another setting has sampled ahead.
-        """
-        if not self.replay.by_old:
-            return None
-        routes = engine_routes(rollout, weights=self.replay.weights)
-        if routes is None:
-            raise UserError(f"routing.replay={self.config.routing.replay}: the rollout does not tell the engine's experts")
-        return routes
-
     def route_forward(self, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts that chooses its own, with its routes."""
         logp, parts = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device), []
-        first = order[: self.config.actor.num_minibatches]
+        first, masks = order[: self.config.actor.num_minibatches], replayed_masks(sampled.rollout, self.config)
         for rows in first:
-            logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows])
+            own = None if masks is None else masks.of(rows)
+            logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
             parts.append(routes)
         return logp, Routes.cat(parts).of(torch.cat(first).argsort())
 
-    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
         """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
         return self.route_by(policy, prompts, tokens, replay)[0]
 
     def route_by(
-        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None
+        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Routes | None]:
-        """The same with the routes taken, None of a dense model. replay: the routes to take."""
+        """The same with the routes taken, None of a dense model."""
         own = None if replay is None else replay.map(self.ranks.share)
         logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
@@ -310,11 +304,10 @@ class Collector:
     def scored_batch(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Batch:
         """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from.
 
-        It is the mismatch that a correction would see. So where routing.replay scores π_old with the engine's experts, these are
-        replayed here too.
+        It is the mismatch that a correction would see. So what π_old replays of the engine is replayed here too.
         """
         rollout = self.generate(engine, prompts, uniforms)
-        logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed_routes(rollout))
+        logp = self.score_by(self.own_policy, prompts, rollout.tokens, replayed(rollout, self.config))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)
 
     def collect(self, sampled: Sampled, scores: Scores) -> tuple[Collected, dict[str, Tensor]]:
@@ -374,6 +367,8 @@ class Collector:
         metrics |= turn_metrics(sampled.rollout)
         if self.config.rollout.filter.max_rounds is not None:
             metrics |= self.filtering
+        if sampled.rollout.support is not None:
+            metrics["rollout/support_tokens"] = sizes(sampled.rollout.support)[written].double().mean()
         if sampled.greedy is not None:
             metrics["reward/greedy"] = sampled.greedy.mean()
         if self.task.stop:
@@ -381,15 +376,3 @@ class Collector:
             metrics["rollout/truncated"] = 1 - ended.float().mean()
             metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         return metrics
-
-
-def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if asked for; None where it told no experts.
-
-    Raises UserError when it told no weights that are asked for.
-    """
-    if rollout.expert_ids is None:
-        return None
-    if weights and rollout.expert_weights is None:
-        raise UserError("routing.replay=r3_weights: the rollout has experts without their weights; use routing.replay=r3")
-    return Routes(rollout.expert_ids, rollout.expert_weights if weights else None)

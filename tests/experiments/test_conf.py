@@ -73,7 +73,7 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_screening_composes_for_every_loss_and_correction():
-    """The grid of docs/study.md."""
+    """The grid of docs/first-study.md."""
     for loss in ("ppo", "gspo", "sapo", "cispo", "pg"):
         corrections = ("none", "token_truncate", "sequence_truncate", "sequence_mask", "verl/decoupled_geo_rs")
         made = [config("+experiment=screening/fp8", f"loss={loss}", f"correction={name}") for name in corrections]

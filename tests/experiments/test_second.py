@@ -5,9 +5,25 @@ from math import comb
 import pandas as pd
 import pytest
 
-from experiments.second import ARM, FAMILIES, LIST_9, OWN, SAMPLING, Arm, arms, compared, complete, endpoints, main, noisy
+from experiments.second import (
+    ARM,
+    FAMILIES,
+    LIST_9,
+    OWN,
+    SAMPLING,
+    Arm,
+    arms,
+    compared,
+    complete,
+    endpoints,
+    main,
+    noisy,
+    placed,
+    unchanged,
+)
 from tests.analysis.synthetic import FP32, write
 
+BASE = ("loss=pg", "task.modulus=7")
 LOW, HIGH = [0.10, 0.11, 0.12, 0.13, 0.14], [0.80, 0.81, 0.82, 0.83, 0.84]
 
 
@@ -22,7 +38,7 @@ def runs(*given: tuple[Arm, str, list[float]]) -> pd.DataFrame:
 
 def test_families_are_those_of_the_plan():
     """The counts of docs/study.md, by hand."""
-    assert [len(family.pairs) for family in FAMILIES] == [5, 5, 5, 6, 6, 4, 6, 7, 7, 7, 5, 4]
+    assert [len(family.pairs) for family in FAMILIES] == [5, 5, 5, 6, 6, 4, 6, 7, 7, 7, 5, 4, 2, 2, 2, 3, 3]
 
 
 def test_five_against_five_fully_apart():
@@ -66,11 +82,46 @@ def test_an_arm_that_lacks_a_seed_is_left_out_and_a_policy_is_compared_with_itse
     assert list(found.difference) == pytest.approx([0.70, -0.70])
 
 
+def test_an_arm_of_the_continuation_is_compared_within_its_setting(tmp_path):
+    """Policy gradient's arms are no reference of PPO's, and a run of another loss, task or length names its setting."""
+    table = runs((noisy(0.2, 1), OWN, HIGH), (noisy(0.2, 1, setting="ppo"), OWN, LOW), (noisy(0.2, 0, setting="ppo"), OWN, HIGH))
+    found = compared(table)
+    assert list(found.family) == ["F14 losses, persistence"] and found.holm_p.iloc[0] == pytest.approx(4 / 252)
+    assert found.arm.iloc[0] == "ppo, fp32, noise 0.2, persistence 1"
+    write(tmp_path, FP32, "loss=cispo", "task.modulus=20", seed=40, steps=280)
+    assert set(endpoints(tmp_path).setting) == {"cispo, modulus 20"}
+
+
+def test_a_precision_is_held_against_the_curves_at_its_own_size_and_persistence():
+    """Runs of an arm are equal, so bands have no width. Fixed noise costs 0.1 for each 0.2 of √K3: 0.65 at K3 0.09, where fresh
+    noise still has 0.78. A precision at 0.72 lies between the two, and counts only if its mismatch does not persist."""
+    table = runs((Arm(), OWN, [0.8] * 8))
+    for noise, k3, fixed in ((0.1, 0.04, 0.7), (0.2, 0.16, 0.6), (0.4, 0.36, 0.5)):
+        made = runs((noisy(noise, 1), OWN, [fixed] * 5), (noisy(noise, 0), OWN, [0.78] * 5))
+        table = pd.concat([table, made.assign(k3=k3)])
+    for name, persistence, values in (
+        ("fp8_block", 0.9, [0.64, 0.65, 0.65, 0.65, 0.66]),
+        ("int8", 0.9, [0.71, 0.72, 0.72, 0.72, 0.73]),
+        ("bf16", 0.2, [0.71, 0.72, 0.72, 0.72, 0.73]),
+    ):
+        table = pd.concat([table, runs((Arm(name), OWN, values)).assign(k3=0.09, measured=persistence)])
+    found = placed(table).set_index("precision")
+    assert found.loc["int8", "fixed"] == "0.650 (0.650 to 0.650)" and found.loc["int8", "fresh"] == "0.780 (0.780 to 0.780)"
+    assert found["on the curve"].to_dict() == {"fp8_block": "yes", "int8": "no", "bf16": "yes"}
+
+
+def test_a_correction_of_the_exact_control_is_held_against_it_seed_by_seed():
+    """Seed 40 of the mask has the very reward, seed 41 is 0.01 off; the truncation has seed 40 alone."""
+    mask, cut = Arm(correction="sequence-mask"), Arm(correction="token-truncate")
+    found = unchanged(runs((Arm(), OWN, [0.8] * 8), (mask, OWN, [0.8, 0.81]), (cut, OWN, [0.8])))
+    assert list(found.runs) == [2, 1] and list(found["largest difference"]) == pytest.approx([0.01, 0.0])
+
+
 def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     """The first sweep's rows are read from the file when the second is added, and its runs are not asked for again."""
     for seed in range(40, 48):
-        write(tmp_path / "one", FP32, "loss=pg", seed=seed)
-        write(tmp_path / "two", "rollout/precision=bf16", "loss=pg", seed=seed)
+        write(tmp_path / "one", FP32, *BASE, seed=seed, steps=280)
+        write(tmp_path / "two", "rollout/precision=bf16", *BASE, seed=seed, steps=280)
     main(tmp_path / "out", [tmp_path / "one"])
     main(tmp_path / "out", [tmp_path / "two"])
     kept = pd.read_csv(tmp_path / "out" / "endpoints.csv")
