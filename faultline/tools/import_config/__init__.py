@@ -57,7 +57,10 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> str:
     with TemporaryDirectory() as trial:
         (Path(trial) / "experiment").mkdir()
         (Path(trial) / "experiment" / f"{name}.yaml").write_text(text)
-        parse(compose(f"+experiment={name}", *overrides, f"hydra.searchpath=[file://{trial}]"))
+        composed = compose(f"+experiment={name}", *overrides, f"hydra.searchpath=[file://{trial}]")
+    if missing := [key for key, value in flatten(composed).items() if value == "???"]:
+        raise UserError(f"{', '.join(missing)}: missing; give what no key of {path.name} says, as {missing[0]}=VALUE")
+    parse(composed)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides])
