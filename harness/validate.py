@@ -133,6 +133,27 @@ def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -
         )
 
 
+def _check_partial(config: Config, answer_length: int) -> None:
+    part = config.rollout.partial_tokens
+    if part is not None and part >= answer_length:
+        raise UserError(
+            f"rollout.partial_tokens={part} has no effect: responses of task={config.task.name} have at most {answer_length} "
+            "tokens; lower it, or set it to null"
+        )
+
+
+def _check_segments(config: Config, has_turns: bool) -> None:
+    read = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
+    if config.segments == "version" and not read:
+        raise UserError("segments=version has no effect: no level of correction is segment or segment_geometric; use turn")
+    if config.segments == "version" and config.rollout.partial_tokens is None:
+        raise UserError(
+            "segments=version: each response is of one version; set rollout.partial_tokens, or use level=sequence or geometric"
+        )
+    if config.segments == "turn" and read and not has_turns:
+        raise UserError(f"correction.{read[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
+
+
 def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
     buffer = config.overlong.buffer
     if buffer is not None and not can_end:
@@ -152,6 +173,8 @@ def _check_environment(config: Config) -> None:
             f"overlong.buffer={config.overlong.buffer}: task={name} bounds each turn, not the whole response; set "
             "overlong.buffer=null"
         )
+    if (part := config.rollout.partial_tokens) is not None:
+        raise UserError(f"rollout.partial_tokens={part}: task={name} samples whole responses, turn by turn; set null")
     if config.rollout.replay_sampling_mask:
         raise UserError(f"rollout.replay_sampling_mask=true: task={name} records no sampling masks of its turns; set false")
     if REPLAYS[config.routing.replay].source == "engine":
@@ -196,9 +219,8 @@ def _check_model_and_task(config: Config) -> None:
                 f"actor.scoring=exact, evaluation.policy other than rollout, .probe and kl need the trainer's own policy as "
                 f"a local engine ({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
             ) from None
-    by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
-    if by_turn and not has_turns:
-        raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
+    _check_partial(config, answer_length)
+    _check_segments(config, has_turns)
     task, context = config.task, shape.max_position_embeddings
     if isinstance(task, TextConfig | SumsConfig) and task.max_prompt + answer_length > context:
         length = "the response of task.turns and task.turn_length" if isinstance(task, ToolsConfig) else "task.answer_length"

@@ -42,6 +42,8 @@ class Config(Strict):
     """What the loss is anchored on. old: π_old, three policies. rollout: μ, two policies."""
     baseline: Literal["all", "kept"] = "all"
     """Whose rewards enter the baseline of the advantages: all responses, or those that the correction kept."""
+    segments: Literal["turn", "version"] = "turn"
+    """What the levels segment and segment_geometric go over: a turn of the task, or the tokens that one version sampled."""
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from algos.registry import Registry
@@ -94,6 +95,15 @@ class RolloutEngine(ABC):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
         source of randomness."""
+
+    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+        """n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
+
+        uniforms: [B, n]. The present weights compute everything anew. Tokens, log-probabilities, versions and support are [R, n];
+        routes are of prompt, beginning and new tokens together.
+        """
+        there = going.to(uniforms.device)
+        return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:

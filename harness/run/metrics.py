@@ -110,6 +110,8 @@ METRICS = {
     "rollout/turns": Metric("mean turns of the responses, of tasks with an environment", "count"),
     "rollout/environment_tokens": Metric("mean tokens of a response that its environment wrote; no length has them", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
+    "rollout/version_lag_max": Metric("the same of the oldest token of the batch, of partial rollouts", "steps"),
+    "rollout/mixed_versions": Metric("share of the responses with tokens of several versions, of partial rollouts", "0..1"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{
         f"probe/{precision}/{name}": Metric(f"{meaning}, had {precision} sampled for these weights", unit)

@@ -18,6 +18,7 @@ from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
@@ -110,8 +111,9 @@ class Collector:
         self.filtering: dict[str, Tensor] = {}
         """Metrics of the last step's choice of groups, under rollout.filter."""
         self.queue = RolloutQueue(
-            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps
-        )
+            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps,
+            length=task.answer_length, part=r.partial_tokens,
+        )  # fmt: skip
 
     def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
         """An embedded engine for this policy, at the temperature of the run."""
@@ -165,7 +167,7 @@ class Collector:
         while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
             prompts = self.draw_prompts(step, rounds)
             greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
-            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, rounds)), greedy))
+            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, None, rounds)), greedy))
             rounds += 1
         informative = sampled.informative.double()
         self.filtering = {
@@ -215,14 +217,23 @@ class Collector:
         rewards = self.compute_rewards(prompts, rollout.tokens)
         return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
 
-    def _sample_share(self, step: int, again: int = 0) -> Rollout:
-        """This rank's share of the rollout of `step`, by the weights that the engine holds. again: see `draw_prompts`."""
+    def _sample_share(self, step: int, begun: Rollout | None = None, again: int = 0) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds; of partial rollouts with one part
+        more than `begun` [B, t]. again: see `draw_prompts`."""
         with self.clock.phase("generate"):
             prompts = self.draw_prompts(step, again)
             random = generator(self.config.seed, "rollout", self._round_number(step, again))
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=random)
-            rollout = self._generate_share(self.engine, prompts, uniforms)
-        self.clock.sampled_tokens += int(rollout.written.sum()) * self.ranks.size
+            start = 0 if begun is None else begun.tokens.shape[1]
+            if self.config.rollout.partial_tokens is not None:
+                uniforms = uniforms[:, start : start + self.config.rollout.partial_tokens]
+            if begun is None:
+                rollout = self._generate_share(self.engine, prompts, uniforms)
+            else:
+                own = Rollout(**{name: self.ranks.share(part) for name, part in begun._asdict().items() if part is not None})
+                shares = self.ranks.share(prompts), own, self.ranks.share(uniforms)
+                rollout = continued(self.engine, *shares, self.task.stop)
+        self.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * self.ranks.size
         return rollout
 
     def _generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -318,7 +329,7 @@ class Collector:
             logp_rollout=sampled.rollout.logp,
             mask=sampled.rollout.mask,
             logp_old=scores.old,
-            segments=self.turn_numbers(sampled.rollout),
+            segments=self.segment_numbers(sampled.rollout),
             logp_ref=scores.reference,
             prompt=sampled.prompt_numbers,
         )
@@ -337,8 +348,11 @@ class Collector:
             inputs["kept"] = kept
         return self.advantage(sampled.rewards, **inputs).view(-1, 1).expand_as(sampled.rollout.logp)
 
-    def turn_numbers(self, rollout: Rollout) -> Tensor | None:
-        """[B, T]: the number of each token's turn in its response; None for a task without turns."""
+    def segment_numbers(self, rollout: Rollout) -> Tensor | None:
+        """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of
+        tokens that one version of the weights sampled."""
+        if self.config.segments == "version":
+            return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):
             return rollout.turns
         return torch.from_numpy(self.task.segments(rollout.tokens.cpu().numpy())).to(rollout.tokens.device)
@@ -362,9 +376,13 @@ class Collector:
             "reward/informative_groups": sampled.informative.float().mean(),
             "mismatch/dropped": (written & ~sampled.rollout.mask).sum(),
             "rollout/response_tokens": lengths.float().mean(),
-            "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
+            "rollout/version_lag": (updates - sampled.rollout.version)[written].double().mean(),
         }
         metrics |= turn_metrics(sampled.rollout)
+        if self.config.rollout.partial_tokens is not None:
+            version = torch.where(written, sampled.rollout.version, sampled.rollout.version[:, :1])
+            metrics["rollout/version_lag_max"] = updates - version.amin()
+            metrics["rollout/mixed_versions"] = (version.amax(1) > version.amin(1)).double().mean()
         if self.config.rollout.filter.max_rounds is not None:
             metrics |= self.filtering
         if sampled.rollout.support is not None:

@@ -217,6 +217,7 @@ def test_a_run_is_exact_and_its_dumps_tell_who_wrote_what(config):
         (["task.answer_length=5"], r"task.answer_length"),
         (["rollout/engine=vllm", "rollout.engine.tensor_parallel=2"], r"tensor_parallel=2: .* have a further turn; set 1"),
         (["rollout.replay_sampling_mask=true", "rollout.top_p=0.9"], r"sampling_mask=true: task=tools records no .*; set false"),
+        (["rollout.partial_tokens=4"], r"partial_tokens=4: task=tools samples whole responses, .*; set null"),
         (["routing.replay=r3"], r"routing.replay=r3: task=tools records no routes of its turns; set none or r2"),
     ],
 )
