@@ -63,6 +63,8 @@ class RolloutConfig(Strict):
     """Responses to each prompt."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Steps by which the weights that sample are older than those that are trained."""
+    partial_tokens: Count | None = None
+    """Tokens of a response that are sampled at a step. Then it waits for the next weights, which go on with it. null: all."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
     filter: FilterConfig = FilterConfig()
@@ -79,6 +81,7 @@ class RolloutConfig(Strict):
                 f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "
                 "of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
             )
+        self._check_parts()
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
@@ -86,3 +89,21 @@ class RolloutConfig(Strict):
         if self.overlap and self.engine.params.get("sleep"):
             raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
         return self
+
+    def _check_parts(self) -> None:
+        """Whether responses can be sampled in parts."""
+        if self.partial_tokens is None:
+            return
+        key = f"partial_tokens={self.partial_tokens}"
+        if self.overlap:
+            raise ValueError(f"{key} with overlap=true: a part waits for the weights of its step; set overlap=false")
+        if self.filter.max_rounds is not None:
+            raise ValueError(
+                f"{key} with filter.max_rounds={self.filter.max_rounds}: groups are refilled by the weights of their step; set "
+                "rollout.partial_tokens=null or rollout.filter.max_rounds=null"
+            )
+        if self.engine.params.get("tensor_parallel", 1) != 1:
+            raise ValueError(
+                f"{key} with engine.tensor_parallel above 1: ranks of one engine need equal numbers of responses that go on; set "
+                "tensor_parallel=1"
+            )

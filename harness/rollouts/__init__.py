@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from algos.registry import Registry
@@ -29,6 +30,8 @@ class Rollout(NamedTuple):
     the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
     routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them. support: the
     tokens that top_p and top_k left at each place (`recorded.Recorded`); None of an engine not built with `record_support`.
+    turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
+    are None for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -37,11 +40,14 @@ class Rollout(NamedTuple):
     expert_ids: Tensor | None = None
     expert_weights: Tensor | None = None
     support: Tensor | None = None
+    turns: Tensor | None = None
+    environment: Tensor | None = None
 
     @property
     def written(self) -> Tensor:
-        """[B, T] bool: the tokens of the responses."""
-        return self.tokens != PAD
+        """[B, T] bool: the tokens that the policy wrote."""
+        present = self.tokens != PAD
+        return present if self.environment is None else present & ~self.environment
 
     @property
     def mask(self) -> Tensor:
@@ -89,6 +95,15 @@ class RolloutEngine(ABC):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
         source of randomness."""
+
+    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+        """n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
+
+        uniforms: [B, n]. The present weights compute everything anew. Tokens, log-probabilities, versions and support are [R, n];
+        routes are of prompt, beginning and new tokens together.
+        """
+        there = going.to(uniforms.device)
+        return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.recorded import Recorded, pack, unpack
 from harness.rollouts.routes import Routes, no_route
+from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -151,16 +152,27 @@ class LocalEngine(RolloutEngine):
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
+        everyone = torch.ones(len(prompts), dtype=torch.bool)
+        return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
+
+    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+        """Walks the tree of `generate` through what has begun: by unmoved weights a response in parts has the bits of a whole."""
         uniforms = uniforms.to(self.device, torch.float64)
+        begun, going = begun.to(self.device), going.to(self.device)
+        start = begun.shape[1]
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            if t < start:
+                return begun[rows, t], begun[rows, t + 1] != PAD if t + 1 < start else going[rows]
             cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
-            threshold = uniforms[rows, t, None] * cumulative[:, -1:]
+            threshold = uniforms[rows, t - start, None] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
 
-        tokens, logp, (routes, support) = self._walk(prompts, uniforms.shape[1], pick)
-        ids, weights = (None, None) if routes is None else (routes.ids, routes.weights)
+        tokens, logp, (routes, support) = self._walk(prompts, start + uniforms.shape[1], pick)
+        tokens, logp = tokens[going, start:], logp[going, start:]
+        ids, weights = (None, None) if routes is None else routes.of(going)[:2]
+        support = None if support is None else support[going, start:]
         assert self.version is not None
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
@@ -217,9 +229,9 @@ class LocalEngine(RolloutEngine):
             raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(start + length))
         asked = slice(width - start, width)  # the places of the prompts among those of routes
-        first = _differs(prompts)
+        first = differs(prompts)
         if replay is not None:
-            first |= _differs(replay.of(slice(None), asked).groups()[:, None])
+            first |= differs(replay.of(slice(None), asked).groups()[:, None])
         roots = prompts[first]
         missing = (roots == PAD).sum(1)
         padding = missing if bool(missing.any()) else None
@@ -255,12 +267,12 @@ class LocalEngine(RolloutEngine):
                 break
             place = slice(width + t, width + t + 1)
             given = None if replay is None else replay.of(rows, place)
-            children, node, given = _children(node * vocabulary + drawn, given)
-            parents = children // vocabulary
+            nodes, node, given = children(node * vocabulary + drawn, given)
+            parents = nodes // vocabulary
             if not torch.equal(parents, torch.arange(len(logp), device=self.device)):
                 cache = self._branch(cache, parents, start + t)
                 padding = None if padding is None else padding[parents]
-            logits, taken = self._forward((children % vocabulary)[:, None], start + t, cache, padding, given)
+            logits, taken = self._forward((nodes % vocabulary)[:, None], start + t, cache, padding, given)
             if routes is not None:
                 assert taken is not None
                 routes.put(rows, place, taken.of(node))
@@ -377,21 +389,3 @@ class LocalEngine(RolloutEngine):
     def _allocate(self, rows: int, length: int) -> Cache:
         shape = (length, rows, self.kv_heads, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
-
-
-def _differs(rows: Tensor) -> Tensor:
-    """Whether each row [B, n] differs from the one before it; the first does."""
-    return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
-
-
-def _children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """The nodes of the next place, from the key [B] of each row's parent and token: (key of each node in ascending order, node of
-    each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their own."""
-    if replay is None:
-        return (*keys.unique(return_inverse=True), None)
-    group = replay.groups()
-    groups = int(group.max()) + 1
-    children, node = (keys * groups + group).unique(return_inverse=True)
-    row = torch.empty_like(children)
-    row[node] = torch.arange(len(keys), device=keys.device)  # one of each node
-    return children // groups, node, replay.of(row)

@@ -18,12 +18,14 @@ from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
+from harness.rollouts.turns import respond, respond_greedily, turn_metrics
 from harness.routing import REPLAYS
 from harness.seeding import generator
-from harness.tasks import PAD, Task, TurnTask
+from harness.tasks import PAD, Task, TurnTask, stops
 from harness.train.actor import Actor
 from harness.train.clock import Clock
 from harness.train.forward import TrainingForward
@@ -88,7 +90,7 @@ class Collector:
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
-        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
         if r.replay_sampling_mask:
             sampling["record_support"] = True
         if r.engine.params.get("noise_seed", 0) is None:
@@ -109,13 +111,14 @@ class Collector:
         self.filtering: dict[str, Tensor] = {}
         """Metrics of the last step's choice of groups, under rollout.filter."""
         self.queue = RolloutQueue(
-            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps
-        )
+            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps,
+            length=task.answer_length, part=r.partial_tokens,
+        )  # fmt: skip
 
     def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
         """An embedded engine for this policy, at the temperature of the run."""
         return LocalEngine(
-            self.shape, precision, temperature=self.config.rollout.temperature, stop=self.task.stop, **settings
+            self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings
         )
 
     def load_weights(self, version: int) -> dict[str, float]:
@@ -164,7 +167,7 @@ class Collector:
         while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
             prompts = self.draw_prompts(step, rounds)
             greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
-            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, rounds)), greedy))
+            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, None, rounds)), greedy))
             rounds += 1
         informative = sampled.informative.double()
         self.filtering = {
@@ -189,7 +192,7 @@ class Collector:
 
     def answers(self, policy: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Tensor:
         """The tokens alone of `generate`, [B, T]."""
-        return self.ranks.gather(policy.generate(self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
+        return self.ranks.gather(respond(policy, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
 
     def compute_rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """[B]: the task's reward of each response, each rank asking for its share."""
@@ -200,7 +203,7 @@ class Collector:
         """[N]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
         with self.clock.phase("generate"):
             distinct = prompts[:: self.config.rollout.group_size]
-            tokens = engine.greedy(distinct, self.task.answer_length)
+            tokens = respond_greedily(engine, self.task, distinct)
         self.clock.sampled_tokens += int((tokens != PAD).sum())
         rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
         return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
@@ -214,19 +217,28 @@ class Collector:
         rewards = self.compute_rewards(prompts, rollout.tokens)
         return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
 
-    def _sample_share(self, step: int, again: int = 0) -> Rollout:
-        """This rank's share of the rollout of `step`, by the weights that the engine holds. again: see `draw_prompts`."""
+    def _sample_share(self, step: int, begun: Rollout | None = None, again: int = 0) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds; of partial rollouts with one part
+        more than `begun` [B, t]. again: see `draw_prompts`."""
         with self.clock.phase("generate"):
             prompts = self.draw_prompts(step, again)
             random = generator(self.config.seed, "rollout", self._round_number(step, again))
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=random)
-            rollout = self._generate_share(self.engine, prompts, uniforms)
-        self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
+            start = 0 if begun is None else begun.tokens.shape[1]
+            if self.config.rollout.partial_tokens is not None:
+                uniforms = uniforms[:, start : start + self.config.rollout.partial_tokens]
+            if begun is None:
+                rollout = self._generate_share(self.engine, prompts, uniforms)
+            else:
+                own = Rollout(**{name: self.ranks.share(part) for name, part in begun._asdict().items() if part is not None})
+                shares = self.ranks.share(prompts), own, self.ranks.share(uniforms)
+                rollout = continued(self.engine, *shares, self.task.stop)
+        self.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * self.ranks.size
         return rollout
 
     def _generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """This rank's share of the responses, without the weights of experts that nothing replays."""
-        rollout = engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        rollout = respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms))
         return rollout if self.replay.weights else rollout._replace(expert_weights=None)
 
     def _gather(self, rollout: Rollout) -> Rollout:
@@ -317,7 +329,7 @@ class Collector:
             logp_rollout=sampled.rollout.logp,
             mask=sampled.rollout.mask,
             logp_old=scores.old,
-            segments=self.turn_numbers(tokens),
+            segments=self.segment_numbers(sampled.rollout),
             logp_ref=scores.reference,
             prompt=sampled.prompt_numbers,
         )
@@ -336,11 +348,14 @@ class Collector:
             inputs["kept"] = kept
         return self.advantage(sampled.rewards, **inputs).view(-1, 1).expand_as(sampled.rollout.logp)
 
-    def turn_numbers(self, tokens: Tensor) -> Tensor | None:
-        """[B, T]: the number of each token's turn in its response; None for a task without turns."""
+    def segment_numbers(self, rollout: Rollout) -> Tensor | None:
+        """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of
+        tokens that one version of the weights sampled."""
+        if self.config.segments == "version":
+            return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):
-            return None
-        return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
+            return rollout.turns
+        return torch.from_numpy(self.task.segments(rollout.tokens.cpu().numpy())).to(rollout.tokens.device)
 
     def _kept_responses(self, batch: Batch) -> Tensor:
         """[B] bool: whether the correction keeps a token of the response."""
@@ -361,8 +376,13 @@ class Collector:
             "reward/informative_groups": sampled.informative.float().mean(),
             "mismatch/dropped": (written & ~sampled.rollout.mask).sum(),
             "rollout/response_tokens": lengths.float().mean(),
-            "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
+            "rollout/version_lag": (updates - sampled.rollout.version)[written].double().mean(),
         }
+        metrics |= turn_metrics(sampled.rollout)
+        if self.config.rollout.partial_tokens is not None:
+            version = torch.where(written, sampled.rollout.version, sampled.rollout.version[:, :1])
+            metrics["rollout/version_lag_max"] = updates - version.amin()
+            metrics["rollout/mixed_versions"] = (version.amax(1) > version.amin(1)).double().mean()
         if self.config.rollout.filter.max_rounds is not None:
             metrics |= self.filtering
         if sampled.rollout.support is not None:

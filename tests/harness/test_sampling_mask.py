@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from faultline.tools.gradient.progress import Progress
 from pyarrow.parquet import read_table
 
 from algos.batch import Batch
@@ -14,11 +15,14 @@ from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.losses import pg
 from algos.objective import Objective
 from algos.reductions import Counts
+from faultline.tools.gradient.sampled import SampledGradients
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded, pack, sizes, unpack
+from harness.run.loop import train
+from harness.run.restore import collector_at, find
 from harness.tasks import PAD
 from harness.train import head
 from harness.train.distinct import distinct
@@ -132,13 +136,29 @@ REPLAY = "rollout.replay_sampling_mask=true"
 
 @pytest.mark.slow
 def test_the_control_is_exact_with_masks_alone(tiny):
-    """Truncated sampling by the trainer's own weights, two tokens at each place."""
-    plain, masked = (stepped(tiny(*TOP, "actor.num_minibatches=2", *more))[0] for more in ([], [REPLAY]))
+    """Truncated sampling by the trainer's own weights, two tokens at each place; mini-batches by unmoved weights are at π_old."""
+    shared = [*TOP, "actor.num_minibatches=2", "actor.lr=1e-12"]
+    plain, masked = (stepped(tiny(*shared, *more))[0] for more in ([], [REPLAY]))
+    assert abs(masked["actor/ppo_kl"]) < 1e-6
     assert masked["rollout_corr/k3_kl"] == masked["mismatch/log_ratio_max_abs"] == 0.0
     assert masked["rollout/support_tokens"] == 2.0 and "rollout/support_tokens" not in plain
     assert plain["rollout_corr/kl"] > 1e-3  # K1 = E −log Z
     forward = stepped(tiny(*TOP, REPLAY, "actor.scoring=forward"))[0]
     assert forward["mismatch/log_ratio_max_abs"] < 1e-4
+
+
+@pytest.mark.slow
+def test_the_gradient_laboratory_replays_masks(tiny):
+    """Of a checkpoint: the batch of the engine is at ratio 1, and the network's gradient is that of the renormalised policy."""
+    config = tiny(*TOP, REPLAY, "steps=1", "checkpoint.every=1")
+    train(config)
+    with collector_at(find(config.path)) as collector:
+        gradients = SampledGradients(collector, prompts=2, seed=0)
+        drawn = gradients._draw(collector.engine, "test", 0)
+        assert torch.equal(drawn.batch.logp_old, drawn.batch.logp_rollout) and drawn.replay.routes is None
+        ours = gradients._gradients([drawn], [torch.ones(drawn.tokens.shape)], Progress(1), "test")
+        whole = gradients._gradients([drawn._replace(replay=None)], [torch.ones(drawn.tokens.shape)], Progress(1), "test")
+    assert ours.isfinite().all() and not torch.allclose(ours, whole)
 
 
 @pytest.mark.slow
@@ -168,5 +188,5 @@ def test_a_replay_without_effect_is_refused(tiny, overrides, reason):
 def test_a_branch_cannot_replay_what_waiting_rollouts_lack(tiny):
     origin = tiny(*TOP, "rollout.staleness=1")
     _check_waiting(origin, origin, "")
-    with pytest.raises(UserError, match=r"replay_sampling_mask=true reads what the 1 rollouts that wait.*set it to false"):
+    with pytest.raises(UserError, match=r"replay_sampling_mask=true reads what the rollouts that wait.*set it to false"):
         _check_waiting(origin, tiny(*TOP, "rollout.staleness=1", REPLAY), "x")
