@@ -25,6 +25,7 @@ SMALL = 1e-9
 
 Infinite = Annotated[float, Ge(math.inf)]
 Share = Annotated[float, Interval(gt=0, le=1), "a share in (0, 1]"]
+Discount = Annotated[float, Interval(ge=0, le=1), "a number in [0, 1]"]
 LowerOffset = Annotated[float, Interval(ge=0, le=1), "an offset from ratio 1 in [0, 1]"]
 UpperOffset = Annotated[
     Annotated[float, Interval(ge=0, le=LARGE)] | Infinite,

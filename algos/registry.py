@@ -106,6 +106,7 @@ ADVANTAGES = Registry(
     {
         **_from("algos.advantages", "reinforce", "grpo", "grpo_batch_std", "dr_grpo", "gpg", "rloo", "maxrl", "remax"),
         **_from("algos.advantages", "pass_at_k", "opo", "reinforce_pp", "reinforce_pp_baseline"),
+        "gae": "algos.returns:gae",
     },
 )
 """Functions `(rewards, *, kept, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""

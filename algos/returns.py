@@ -1,7 +1,7 @@
 """Advantages finer than a response, each with shapes of its own: `gae` and `optimal_token_baseline` by token, `gigpo` by turn.
 
-They are plain functions, not in the registry: no run has a critic's values, Σ_v π_v² of the vocabulary, or the rewards and
-states of turns.
+An estimator by token is `(rewards [B, T], *, mask, values, **inputs) -> [B, T]`. `gae` is in the registry. The others are plain
+functions: no run has Σ_v π_v² of the vocabulary, or the rewards and states of turns.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from algos.advantages import STD_FLOOR, advantage, dr_grpo, grpo
+from algos.parameters import Discount
 
 
 @advantage("mask", "values")
-def gae(rewards: Tensor, *, mask: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+def gae(rewards: Tensor, *, mask: Tensor, values: Tensor, gamma: Discount, lam: Discount) -> Tensor:
     """Generalised advantage estimation on the tokens of each response.
 
     A_t = Σ_k (γλ)^k·δ_{t+k},  δ_t = R_t + γ·V_{t+1} − V_t,  V = 0 after the last token
@@ -21,11 +22,7 @@ def gae(rewards: Tensor, *, mask: Tensor, values: Tensor, gamma: float, lam: flo
     Where R = `rewards` [B, T] per token, V = `values` [B, T], γ = `gamma`, λ = `lam` in [0, 1]; t + 1 is the next token
     of `mask` [B, T], so tokens that the policy did not write (tool output) are skipped. The value target is A + V.
     Source: arXiv 1506.02438 eq. 16. Limits: λ = γ = 1 gives reward-to-go − V; λ = 0 gives δ.
-    Raises ValueError on γ or λ outside [0, 1].
     """
-    for key, value in {"gamma": gamma, "lam": lam}.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"advantage.{key}={value}: must be in [0, 1]")
     assert rewards.shape == values.shape == mask.shape and mask.dtype == torch.bool
     rewards, values = torch.where(mask, rewards, 0.0), torch.where(mask, values, 0.0)
     next_value, running = values.new_zeros(values.shape[0]), values.new_zeros(values.shape[0])
@@ -68,7 +65,7 @@ def optimal_token_baseline(
 
 
 @advantage("states")
-def gigpo(rewards: Tensor, *, states: Tensor, gamma: float, weight: float, std: bool) -> Tensor:
+def gigpo(rewards: Tensor, *, states: Tensor, gamma: Discount, weight: float, std: bool) -> Tensor:
     """Group in group: the advantage of an episode in its group, plus that of a turn among turns that met the same state.
 
     A_it = (R_i − mean_g R)/F + ω·(Q_it − mean_s Q)/F_s,  R_i = Σ_t r_it,  Q_it = Σ_{k ≥ 0} γ^k·r_{i,t+k}
@@ -76,7 +73,7 @@ def gigpo(rewards: Tensor, *, states: Tensor, gamma: float, weight: float, std: 
     Where r = `rewards` [P, G, S] per turn, ω = `weight`, γ = `gamma`. mean_s is over the turns of the prompt's group that
     met the same state, by `states` [P, G, S], integers id < G·S, negative where no turn took place. F is the std (with
     n − 1) plus 1e-6 if `std`, else 1. All tokens of a turn get its advantage. Source: arXiv 2505.10978 section 4.
-    Limits: ω = 0 is `grpo` (or `dr_grpo`) of the episodes; a state met once adds 0. Raises ValueError on γ outside [0, 1].
+    Limits: ω = 0 is `grpo` (or `dr_grpo`) of the episodes; a state met once adds 0.
     """
     assert rewards.shape == states.shape and not states.is_floating_point()
     turns = states >= 0

@@ -16,7 +16,10 @@ from harness.models import hub_tokenizer
 from harness.rollouts import ENGINES, RolloutEngine
 from harness.tasks import TASKS, Task
 
-PROVIDED = {"lengths", "greedy"}
+BY_TOKEN = {"mask", "values"}
+"""Inputs of an estimator by token: it takes and gives [B, T]. Its values are a critic's, and its target is A + V."""
+
+PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run has for an advantage estimator, besides the rewards."""
 
 
@@ -43,7 +46,20 @@ def build_advantage(config: Config) -> functools.partial:
     estimator = ADVANTAGES[config.advantage.name]
     if missing := set(estimator.needs) - PROVIDED:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
+    if config.baseline == "kept" and BY_TOKEN & set(estimator.needs):
+        raise UserError(f"baseline=kept has no effect: advantage={config.advantage.name} has no baseline of a group; use all")
     return bind(estimator, "advantage", config.advantage.params, provided=(*estimator.needs, "kept"))
+
+
+def has_critic(config: Config) -> bool:
+    """Whether the run learns values. Raises UserError where the section critic says otherwise than the advantage."""
+    name, lr = config.advantage.name, config.critic.lr
+    reads = "values" in ADVANTAGES[name].needs
+    if reads and lr is None:
+        raise UserError(f"critic.lr is missing: advantage={name} needs the values of a critic; set critic=default")
+    if lr is not None and not reads:
+        raise UserError(f"critic.lr={lr:g} has no effect: advantage={name} reads no values; set critic=none or advantage=gae")
+    return reads
 
 
 def build_engine(config: Config) -> functools.partial:

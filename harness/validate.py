@@ -13,7 +13,16 @@ from algos.corrections.spec import Plugin, check_combination
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
-from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
+from harness.build import (
+    bind,
+    build_advantage,
+    build_detectors,
+    build_engine,
+    build_objective,
+    build_task,
+    has_critic,
+    needs_own_sampler,
+)
 from harness.config import Config, PrecisionConfig, SumsConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
@@ -35,6 +44,7 @@ def check(config: Config) -> None:
         check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
         _try_out(objective)
         build_advantage(config)
+        has_critic(config)
         for make in build_detectors(config).values():
             make()
         _check_anchor(config, objective)

@@ -117,6 +117,9 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
     for key in sorted(before.keys() | after.keys()):
         if key.startswith(FIXED) and before.get(key) != after.get(key):
             raise UserError(f"{overrides}: {key} cannot change on the way, the checkpoint was made with {before.get(key)}")
+    if config.critic.lr is not None and checkpoint.config.critic.lr is None:
+        name = config.advantage.name
+        raise UserError(f"{overrides}: advantage={name} needs a critic, and the checkpoint has none; branch from a run with one")
     _check_waiting(checkpoint.config, config, overrides)
     if checkpoint.config.kl.target and config.kl.target and before["kl.coef"] != after["kl.coef"]:
         raise UserError(

@@ -15,7 +15,7 @@ from experiments.bench.measure import milliseconds, ratio, timed
 from harness.compose import compose
 from harness.config import parse
 from harness.run.folder import RunFolder
-from harness.train import actor
+from harness.train import engine
 from harness.train.distinct import distinct
 from harness.train.trainer import Trainer
 
@@ -36,9 +36,9 @@ def main() -> None:
             trainers[name] = Trainer(config, folder)
         for step in range(1, max(SPANS["from step 75"]) + 1):
             for name, trainer in trainers.items():
-                actor.distinct = ways[name]
+                engine.distinct = ways[name]
                 seconds[name][step] = timed(partial(trainer.step, step))
-        actor.distinct = distinct
+        engine.distinct = distinct
     rows = config.rollout.prompts * config.rollout.group_size
     print(f"\none RL step of the default run, fp32, {rows} responses: equal rows computed once, against every row")
     for span, steps in SPANS.items():

@@ -6,6 +6,7 @@ section; the constraint of a field stands in the field, its meaning below it.
 
 from harness.config.actor import ActorConfig, RoutingConfig, ScheduleConfig
 from harness.config.base import Count, PluginConfig, Positive, Strict
+from harness.config.critic import CriticConfig
 from harness.config.errors import explain, explained
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig, PersistenceConfig
 from harness.config.model import HubConfig, MixtureConfig, ModelConfig, PolicyConfig, SizesConfig
@@ -29,6 +30,7 @@ __all__ = [
     "CollapseConfig",
     "Config",
     "Count",
+    "CriticConfig",
     "DiagnosticsConfig",
     "DumpConfig",
     "EvaluationConfig",

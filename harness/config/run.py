@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from algos.corrections.spec import check_baseline
 from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Seed, Strict
+from harness.config.critic import CriticConfig
 from harness.config.digest import digest
 from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, EvaluationConfig
 from harness.config.model import HubConfig, PolicyConfig
@@ -51,6 +52,7 @@ class Config(Strict):
     """Weight of the entropy bonus: so much of the entropy of π_θ, reduced as the token losses are, is taken off the loss."""
     overlong: OverlongConfig = OverlongConfig()
     actor: ActorConfig
+    critic: CriticConfig = CriticConfig()
     routing: RoutingConfig = RoutingConfig()
     evaluation: EvaluationConfig
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
@@ -70,17 +72,22 @@ class Config(Strict):
                 f"actor.num_minibatches={self.actor.num_minibatches} does not divide the {rows} responses of a step "
                 "(rollout.prompts x rollout.group_size)"
             )
+        if self.critic.warmup_steps >= self.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps}: the policy would never learn in a run of {self.steps} steps; "
+                "give fewer"
+            )
         if self.actor.schedule.warmup_steps >= self.updates:
             raise ValueError(
                 f"actor.schedule.warmup_steps={self.actor.schedule.warmup_steps}: the run has {self.updates} optimizer steps "
-                "(steps x actor.epochs x actor.num_minibatches); give fewer"
+                "of the policy (steps x actor.epochs x actor.num_minibatches); give fewer"
             )
         return self
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of the run."""
-        return self.steps * self.actor.epochs * self.actor.num_minibatches
+        """Optimizer steps of the policy."""
+        return (self.steps - self.critic.warmup_steps) * self.actor.epochs * self.actor.num_minibatches
 
     def _check_policy(self) -> None:
         """Model, warm start, task and precision go together."""

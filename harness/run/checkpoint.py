@@ -1,14 +1,15 @@
 """Checkpoints of a run: whole or absent, verified before they are trusted, the one before kept.
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
+                              critic/...     the same of a critic, where the run has one
                               state.json     next step, optimizer steps, detector states, number of ranks
                               rollouts.safetensors  sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above
 
-A checkpoint is written beside its place and renamed. Rank 0 writes everything but the actor's files, and every rank sees the
+A checkpoint is written beside its place and renamed. Rank 0 writes all but the files of the models, and every rank sees the
 folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
 step. The manifest finds damage, not forgery: a forged file can hold other numbers. It cannot hold code, since DeepSpeed's
-files are read without what a pickle may run, see `harness.train.actor`.
+files are read without what a pickle may run, see `harness.train.engine`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,19 +27,19 @@ from torch import Tensor
 from harness.errors import first_line
 from harness.run.folder import RunFolder, to_disk, writing
 from harness.run.manifest import State, damage_of, digests, read_state
-from harness.train.actor import Actor
+from harness.train.actor import Saved
 from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds beside the actor's own: its state, and the rollouts sampled ahead of their use."""
+    """What a checkpoint holds beside the models' own: its state, and the rollouts sampled ahead of their use."""
 
     state: State
     rollouts: dict[str, Tensor]
 
 
 def save(
-    run: RunFolder, ranks: Ranks, actor: Actor, state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
+    run: RunFolder, ranks: Ranks, models: Mapping[str, Saved], state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
 ) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
@@ -49,7 +51,8 @@ def save(
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             ranks.barrier()
-            _save(actor, temporary / "actor")
+            for name, model in models.items():
+                _save(model, temporary / name)
             ranks.barrier()
             if ranks.rank == 0:
                 save_file(rollouts, temporary / "rollouts.safetensors")
@@ -64,9 +67,9 @@ def save(
     run.log_event("checkpoint", step)
 
 
-def _save(actor: Actor, folder: Path) -> None:
+def _save(model: Saved, folder: Path) -> None:
     try:
-        actor.save(folder)
+        model.save(folder)
     except RuntimeError as error:  # how torch.save reports a full disk
         if lost_a_rank(error):
             raise
@@ -83,14 +86,15 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
     to_disk(final.parent)
 
 
-def load(run: RunFolder, ranks: Ranks, actor: Actor) -> Loaded | None:
-    """Load the newest sound checkpoint into `actor`; None if there is none. Damaged ones are set aside and printed."""
+def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | None:
+    """Load the newest sound checkpoint into `models`; None if there is none. Damaged ones are set aside and printed."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None
     folder = run.path / "checkpoints" / f"step-{step:08d}"
     state = read_state(folder)
-    actor.load(folder / "actor", state.ranks)
+    for name, model in models.items():
+        model.load(folder / name, state.ranks)
     return Loaded(state, load_file(folder / "rollouts.safetensors"))
 
 

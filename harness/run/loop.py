@@ -105,7 +105,7 @@ class Run:
 
     def resume(self) -> int:
         """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
-        loaded = checkpoint.load(self.folder, self.ranks, self.trainer.actor)
+        loaded = checkpoint.load(self.folder, self.ranks, self.trainer.models)
         if loaded is None:
             return 0
         state = loaded.state
@@ -125,7 +125,7 @@ class Run:
             "events": self.events,
             "detectors": {name: detector.state for name, detector in self.detectors.items()},
         }
-        checkpoint.save(self.folder, self.ranks, self.trainer.actor, state, rollouts, self.config.checkpoint.keep)
+        checkpoint.save(self.folder, self.ranks, self.trainer.models, state, rollouts, self.config.checkpoint.keep)
 
 
 def train(config: Config) -> str:

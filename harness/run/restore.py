@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import tempfile
@@ -68,9 +69,10 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     """The collector of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
-    from harness.build import build_task
+    from harness.build import build_task, has_critic
     from harness.train.actor import DeepSpeedActor
     from harness.train.collector import Collector
+    from harness.train.critic import Critic
     from harness.train.warmstart import start
     from harness.validate import check
 
@@ -78,9 +80,12 @@ def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     check(config)
     task = build_task(config)
     net, prompts, _ = start(config, task)
+    critic = Critic(copy.deepcopy(net), config) if has_critic(config) else None
     actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
-    collector = Collector(config, actor, task, prompts)
-    with tempfile.TemporaryDirectory() as copy:  # on another number of ranks a load writes beside what it reads
-        shutil.copytree(checkpoint.folder / "actor", Path(copy) / "actor")
-        actor.load(Path(copy) / "actor", read_state(checkpoint.folder).ranks)
+    collector = Collector(config, actor, task, prompts, critic)
+    for name, model in {"actor": actor, "critic": critic}.items():
+        if model is not None:
+            with tempfile.TemporaryDirectory() as place:  # on another number of ranks a load writes beside what it reads
+                shutil.copytree(checkpoint.folder / name, Path(place) / name)
+                model.load(Path(place) / name, read_state(checkpoint.folder).ranks)
     yield collector

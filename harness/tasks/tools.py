@@ -47,7 +47,7 @@ class Tools(arithmetic.Sums):
 
     def reply(self, turn: list[int]) -> list[int]:
         """The tokens of the calculator's reply to the last call of a turn. Ends of turns alone are decoded, never sent back."""
-        calls = CALL.findall(self.tokenizer.decode(turn, skip_special_tokens=True))
+        calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
 

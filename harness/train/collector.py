@@ -6,14 +6,12 @@ batch, which all of them hold.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
-from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision, samples_as_trainer
+from harness.build import build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
@@ -28,6 +26,9 @@ from harness.seeding import generator
 from harness.tasks import PAD, Task, TurnTask, stops
 from harness.train.actor import Actor
 from harness.train.clock import Clock
+from harness.train.collected import Collected, Scores
+from harness.train.credit import CreditAssignment
+from harness.train.critic import Critic
 from harness.train.forward import TrainingForward
 from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
@@ -37,39 +38,6 @@ from harness.train.sampled import Sampled
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """Prompts, and tokens of a response, by which an engine is asked whether it holds the new weights."""
-
-
-class Scores(NamedTuple):
-    """Log-probabilities [B, T] of the responses, in nats.
-
-    old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: what the
-    mini-batches are to replay, experts and sampling masks; None for nothing.
-    """
-
-    old: Tensor | None
-    forward: Tensor | None
-    reference: Tensor | None
-    replay: Recorded | None
-
-
-class Collected(NamedTuple):
-    """What is learned from: the `batch` of the algorithms, and what only the training forward reads.
-
-    prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
-    """
-
-    prompts: Tensor
-    tokens: Tensor
-    forward_old: Tensor | None
-    replay: Recorded | None
-    batch: Batch
-
-    def rows(self, index: Tensor) -> Collected:
-        """Some responses, by their numbers."""
-        forward_old = None if self.forward_old is None else self.forward_old[index]
-        replay = None if self.replay is None else self.replay.of(index)
-        return Collected(self.prompts[index], self.tokens[index], forward_old, replay, self.batch.rows(index))
 
 
 class Collector:
@@ -82,11 +50,10 @@ class Collector:
     engine serve whoever looks at a policy outside of training: the evaluation, `faultline gradient`, the matching of noise.
     """
 
-    def __init__(self, config: Config, actor: Actor, task: Task, prompts: Tensor):
+    def __init__(self, config: Config, actor: Actor, task: Task, prompts: Tensor, critic: Critic | None = None):
         self.config, self.actor, self.task, self.prompts = config, actor, task, prompts.to(device())
         self.ranks, self.clock = join(), Clock()
-        self.advantage, self.shaping = build_advantage(config), RewardShaping(config, task.answer_length)
-        self.advantage_inputs: tuple[str, ...] = getattr(self.advantage.func, "needs")  # noqa: B009  a function's attributes have no type
+        self.credit, self.shaping = CreditAssignment(config, critic), RewardShaping(config, task.answer_length)
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
@@ -153,7 +120,7 @@ class Collector:
     def sample(self, step: int) -> Sampled:
         """The responses that are trained on in `step`, sampled by the weights of `rollout.staleness` steps before."""
         prompts = self.draw_prompts(step)
-        greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
+        greedy = self.greedy_rewards(self.engine, prompts) if self.credit.reads_greedy else None
         sampled = self._sampled(prompts, self.queue.next(step), greedy)
         if self.config.rollout.filter.max_rounds is not None:
             sampled = self._filtered(sampled, step, self.config.rollout.filter.max_rounds)
@@ -166,7 +133,7 @@ class Collector:
         wanted, rounds = len(sampled.rewards), 1
         while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
             prompts = self.draw_prompts(step, rounds)
-            greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
+            greedy = self.greedy_rewards(self.engine, prompts) if self.credit.reads_greedy else None
             sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, None, rounds)), greedy))
             rounds += 1
         informative = sampled.informative.double()
@@ -184,7 +151,7 @@ class Collector:
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Sampled:
         """The responses of an engine, with the weights that it holds, to prompts [B, P] in groups of `rollout.group_size`."""
         rollout = self.generate(engine, prompts, uniforms)
-        return self._sampled(prompts, rollout, self.greedy_rewards(engine, prompts) if self.reads_greedy else None)
+        return self._sampled(prompts, rollout, self.greedy_rewards(engine, prompts) if self.credit.reads_greedy else None)
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """The responses of an engine to prompts [B, P] by uniforms [B, T], each rank sampling its share."""
@@ -207,11 +174,6 @@ class Collector:
         self.clock.sampled_tokens += int((tokens != PAD).sum())
         rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
         return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
-
-    @property
-    def reads_greedy(self) -> bool:
-        """Whether the advantage estimator reads the reward of the most probable response."""
-        return "greedy" in self.advantage_inputs
 
     def _sampled(self, prompts: Tensor, rollout: Rollout, greedy: Tensor | None) -> Sampled:
         rewards = self.compute_rewards(prompts, rollout.tokens)
@@ -324,7 +286,7 @@ class Collector:
     def collect(self, sampled: Sampled, scores: Scores) -> tuple[Collected, dict[str, Tensor]]:
         """(the batch of a step with its advantages, the metrics of what was taken off the rewards)."""
         tokens = sampled.rollout.tokens
-        rewards, metrics = self.shaping(sampled, scores.old, scores.reference)
+        rewards, penalty, metrics = self.shaping(sampled, scores.old, scores.reference)
         batch = Batch(
             logp_rollout=sampled.rollout.logp,
             mask=sampled.rollout.mask,
@@ -334,19 +296,9 @@ class Collector:
             prompt=sampled.prompt_numbers,
         )
         kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
-        batch = batch._replace(advantages=self.advantages(sampled._replace(rewards=rewards), kept))
-        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch), metrics
-
-    def advantages(self, sampled: Sampled, kept: Tensor | None = None) -> Tensor:
-        """[B, T]; the rewards of responses that are not `kept` [N, G] enter no baseline."""
-        provided: dict[str, Tensor | None] = {
-            "lengths": sampled.rollout.mask.sum(-1).view_as(sampled.rewards),
-            "greedy": sampled.greedy,
-        }
-        inputs = {name: provided[name] for name in self.advantage_inputs}
-        if kept is not None:
-            inputs["kept"] = kept
-        return self.advantage(sampled.rewards, **inputs).view(-1, 1).expand_as(sampled.rollout.logp)
+        credit = self.credit(sampled._replace(rewards=rewards), penalty, kept)
+        batch = batch._replace(advantages=credit.advantages)
+        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch, credit.values, credit.returns), metrics
 
     def segment_numbers(self, rollout: Rollout) -> Tensor | None:
         """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of

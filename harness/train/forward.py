@@ -13,27 +13,33 @@ from harness.train.distinct import distinct
 from harness.train.ranks import Ranks
 
 
+def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many.
+
+    micro_tokens: prompt and response tokens of one forward, padding included; None for no limit. Equal rows meet in one
+    micro-batch, where they are computed once, and count there as often as they were sampled.
+    """
+    own = ranks.share(torch.arange(len(tokens)))
+    if micro_tokens is None:
+        return (own,)
+    _, place = distinct(prompts[own], tokens[own])
+    own = own if isinstance(place, slice) else own[place.cpu().argsort(stable=True)]
+    width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
+    return own.split(max(1, micro_tokens // width))
+
+
 class TrainingForward:
     """log π_θ of a mini-batch, in the very shapes in which it is trained on: an unmoved policy gives the same bits.
 
-    micro_tokens: prompt and response tokens of one forward, padding included; None for no limit.
+    micro_tokens: see `micro_batches`.
     """
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many.
-
-        Equal rows meet in one micro-batch, where they are computed once, and count there as often as they were sampled.
-        """
-        own = self.ranks.share(torch.arange(len(tokens)))
-        if self.micro_tokens is None:
-            return (own,)
-        _, place = distinct(prompts[own], tokens[own])
-        own = own if isinstance(place, slice) else own[place.cpu().argsort(stable=True)]
-        width = sum(int((part != PAD).any(0).sum()) for part in (prompts, tokens))
-        return own.split(max(1, self.micro_tokens // width))
+        """See `micro_batches`."""
+        return micro_batches(self.ranks, self.micro_tokens, prompts, tokens)
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The head of the policy: log-probability and entropy without the logits of a whole batch."""
+"""The heads of policy and critic: log-probability and entropy without the logits of a whole batch, and values."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ class ScoringModel(nn.Module):
         all tokens. Returns (log π, H), [B, T]."""
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return self.lm_head(hidden[:, -targets.shape[1] :], targets, support)
+
+
+class ValueModel(nn.Module):
+    """V_t = w·h_t + b, with h_t the last hidden state before token t, in fp32. w and b begin as 0, so every first value is 0."""
+
+    def __init__(self, net: PreTrainedModel):
+        super().__init__()
+        self.model = net.get_decoder()
+        self.value_head = nn.Linear(net.get_output_embeddings().weight.shape[1], 1, device=net.device)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, input_ids: Tensor, targets: Tensor, **places: Any) -> tuple[Tensor]:
+        """input_ids: [B, L]. targets: [B, T], the tokens after the states that are valued. Returns (V,), [B, T]."""
+        hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
+        return (self.value_head(hidden[:, -targets.shape[1] :])[..., 0].float(),)
 
 
 class ScoringHead(nn.Module):

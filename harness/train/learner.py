@@ -17,7 +17,7 @@ from harness.build import build_objective
 from harness.config import Config
 from harness.seeding import generator
 from harness.train.actor import Actor
-from harness.train.collector import Collected
+from harness.train.collected import Collected
 from harness.train.forward import TrainingForward
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
@@ -66,7 +66,17 @@ class Learner:
             sums.append(self.ranks.sum(torch.stack(list(metrics.values()))))
         means = dict(zip(metrics, torch.stack(sums).mean(0), strict=True))
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
-        return means | over_minibatches(trained) | _norm_metrics(norms), logp
+        return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
+
+    def observe(self, collected: Collected, order: list[Tensor]) -> Tensor:
+        """log π_θ [B, T] as `update` returns it, of a policy that stays as it is."""
+        if collected.batch.logp_old is not None:
+            return collected.batch.logp_old
+        logp = torch.zeros_like(collected.batch.logp_rollout)
+        for rows in order[: self.config.actor.num_minibatches]:
+            mini = collected.rows(rows)
+            logp[rows] = self.forward(mini.prompts, mini.tokens, mini.replay)
+        return logp
 
     def _step_scale(self, batch: Batch) -> float:
         """The factor of actor.ess_scaling on the learning rate of a mini-batch."""
@@ -149,10 +159,10 @@ def _from_old(forward: Tensor, rows: Collected) -> Tensor:
     return rows.batch.logp_old + (forward - start)
 
 
-def _norm_metrics(norms: list[float | None]) -> dict[str, Tensor]:
-    """Of the optimizer steps: the share that was skipped, and the largest gradient norm of the others."""
+def norm_metrics(model: str, norms: list[float | None]) -> dict[str, Tensor]:
+    """Of the optimizer steps of a model: the share that was skipped, and the largest gradient norm of the others."""
     taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
-    metrics = {"actor/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
+    metrics = {f"{model}/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
     if len(taken):
-        metrics["actor/grad_norm"] = taken.amax()  # NaN, if there is one
+        metrics[f"{model}/grad_norm"] = taken.amax()  # NaN, if there is one
     return metrics

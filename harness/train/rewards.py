@@ -1,4 +1,4 @@
-"""From the task's rewards to those that the advantages are made of: a punishment of length, and a KL penalty."""
+"""From the task's rewards to what the advantages are made of: a punishment of length, and a KL penalty by token."""
 
 from __future__ import annotations
 
@@ -25,26 +25,31 @@ class RewardShaping:
         self.kl, self.overlong, self.answer_length = config.kl, config.overlong, answer_length
         self.coef = config.kl.coef
 
-    def __call__(self, sampled: Sampled, old: Tensor | None, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """(rewards [N, G], metrics). old, reference: log π_old and log π_ref [B, T], which a KL penalty needs."""
-        rewards = sampled.rewards
-        metrics: dict[str, Tensor] = {}
+    def __call__(
+        self, sampled: Sampled, old: Tensor | None, reference: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """(rewards of the responses [N, G], the KL penalty to take off those of the tokens [B, T] or None, metrics).
+
+        old, reference: log π_old and log π_ref [B, T], which a KL penalty needs.
+        """
+        rewards, metrics = sampled.rewards, dict[str, Tensor]()
+        penalty: Tensor | None = None
         if self.overlong.buffer is not None:
             lengths = sampled.rollout.written.sum(1).view_as(rewards)
-            buffer, penalty = self.overlong.buffer, self.overlong.penalty
-            punishment = overlong_punishment(lengths, longest=self.answer_length, buffer=buffer, penalty=penalty)
+            longest, most = self.answer_length, self.overlong.penalty
+            punishment = overlong_punishment(lengths, longest=longest, buffer=self.overlong.buffer, penalty=most)
             rewards = rewards + punishment.to(rewards.dtype)
             metrics |= {"reward/overlong_penalty": -punishment.mean(), "reward/overlong": (punishment < 0).double().mean()}
         if self.kl.name is not None and self.kl.place == "reward":
             assert old is not None and reference is not None  # harness.validate refuses a run without a scored π_old
             mask = sampled.rollout.mask
             divergence = KL[self.kl.name](old, reference, mask).double()
-            rewards = rewards - (self.coef * divergence.sum(-1)).view_as(rewards).to(rewards.dtype)
+            penalty = self.coef * divergence
             mean = (divergence.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
             coef = torch.tensor(self.coef, dtype=torch.float64)
             metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
             self._adapt(float(mean), len(mask))
-        return rewards, metrics
+        return rewards, penalty, metrics
 
     def _adapt(self, kl: float, responses: int) -> None:
         if self.kl.target is not None and self.kl.horizon is not None:

@@ -7,7 +7,8 @@ from torch import Tensor
 from algos.diagnostics.routing import routing, split_k3
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes
-from harness.train.collector import Collector, Scores
+from harness.train.collected import Scores
+from harness.train.collector import Collector
 from harness.train.replayed import engine_routes, replayed_masks, with_masks
 from harness.train.sampled import Sampled
 

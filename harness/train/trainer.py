@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor
 
-from harness.build import build_task
+from harness.build import build_task, has_critic
 from harness.config import Config
 from harness.dumps.record import dump
 from harness.models import device
 from harness.run.folder import RunFolder
 from harness.seeding import seed_globals
-from harness.train.actor import DeepSpeedActor
+from harness.train.actor import DeepSpeedActor, Saved
 from harness.train.collector import Collector
+from harness.train.critic import Critic
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
 from harness.train.persistence import Persistence
@@ -26,7 +28,7 @@ PERSISTENCE = "persistence."
 
 
 class Trainer:
-    """A collector, a learner and an evaluator around one actor.
+    """A collector, a learner and an evaluator around one actor, and a critic where the advantages read values.
 
     Life cycle: built from a config, which is at the start of the run, or `restore`d; then `step` for each step in order. After
     the last step `load_weights` and `evaluate` judge the final weights.
@@ -38,8 +40,10 @@ class Trainer:
         if task.counts:
             folder.log_event("prompts", 0, **task.counts)
         net, train_prompts, held_out = start(config, task)
+        own = copy.deepcopy(net) if has_critic(config) else None
         self.actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
-        self.collector = Collector(config, self.actor, task, train_prompts)
+        self.critic = Critic(own, config) if own is not None else None
+        self.collector = Collector(config, self.actor, task, train_prompts, self.critic)
         self.learner = Learner(config, self.actor)
         self.evaluator = Evaluator(config, self.collector, held_out.to(device()))
         self.persistence = Persistence(config, self.collector, held_out.to(device()))
@@ -63,7 +67,12 @@ class Trainer:
         collected, shaped = collector.collect(sampled, scores)
         responses = collector.describe(sampled, learner.updates)
         with self.clock.phase("train"):
-            updated, logp = learner.update(collected, order, complete=self.config.diagnostics.due(step))
+            updated = self.critic.update(collected, order) if self.critic is not None else {}
+            if step >= self.config.critic.warmup_steps:
+                of_actor, logp = learner.update(collected, order, complete=self.config.diagnostics.due(step))
+                updated |= of_actor
+            else:
+                logp = learner.observe(collected, order)
         # Without a scored π_old the mismatch is that of π_θ as it was trained on.
         batch = collected.batch if scores.old is not None else collected.batch._replace(logp_old=logp)
         diagnosed = learner.diagnose(batch, step)
@@ -82,8 +91,13 @@ class Trainer:
         with self.clock.phase("evaluate"):
             return self.evaluator.judge() | self.evaluator.probe(self.learner.updates)
 
+    @property
+    def models(self) -> dict[str, Saved]:
+        """What a checkpoint holds of weights and optimizers, by the names of their folders."""
+        return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
+
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """(optimizer steps, tensors): all that is neither the actor's nor a function of the step."""
+        """(optimizer steps, tensors): all that is neither of `models` nor a function of the step."""
         fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
         return self.learner.updates, self.collector.queue.state() | fixed | self.collector.shaping.state()
 

@@ -197,7 +197,7 @@ def grouped(name, groups, lengths, greedy):
     return [[one(p, i) for i in range(len(g))] for p, g in enumerate(groups)]
 
 
-@pytest.mark.parametrize("name", ADVANTAGES.names())
+@pytest.mark.parametrize("name", sorted({*ADVANTAGES.names()} - {"gae"}))  # which is by token
 @few
 @given(prompts=st.integers(1, 3), group=st.integers(1, 4), data=st.data())
 def test_group_estimators(name, prompts, group, data):

@@ -15,6 +15,7 @@ from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
 from algos.kl import k3_unbiased
 from algos.objective import Objective
+from algos.parameters import check
 from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES, Registry, RegistryError
@@ -252,8 +253,8 @@ def test_the_rest():
     with pytest.raises(ValueError, match=r"advantage.weights=\[1.0\]: give 2 numbers, one for each component"):
         gdpo(zeros, components=torch.zeros(1, 2, 2), lengths=torch.ones(1, 2), weights=[1.0])
     for key in ("gamma", "lam"):
-        with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be in \[0, 1\]"):
-            gae(zeros, mask=mask, values=zeros, **{"gamma": 1.0, "lam": 1.0} | {key: 1.5})
+        with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be a number in \[0, 1\]"):
+            check("advantage", gae, {"gamma": 1.0, "lam": 1.0} | {key: 1.5}, provided=gae.needs)
 
 
 def test_registry():

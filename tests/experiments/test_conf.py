@@ -63,7 +63,7 @@ def needed(path):
 def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.
-    more = ["rollout/precision=bf16"] if path.stem == "vllm" else []
+    more = ["rollout/precision=bf16"] if path.stem == "vllm" else ["advantage=gae"] if str(path) == "critic/default" else []
     chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":

@@ -274,11 +274,30 @@ def test_the_advantages_of_verl(imported):
     ]
 
 
+def test_a_critic(imported):
+    """verl's defaults, then its keys; critic_warmup=k leaves out the policy's first k − 1 steps, as global_steps begins at 1."""
+    body, notes, lost = imported({"algorithm.adv_estimator": "gae", "critic.ppo_epochs": 3, "actor.ppo_epochs": 3})
+    assert body["options"]["advantage"] == "gae" and body["advantage"] == {"gamma": 1.0, "lam": 1.0} and not notes + lost
+    assert body["critic"] == {"lr": 1e-5, "cliprange_value": 0.5} and body["actor"]["epochs"] == 3
+    keys = {"critic": {"optim": {"lr": "2e-5"}, "cliprange_value": 0.2, "loss_agg_mode": "seq-mean-token-mean"}}
+    keys |= {"algorithm": {"adv_estimator": "gae", "gamma": 0.99, "lam": 0.95}, "trainer": {"critic_warmup": 20}}
+    body, notes, lost = imported(keys | {"rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}})
+    assert body["advantage"] == {"gamma": 0.99, "lam": 0.95} and not lost
+    assert body["critic"] == {"lr": 2e-5, "cliprange_value": 0.2, "warmup_steps": 19}
+    assert notes[-3:] == [
+        "trainer.critic_warmup=20: verl counts from 1, so the policy waits for 19 steps",
+        "critic: verl reduces its loss by seq-mean-token-mean, this by token-mean",
+        "critic: verl takes rejected tokens out of the values and of the whitening too; here they stay in both",
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ({"algorithm": {"adv_estimator": "gae"}},
-         "algorithm.adv_estimator=gae: no such advantage here, or no run provides what it needs"),
+        ({"algorithm": {"adv_estimator": "optimal_token_baseline"}},
+         "algorithm.adv_estimator=optimal_token_baseline: no such advantage here, or no run provides what it needs"),
+        ({"algorithm": {"adv_estimator": "gae"}, "critic": {"ppo_epochs": 2}, "actor.ppo_epochs": 1},
+         "critic.ppo_epochs=2: the critic here has that of actor.ppo_epochs"),
         ({"actor.ppo_mini_batch_size": 64},
          "actor.ppo_mini_batch_size=64: actor.num_minibatches is data.train_batch_size over it, which is not set"),
         ({"actor.loss_agg_mode": "median"}, "actor.loss_agg_mode=median: no such reduce here, or no run provides what it needs"),

@@ -56,10 +56,12 @@ def test_length_and_kl_are_taken_off_the_reward(tiny):
     config = tiny("overlong.buffer=4", "kl=k2", "kl.coef=0.5", "kl.place=reward", "kl.target=0.01", "kl.horizon=10")
     shaping, sampled = RewardShaping(config, 8), sampled_of([4, 5, 6, 8], [[1.0, 0.0], [1.0, 1.0]])
     old = torch.full((4, 8), -1.0)
-    rewards, metrics = shaping(sampled, old, old - 0.2)
+    rewards, penalty, metrics = shaping(sampled, old, old - 0.2)
     length = torch.tensor([[0, 0.25], [0.5, 1]])
     kl = 0.5 * 0.02 * torch.tensor([[4, 5], [6, 8]])
-    torch.testing.assert_close(rewards, sampled.rewards - length - kl)
+    torch.testing.assert_close(rewards, sampled.rewards - length)
+    torch.testing.assert_close(penalty.sum(-1).view(2, 2).float(), kl)
+    assert not penalty[0, 4:].any()  # of four tokens
     assert metrics["reward/overlong_penalty"] == pytest.approx(1.75 / 4) and metrics["reward/overlong"] == 0.75
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.02) and metrics["actor/reward_kl_penalty_coeff"] == 0.5
     assert shaping.coef == pytest.approx(0.5 * (1 + 0.2 * 4 / 10))  # twice the target is clipped at 20 %

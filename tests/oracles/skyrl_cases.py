@@ -14,6 +14,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.spec import Correction, Reject
+from algos.critic import whiten
 from algos.losses.covariance import select_band, select_top
 from algos.objective import Objective
 from algos.registry import ADVANTAGES, KL
@@ -193,8 +194,8 @@ ADVANTAGE = {
     "rloo": "rloo",
     "maxrl": "maxrl",
     "reinforce++": "reinforce_pp",
-    "gae": "algos.returns:gae",
-    "gae with holes": "algos.returns:gae",
+    "gae": "gae",
+    "gae with holes": "gae",
 }
 
 
@@ -210,7 +211,8 @@ def _advantage(name: str, seed: int) -> tuple[dict, dict]:
     if name.startswith("gae"):
         mine = ours(tokens, mask=mask, values=values, gamma=0.9, lam=0.8)
         advantages, returns = theirs(**shared)
-        return {"advantages": mine, "returns": (mine + values)[mask]}, {"advantages": advantages * mask, "returns": returns[mask]}
+        found = {"advantages": whiten(mine, mask), "returns": (mine + values)[mask]}
+        return found, {"advantages": advantages * mask, "returns": returns[mask]}
     inputs = {"lengths": mask.sum(-1).view(2, 4)}
     mine = ours(rewards, **{key: inputs[key] for key in ours.needs})
     return {"advantages": mine.view(-1, 1) * mask}, {"advantages": theirs(**shared)[0]}

@@ -15,6 +15,7 @@ from verl.utils import torch_functional
 from verl.workers.reward_manager.dapo import DAPORewardManager
 
 from algos.corrections.apply import correct
+from algos.critic import token_rewards
 from algos.shaping import adapted, overlong_punishment
 from harness.rollouts import Rollout
 from harness.tasks import PAD
@@ -46,7 +47,7 @@ def apply_kl_penalty(*given):
 
 @pytest.mark.parametrize(("kind", "ours"), [("kl", "k1"), ("abs", "abs"), ("mse", "k2"), ("low_var_kl", "k3")])
 def test_kl_in_the_reward(kind, ours):
-    """verl's apply_kl_penalty, then its sum over the tokens of a response, which its outcome estimators take."""
+    """verl's apply_kl_penalty, by token."""
     _, b = batch(0)
     reference = (b.logp_old + (b.logp_ref - b.logp_old).clamp(-1, 1)).float()
     old, mask, rewards = b.logp_old.float(), b.mask, torch.rand(4, 2)
@@ -58,8 +59,9 @@ def test_kl_in_the_reward(kind, ours):
     settings = (f"kl={ours}", "kl.coef=0.5", "kl.place=reward", "kl.target=0.05", "kl.horizon=100")
     shaping = RewardShaping(config(*settings), 12)
     rollout = Rollout(torch.where(mask, 1, PAD), torch.zeros(8, 12), torch.zeros(8, 12, dtype=torch.long))
-    mine, found = shaping(Sampled(torch.zeros(8, 1), rollout, rewards), old, reference)
-    torch.testing.assert_close(mine.view(8), made.batch["token_level_rewards"].sum(-1), atol=1e-6, rtol=1e-6)
+    shaped, penalty, found = shaping(Sampled(torch.zeros(8, 1), rollout, rewards), old, reference)
+    mine = token_rewards(shaped.view(8), mask, penalty)
+    torch.testing.assert_close(mine, made.batch["token_level_rewards"] * mask, atol=1e-6, rtol=1e-6)
     assert {name: pytest.approx(value, rel=1e-5) for name, value in metrics.items()} == {n: float(v) for n, v in found.items()}
     assert shaping.coef == pytest.approx(controller.value, rel=1e-6)
 

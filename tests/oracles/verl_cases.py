@@ -19,6 +19,7 @@ from algos.advantages import gdpo
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
+from algos.critic import whiten
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
 from algos.returns import optimal_token_baseline
@@ -225,8 +226,8 @@ ADVANTAGE = {
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
     "remax": "remax",
-    "gae": "algos.returns:gae",
-    "gae with holes": "algos.returns:gae",
+    "gae": "gae",
+    "gae with holes": "gae",
     "grpo_passk": "pass_at_k",
     "grpo_passk without std": "pass_at_k",
     "gpg": "gpg",
@@ -244,7 +245,7 @@ def _advantage(name: str, seed: int) -> tuple[dict, dict]:
     if name.startswith("gae"):
         theirs = core_algos.compute_gae_advantage_return(**shared, values=values, gamma=0.9, lam=0.8)
         mine = ours(tokens, mask=mask, values=values, gamma=0.9, lam=0.8)
-        return {"advantages": mine, "returns": (mine + values)[mask]}, {
+        return {"advantages": whiten(mine, mask), "returns": (mine + values)[mask]}, {
             "advantages": theirs[0] * mask,
             "returns": theirs[1][mask],
         }

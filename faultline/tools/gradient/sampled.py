@@ -109,7 +109,7 @@ class SampledGradients:
         replay = replayed(sampled.rollout, collector.config) if engine is collector.engine else None
         logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
         batch = Batch(
-            sampled.rollout.logp, sampled.rollout.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers
+            sampled.rollout.logp, sampled.rollout.mask, logp, collector.credit(sampled).advantages, prompt=sampled.prompt_numbers
         )
         replay = None if replay is None else replay.map(Tensor.cpu)
         return Drawn(prompts.cpu(), tokens.cpu(), replay, Batch._make(None if part is None else part.cpu() for part in batch))

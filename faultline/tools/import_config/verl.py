@@ -265,12 +265,14 @@ def _rest(source: Source, out: Translation) -> None:
         missing = "actor.num_minibatches is data.train_batch_size over it, which is not set"
         out.lost.append(f"actor.ppo_mini_batch_size={mini}: {missing}")
     std = source.flag("norm_adv_by_std_in_grpo", default=True)
-    of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k"}
+    of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k", "gae": "gae"}
     out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)
     if out.options.get("advantage") == "pass_at_k":
         out.values["advantage"] = {"std": std}
     if out.options.get("advantage") == "gpg":
         out.notes.append("gpg: verl scales by the responses of a reward other than 0, this by those in groups of unequal rewards")
+    if out.options.get("advantage") == "gae":
+        _critic(source, out)
     _kl(source, out)
     out.entropy(source.number("actor.entropy_coeff"), source.key("actor.entropy_coeff"))
     _schedule(source, out)
@@ -284,6 +286,23 @@ def _rest(source: Source, out: Translation) -> None:
         out.notes.append(f"{source.key('model.path')}={path}: model=hub model.path={path} warmstart=none, and a task of text")
     if source.has("model.enable_gradient_checkpointing"):
         out.set("actor.gradient_checkpointing", source.flag("model.enable_gradient_checkpointing"))
+
+
+def _critic(source: Source, out: Translation) -> None:
+    """adv_estimator=gae: γ and λ, and the critic's own keys where they differ from the actor's."""
+    out.values["advantage"] = {"gamma": source.number("gamma", default=1.0), "lam": source.number("lam", default=1.0)}
+    out.set("critic.lr", source.number("critic.optim.lr", default=1e-5))
+    out.set("critic.cliprange_value", source.number("critic.cliprange_value", default=0.5))
+    if (warmup := source.number("trainer.critic_warmup", default=0)) > 1:
+        out.set("critic.warmup_steps", int(warmup) - 1)
+        out.notes.append(f"trainer.critic_warmup={warmup:g}: verl counts from 1, so the policy waits for {warmup - 1:g} steps")
+    for key in ("ppo_epochs", "ppo_mini_batch_size", "grad_clip"):
+        if (value := source.take(f"critic.{key}")) not in (None, source.take(f"actor.{key}")):
+            out.lost.append(f"critic.{key}={value}: the critic here has that of actor.{key}")
+    if (mode := source.take("critic.loss_agg_mode", default=out.options["reduce"].replace("_", "-"))) != "token-mean":
+        out.notes.append(f"critic: verl reduces its loss by {mode}, this by token-mean")
+    if out.reject and out.denominator == "kept":
+        out.notes.append("critic: verl takes rejected tokens out of the values and of the whitening too; here they stay in both")
 
 
 def _kl(source: Source, out: Translation) -> None:

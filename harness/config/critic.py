@@ -1,0 +1,27 @@
+"""`critic`: how the values of advantage=gae are learned."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from harness.config.base import Positive, PositiveFraction, Strict
+
+
+class CriticConfig(Strict):
+    """A model of its own, which starts as a copy of the policy with a head of zeros. What is not here is as in `actor`."""
+
+    lr: PositiveFraction | None = None
+    """Learning rate, without a schedule. null: no critic."""
+    cliprange_value: Positive | None = 0.5
+    """A value counts as at most this far from what it was when the responses were taken. null: no clip."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """RL steps at the beginning of the run in which the critic learns and the policy does not."""
+
+    @model_validator(mode="after")
+    def _used(self) -> CriticConfig:
+        for key, default in {"cliprange_value": 0.5, "warmup_steps": 0}.items():
+            if self.lr is None and (value := getattr(self, key)) != default:
+                raise ValueError(f"{key}={value} has no effect with lr=null, as there is no critic; choose advantage=gae")
+        return self

@@ -1,0 +1,101 @@
+"""PPO's critic: a model of the values, DeepSpeed ZeRO around it, and how it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from algos.critic import explained_variance, value_loss
+from harness.config import Config
+from harness.models import device
+from harness.train.collected import Collected
+from harness.train.engine import DeepSpeedModel
+from harness.train.forward import micro_batches
+from harness.train.head import ValueModel
+from harness.train.learner import norm_metrics
+from harness.train.ranks import join
+
+
+class DeepSpeedCritic(DeepSpeedModel):
+    """The values of a model. Engine, optimizer and weights are its own; all settings but the learning rate are the actor's."""
+
+    def __init__(self, net: PreTrainedModel, config: Config):
+        join()  # which chooses this rank's device
+        net = net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
+        if config.actor.gradient_checkpointing:
+            net.gradient_checkpointing_enable({"use_reentrant": False})
+        super().__init__(ValueModel(net), config.actor.model_copy(update={"lr": config.critic.lr}))
+
+    def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """V of the state before each token [B, T], with gradient; 0 on padding. Equal rows are computed once."""
+        prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
+        (values,) = self.by_token(prompts, tokens)
+        return values[place]
+
+
+class Critic:
+    """Learns V, the value of each state of a response, from A + V of the responses that were sampled.
+
+    Life cycle: for each step `values` of the responses, then `update` with them. Every rank makes the same calls.
+    net: a model of its own, which may be a copy of the policy.
+    """
+
+    def __init__(self, net: PreTrainedModel, config: Config):
+        self.config, self.ranks = config, join()
+        self.model = DeepSpeedCritic(net, config)
+
+    @torch.no_grad()
+    def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """V [B, T] of all ranks' rows, as many at a time as a mini-batch has."""
+        values = torch.zeros(tokens.shape, device=tokens.device)
+        for rows in torch.arange(len(tokens)).chunk(self.config.actor.num_minibatches):
+            for part in self._parts(prompts[rows], tokens[rows]):
+                own = rows[part]
+                values[own] = self.model.values(prompts[own], tokens[own])
+        return self.ranks.sum(values)  # of the other ranks' rows each has 0
+
+    def update(self, collected: Collected, order: list[Tensor]) -> dict[str, Tensor]:
+        """One optimizer step per mini-batch of `order` along the mean value loss of its tokens; returns the metrics."""
+        assert collected.values is not None and collected.returns is not None  # of a run with a critic
+        norms, sums = [], []
+        for rows in order:
+            sums.append(self._accumulate_gradient(collected.rows(rows)))
+            norms.append(self.model.step())
+        loss, clipped = self.ranks.sum(torch.stack(sums)).mean(0)
+        metrics = {"critic/loss": loss, "critic/clipfrac": clipped} | norm_metrics("critic", norms)
+        mask = collected.batch.mask
+        if mask.sum() > 1:
+            metrics |= {
+                "critic/explained_variance": explained_variance(collected.values, collected.returns, mask),
+                "critic/value_mean": collected.values[mask].mean(),
+                "critic/return_mean": collected.returns[mask].mean(),
+            }
+        return metrics
+
+    def _accumulate_gradient(self, mini: Collected) -> Tensor:
+        """This rank's part of (loss, share of clipped tokens), [2], whose gradient is left in the model."""
+        assert mini.values is not None and mini.returns is not None
+        tokens = mini.batch.mask.sum().clamp(min=1)
+        sums = torch.zeros(2, dtype=torch.float64, device=mini.tokens.device)
+        parts = self._parts(mini.prompts, mini.tokens)
+        for rows in parts:
+            values, mask = self.model.values(mini.prompts[rows], mini.tokens[rows]), mini.batch.mask[rows]
+            losses, clipped = value_loss(values, mini.values[rows], mini.returns[rows], self.config.critic.cliprange_value)
+            loss = torch.where(mask, losses, 0.0).sum() / tokens
+            self.model.backward(loss, last=rows is parts[-1])
+            sums += torch.stack([loss.detach().double(), (clipped & mask).sum().double() / tokens])
+        return sums
+
+    def _parts(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        return micro_batches(self.ranks, self.config.actor.micro_tokens, prompts, tokens)
+
+    def save(self, folder: Path) -> None:
+        """As `Actor.save`."""
+        self.model.save(folder)
+
+    def load(self, folder: Path, ranks: int) -> None:
+        """As `Actor.load`."""
+        self.model.load(folder, ranks)
