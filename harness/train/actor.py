@@ -7,18 +7,19 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from harness.config import ActorConfig
 from harness.errors import UserError
-from harness.models import device
+from harness.memory import GATHERED
+from harness.models import DTYPES, device
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
@@ -87,7 +88,8 @@ class DeepSpeedActor:
         # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.config = config
-        model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
+        # Before a GPU holds it: a whole model in fp32 may not fit. DeepSpeed's own cast, which comes next, finds nothing to do.
+        model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
         self.routing = RoutingHooks(model)
         if config.precision is not None:
             cast_linear_layers(model, config.precision)
@@ -173,8 +175,9 @@ class DeepSpeedActor:
         return float(self.engine.get_global_grad_norm() if norm is None else norm)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        with self._gathered():
-            yield from self.engine.module.named_parameters()
+        for group in _groups(self.engine.module.named_parameters()):
+            with deepspeed.zero.GatheredParameters([p for _, p in group], enabled=self.config.zero_stage == 3):
+                yield from group
 
     def save(self, folder: Path) -> None:
         self.engine.save_checkpoint(str(folder), tag="actor")
@@ -201,12 +204,23 @@ class DeepSpeedActor:
         if resharded and self.ranks.rank == 0:
             shutil.rmtree(folder / RESHARDED)
 
-    def _gathered(self):
-        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
-
     def _grad_norm(self) -> Tensor:
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+
+
+def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """The parameters in order, in groups of at most GATHERED numbers, or of a single one that has more."""
+    group: list[tuple[str, nn.Parameter]] = []
+    numbers = 0
+    for name, parameter in parameters:
+        size = getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
+        if group and numbers + size > GATHERED:
+            yield group
+            group, numbers = [], 0
+        group.append((name, parameter))
+        numbers += size
+    yield group
 
 
 @contextmanager
