@@ -23,6 +23,7 @@ from harness.models import policy_config
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.moe import Mixture
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.seeding import generator
 from harness.train.warmstart import start
@@ -88,7 +89,7 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
     (live, routes), ours = recorded(policy, prompts, rollout.tokens)
     _, theirs = recorded(engine, prompts, rollout.tokens)
-    parts = split_k3(live, policy.score(prompts, rollout.tokens, Routes(rollout.expert_ids)), rollout.logp, mask)
+    parts = split_k3(live, policy.score(prompts, rollout.tokens, Recorded(Routes(rollout.expert_ids))), rollout.logp, mask)
     first = prompts.shape[1] - 1
     flips = flipped(routes.ids[:, first:], rollout.expert_ids[:, first:]).double().mean((0, 1))
     routing, rest = (parts[f"routing/k3_{part}"].item() for part in ("routing", "rest"))

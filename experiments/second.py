@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 from scipy.stats import ttest_ind
 
 from analysis.frames import markdown
 from analysis.judged import DEPLOYED
 from analysis.load import load
+from analysis.statistics import dose
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.survival import difference_p, holm_of_planned
 from harness.errors import UserError
@@ -59,6 +61,8 @@ def equivalent(x: np.ndarray, y: np.ndarray) -> float:
     return equivalent_p(x, y, 0.02, np.random.default_rng(0))
 
 
+PERSISTENT = 0.5
+"""Persistence over 20 syncs above which a precision is held against fixed noise alone."""
 CONTROL, BF16 = Arm(), Arm("bf16")
 NOISES, TWO = (0.02, 0.05, 0.1, 0.2, 0.4), (0.1, 0.2)
 PRECISIONS = [Arm(name) for name in ("fp16", "bf16", "fp8_block", "fp8_tensor", "int8", "nvfp4", "nvfp4_w4a4")]
@@ -173,6 +177,48 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def points(runs: pd.DataFrame) -> pd.DataFrame:
+    """`analysis.statistics.dose.points` of the second study's own complete arms."""
+    own = complete(runs)
+    own = own[own.setting == "base"].rename(columns={"reward": "response"})
+    control = (own.precision == CONTROL.precision) & (own.noise == 0) & (own.correction == "none")
+    return own.assign(loss="pg", setting="", control=control)
+
+
+def placed(runs: pd.DataFrame) -> pd.DataFrame:
+    """H3, a row per policy and real precision: its mean reward with its 95 % interval (Student's t), the curves of fresh and of
+    fixed noise at its K3 with their bands, and whether the interval meets what they span. A precision that persists is held
+    against fixed noise alone."""
+    table = points(runs)
+    curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
+    rows = []
+    for arm in dose.precisions(table):
+        beside = [curves.get((arm.policy, persistence)) for persistence in (0.0, 1.0)]
+        if arm.correction != "none" or any(curve is None or curve.level is None for curve in beside):
+            continue
+        mean, runs_of_arm = arm.responses.mean(), len(arm.responses)
+        half = student.ppf(0.975, runs_of_arm - 1) * arm.responses.std(ddof=1) / runs_of_arm**0.5
+        fresh, fixed = (curve.at(arm.k3) for curve in beside if curve is not None)
+        against = [fixed] if arm.measured > PERSISTENT else [fresh, fixed]
+        low, high = min(band[1] for band in against), max(band[2] for band in against)
+        row = {"policy": arm.policy, "precision": arm.precision, "K3": f"{arm.k3:.1e}", "persistence": f"{arm.measured:.2f}"}
+        row |= {"reward": f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"}
+        row |= {name: f"{band[0]:.3f} ({band[1]:.3f} to {band[2]:.3f})" for name, band in (("fresh", fresh), ("fixed", fixed))}
+        rows.append(row | {"on the curve": "yes" if mean - half <= high and low <= mean + half else "no"})
+    return pd.DataFrame(rows)
+
+
+def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per correction of the exact control: its runs, and how far their rewards are from the control's of the same seed."""
+    exact = runs[(runs.precision == CONTROL.precision) & (runs.noise == 0) & (runs.setting == CONTROL.setting)]
+    control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
+    rows = []
+    for correction, part in exact[exact.correction != "none"].groupby("correction"):
+        away = (part.set_index(["policy", "seed"]).reward - control).dropna().abs().max()
+        rows.append({"correction of the exact control": correction, "runs": part.seed.nunique(), "largest difference": away})
+    return pd.DataFrame(rows)
+
+
 def as_read(table: pd.DataFrame) -> pd.DataFrame:
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]
@@ -187,7 +233,7 @@ def main(out: Path, sweeps: list[Path]) -> None:
     runs = pd.concat(recorded + [endpoints(sweep) for sweep in sweeps])
     runs = runs.drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
     runs.to_csv(kept, index=False, float_format="%.6g")
-    text = f"{markdown(arms(runs))}\n\n{markdown(as_read(compared(runs)))}\n"
+    text = "\n\n".join(markdown(table) for table in (arms(runs), as_read(compared(runs)), placed(runs), unchanged(runs))) + "\n"
     (out / "table.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -52,7 +52,7 @@ def build_engine(config: Config) -> functools.partial:
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
         raise UserError(f"rollout.engine.name={named.name}: no class derived from harness.rollouts.RolloutEngine")
-    provided = ("kv_cache", "temperature", "top_p", "top_k", "stop")
+    provided = ("kv_cache", "temperature", "top_p", "top_k", "stop", "record_support")
     return bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
 
 
@@ -109,7 +109,7 @@ def samples_as_trainer(config: Config) -> bool:
     """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's precision, nothing else
     changed, with the weights of the step."""
     r, own = config.rollout, own_precision(config)
-    same = r.precision.model_copy(update={"name": own.name}) == own and r.staleness == 0
+    same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
     parameters = inspect.signature(ENGINES["local"]).parameters
     decisive = parameters.keys() - {"noise_seed"}  # of no noise

@@ -14,14 +14,14 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import bind, build_advantage, build_detectors, build_engine, build_objective, build_task, needs_own_sampler
-from harness.config import ArithmeticConfig, Config, PrecisionConfig, TextConfig
+from harness.config import Config, PrecisionConfig, SumsConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
 from harness.rollouts.architecture import architecture_of, expert_count
 from harness.rollouts.local import LocalEngine
-from harness.routing import check_routing
-from harness.tasks import TurnTask
+from harness.routing import REPLAYS, check_routing
+from harness.tasks import EnvironmentTask, TurnTask
 
 
 def check(config: Config) -> None:
@@ -90,6 +90,7 @@ class _Built(NamedTuple):
     has_turns: bool
     can_end: bool
     answer_length: int
+    has_environment: bool
 
 
 _BUILT: dict[str, _Built] = {}
@@ -101,9 +102,9 @@ def _built(config: Config) -> _Built:
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in _BUILT:
         task = build_task(config)
-        _BUILT[sections] = _Built(
-            policy_config(config.model, task), isinstance(task, TurnTask), bool(task.stop), task.answer_length
-        )
+        environment = isinstance(task, EnvironmentTask)
+        has_turns = isinstance(task, TurnTask) or environment
+        _BUILT[sections] = _Built(policy_config(config.model, task), has_turns, bool(task.stop), task.answer_length, environment)
     return _BUILT[sections]
 
 
@@ -116,6 +117,43 @@ def _check_persistence(config: Config) -> None:
         )
 
 
+def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
+    """refusal: why the engine cannot tell its sampling masks, None if it can."""
+    rollout = config.rollout
+    if not rollout.replay_sampling_mask:
+        return
+    if refusal is not None:
+        raise UserError(
+            f"rollout.replay_sampling_mask=true: rollout.engine={rollout.engine.name}: {refusal}, or set it to false"
+        )
+    if rollout.top_p == 1 and rollout.top_k >= vocabulary:
+        raise UserError(
+            f"rollout.replay_sampling_mask=true has no effect: rollout.top_k={rollout.top_k} leaves all {vocabulary} tokens; "
+            "lower it, or set rollout.replay_sampling_mask=false"
+        )
+
+
+def _check_partial(config: Config, answer_length: int) -> None:
+    part = config.rollout.partial_tokens
+    if part is not None and part >= answer_length:
+        raise UserError(
+            f"rollout.partial_tokens={part} has no effect: responses of task={config.task.name} have at most {answer_length} "
+            "tokens; lower it, or set it to null"
+        )
+
+
+def _check_segments(config: Config, has_turns: bool) -> None:
+    read = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
+    if config.segments == "version" and not read:
+        raise UserError("segments=version has no effect: no level of correction is segment or segment_geometric; use turn")
+    if config.segments == "version" and config.rollout.partial_tokens is None:
+        raise UserError(
+            "segments=version: each response is of one version; set rollout.partial_tokens, or use level=sequence or geometric"
+        )
+    if config.segments == "turn" and read and not has_turns:
+        raise UserError(f"correction.{read[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
+
+
 def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
     buffer = config.overlong.buffer
     if buffer is not None and not can_end:
@@ -125,6 +163,27 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
         )
     if buffer is not None and buffer > answer_length:
         raise UserError(f"overlong.buffer={buffer}: exceeds task.answer_length={answer_length}; lower it")
+
+
+def _check_environment(config: Config) -> None:
+    """What a response of several requests to the engine does not have."""
+    name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
+    if config.overlong.buffer is not None:
+        raise UserError(
+            f"overlong.buffer={config.overlong.buffer}: task={name} bounds each turn, not the whole response; set "
+            "overlong.buffer=null"
+        )
+    if (part := config.rollout.partial_tokens) is not None:
+        raise UserError(f"rollout.partial_tokens={part}: task={name} samples whole responses, turn by turn; set null")
+    if config.rollout.replay_sampling_mask:
+        raise UserError(f"rollout.replay_sampling_mask=true: task={name} records no sampling masks of its turns; set false")
+    if REPLAYS[config.routing.replay].source == "engine":
+        raise UserError(f"routing.replay={config.routing.replay}: task={name} records no routes of its turns; set none or r2")
+    if parallel != 1:
+        raise UserError(
+            f"rollout.engine.tensor_parallel={parallel}: ranks that share an engine ask for as many rows, and in task={name} "
+            "as many as have a further turn; set 1"
+        )
 
 
 def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
@@ -141,7 +200,9 @@ def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns, can_end, answer_length = _built(config)
+    shape, has_turns, can_end, answer_length, has_environment = _built(config)
+    if has_environment:
+        _check_environment(config)
     _check_overlong(config, can_end, answer_length)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
@@ -149,6 +210,7 @@ def _check_model_and_task(config: Config) -> None:
         _check_cast(config.actor.precision, shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
+    _check_sampling_mask(config, engine.support_refusal(config.rollout.top_k), shape.vocab_size)
     if needs_own_sampler(config):
         try:
             architecture_of(shape)
@@ -157,12 +219,12 @@ def _check_model_and_task(config: Config) -> None:
                 f"actor.scoring=exact, evaluation.policy other than rollout, .probe and kl need the trainer's own policy as "
                 f"a local engine ({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
             ) from None
-    by_turn = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
-    if by_turn and not has_turns:
-        raise UserError(f"correction.{by_turn[0]}: task={config.task.name} has no turns; use level=sequence or geometric")
+    _check_partial(config, answer_length)
+    _check_segments(config, has_turns)
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, TextConfig | ArithmeticConfig) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, TextConfig | SumsConfig) and task.max_prompt + answer_length > context:
+        length = "the response of task.turns and task.turn_length" if isinstance(task, ToolsConfig) else "task.answer_length"
         raise UserError(
-            f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
-            f"model's context of {context}; lower one of them"
+            f"task.max_prompt + {length}: {task.max_prompt + answer_length} tokens exceed the model's context of {context}; "
+            "lower one of them"
         )

@@ -23,7 +23,8 @@ from harness.run.restore import Checkpoint, find, transplant
 from sweeps.launch import launch
 from sweeps.launchers.local import Local
 
-FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "collapse.detectors")
+FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
+         "collapse.detectors")  # fmt: skip
 """Keys that a checkpoint depends on: the policy, its optimizer, and what the detectors have seen."""
 
 
@@ -132,11 +133,18 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
     """Rollouts that wait in the checkpoint tell of their experts what the run's engine told and its replay needed."""
+    waits = origin.rollout.staleness or origin.rollout.partial_tokens
+    masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
+    if waits and masks:
+        raise UserError(
+            f"{overrides}: rollout.replay_sampling_mask=true reads what the rollouts that wait in the checkpoint lack, sampled "
+            "without it; set it to false"
+        )
     replay, kept = REPLAYS[config.routing.replay], REPLAYS[origin.routing.replay]
     other = config.rollout.engine.name != origin.rollout.engine.name
-    if origin.rollout.staleness and replay.source == "engine" and (other or (replay.weights and not kept.weights)):
+    if waits and replay.source == "engine" and (other or (replay.weights and not kept.weights)):
         raise UserError(
-            f"{overrides}: routing.replay={config.routing.replay} reads what the {origin.rollout.staleness} rollouts that wait "
-            f"in the checkpoint may lack, of rollout.engine={origin.rollout.engine.name} and "
+            f"{overrides}: routing.replay={config.routing.replay} reads what the rollouts that wait in the "
+            f"checkpoint may lack, of rollout.engine={origin.rollout.engine.name} and "
             f"routing.replay={origin.routing.replay}; keep both"
         )

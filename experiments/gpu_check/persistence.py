@@ -14,7 +14,7 @@ from harness.tasks import PAD
 from harness.train.trainer import Trainer
 
 LAGS = (1, 5, 20)
-RATES = ("1e-6", "1e-5")
+RATES = ("1e-6", "1e-5", "1e-4")
 PRECISIONS = ("bf16", "fp8_channel")
 
 

@@ -55,23 +55,33 @@ class RolloutConfig(Strict):
     """Sample from the most probable tokens of this much mass. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Sample from at most so many of the most probable tokens. 0: all."""
+    replay_sampling_mask: bool = False
+    """Renormalise π_old and π_θ over the tokens that top_p and top_k left when the engine sampled. See docs/running.md."""
     prompts: Count
     """Prompts of a step."""
     group_size: Annotated[int, Field(ge=2, le=10**6)]
     """Responses to each prompt."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Steps by which the weights that sample are older than those that are trained."""
+    partial_tokens: Count | None = None
+    """Tokens of a response that are sampled at a step. Then it waits for the next weights, which go on with it. null: all."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
     def _together(self) -> RolloutConfig:
+        if self.replay_sampling_mask and self.top_p == 1 and not self.top_k:
+            raise ValueError(
+                "replay_sampling_mask=true has no effect with top_p=1 and top_k=0, which leave every token; set rollout.top_p or "
+                "rollout.top_k, or rollout.replay_sampling_mask=false"
+            )
         if self.filter.max_rounds is not None and self.staleness:
             raise ValueError(
                 f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "
                 "of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
             )
+        self._check_parts()
         if self.overlap and not self.staleness:
             raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
@@ -79,3 +89,21 @@ class RolloutConfig(Strict):
         if self.overlap and self.engine.params.get("sleep"):
             raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
         return self
+
+    def _check_parts(self) -> None:
+        """Whether responses can be sampled in parts."""
+        if self.partial_tokens is None:
+            return
+        key = f"partial_tokens={self.partial_tokens}"
+        if self.overlap:
+            raise ValueError(f"{key} with overlap=true: a part waits for the weights of its step; set overlap=false")
+        if self.filter.max_rounds is not None:
+            raise ValueError(
+                f"{key} with filter.max_rounds={self.filter.max_rounds}: groups are refilled by the weights of their step; set "
+                "rollout.partial_tokens=null or rollout.filter.max_rounds=null"
+            )
+        if self.engine.params.get("tensor_parallel", 1) != 1:
+            raise ValueError(
+                f"{key} with engine.tensor_parallel above 1: ranks of one engine need equal numbers of responses that go on; set "
+                "tensor_parallel=1"
+            )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from harness.dumps.schema import COLUMNS, ROUTED_EXPERTS, VERSION, VERSION_KEY
+from harness.dumps.schema import COLUMNS, ROUTED_EXPERTS, SAMPLING_MASK, VERSION, VERSION_KEY
 from harness.errors import UserError, first_line
 
 
@@ -33,7 +33,7 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
 
     columns: the names of `schema.COLUMNS`; per token [B, T], per response [B]. `mask` is required; what lies beyond the
     last True of a row is padding and is left out. ROUTED_EXPERTS [B, L, layers, k] has the largest number of its integer type
-    where nothing was computed.
+    where nothing was computed. SAMPLING_MASK [B, T, bytes] has a bit per token of the vocabulary, the lowest of a byte first.
     """
     mask = columns["mask"]
     used = np.arange(mask.shape[1]) < np.where(mask.any(1), mask.shape[1] - mask[:, ::-1].argmax(1), 0)[:, None]
@@ -43,6 +43,9 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
     for name, values in columns.items():
         if name == ROUTED_EXPERTS:
             arrays[name] = _nested(values)
+            continue
+        if name == SAMPLING_MASK:
+            arrays[name] = pa.ListArray.from_arrays(offsets, _token_sets(values, used))
             continue
         kind = COLUMNS[name].type(floats)
         if name == "prompt":
@@ -61,6 +64,17 @@ def _nested(ids: np.ndarray) -> pa.Array:
     layers = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), ids.shape[3])
     places = pa.FixedSizeListArray.from_arrays(layers, ids.shape[2])
     return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(computed.sum(1))]), pa.int32()), places)
+
+
+def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
+    """The sets of the used tokens as list<int32>, one response in memory at a time."""
+    ids, sizes = [], [np.zeros(1, np.int64)]
+    for row, own in zip(bits, used, strict=True):
+        places, tokens = np.unpackbits(row[own], axis=-1, bitorder="little").nonzero()
+        ids.append(tokens)
+        sizes.append(np.bincount(places, minlength=int(own.sum())))
+    ends = pa.array(np.concatenate(sizes).cumsum(), pa.int32())
+    return pa.ListArray.from_arrays(ends, pa.array(np.concatenate(ids), pa.int32()))
 
 
 def read(path: Path) -> Iterator[pa.Table]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.dumps.files import write
-from harness.dumps.schema import ROUTED_EXPERTS
+from harness.dumps.schema import ROUTED_EXPERTS, SAMPLING_MASK
 from harness.run.folder import RunFolder, writing
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def dump(folder: RunFolder, step: int, sampled: Sampled, batch: Batch, order: li
         "version": sampled.rollout.version,
         "segments": batch.segments,
         ROUTED_EXPERTS: sampled.rollout.expert_ids,
+        SAMPLING_MASK: sampled.rollout.support,
     }
     columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
     columns["step"] = np.full(len(minibatch), step)

@@ -47,6 +47,8 @@ COLUMNS = {
 ROUTED_EXPERTS = "routed_experts"
 """A further column of a mixture's own dumps, which no reader here needs: for each place that the engine computed, from the first
 token of the prompt to the last but one of the response, and for each layer the experts that it chose."""
+SAMPLING_MASK = "sampling_mask"
+"""Likewise of runs with rollout.replay_sampling_mask: for each token of the response the tokens that top_p and top_k left."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
 ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
 """Columns with one value per response token."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from algos.registry import Registry
@@ -27,7 +28,10 @@ class Rollout(NamedTuple):
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
     the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
-    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them.
+    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them. support: the
+    tokens that top_p and top_k left at each place (`recorded.Recorded`); None of an engine not built with `record_support`.
+    turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
+    are None for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -35,11 +39,15 @@ class Rollout(NamedTuple):
     version: Tensor
     expert_ids: Tensor | None = None
     expert_weights: Tensor | None = None
+    support: Tensor | None = None
+    turns: Tensor | None = None
+    environment: Tensor | None = None
 
     @property
     def written(self) -> Tensor:
-        """[B, T] bool: the tokens of the responses."""
-        return self.tokens != PAD
+        """[B, T] bool: the tokens that the policy wrote."""
+        present = self.tokens != PAD
+        return present if self.environment is None else present & ~self.environment
 
     @property
     def mask(self) -> Tensor:
@@ -70,6 +78,12 @@ class RolloutEngine(ABC):
         """What the rollouts of a mixture of experts say of their routes on this machine."""
         return "nothing"
 
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        """Why this engine cannot tell the tokens that truncated sampling left, None where it can. An engine that can takes the
+        keyword `record_support`, and then gives `Rollout.support`."""
+        return "it does not tell the tokens that it sampled from; use rollout/engine=local"
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the trainer's weights under their transformers names and cast them to the engine's own precision.
@@ -81,6 +95,15 @@ class RolloutEngine(ABC):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
         source of randomness."""
+
+    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+        """n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
+
+        uniforms: [B, n]. The present weights compute everything anew. Tokens, log-probabilities, versions and support are [R, n];
+        routes are of prompt, beginning and new tokens together.
+        """
+        there = going.to(uniforms.device)
+        return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:

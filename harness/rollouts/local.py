@@ -23,7 +23,9 @@ from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
+from harness.rollouts.recorded import Recorded, pack, unpack
 from harness.rollouts.routes import Routes, no_route
+from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -38,6 +40,7 @@ KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
 
+    record_support: tell the tokens that top_p and top_k left at each place, `Rollout.support`.
     router_dtype, head_dtype: "fp32" keeps the router of a mixture, or the head, in fp32 whatever the precision's compute dtype.
     noise, router_noise: synthetic, see `noise.py`. The first is on the weights of the linear layers before their cast. The second
     is on the router that picks experts, and on the choice alone: their weights come from the router without it. noise_seed: of
@@ -54,6 +57,7 @@ class LocalEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        record_support: bool = False,
         router_dtype: Literal["compute", "fp32"] = "compute",
         head_dtype: Literal["compute", "fp32"] = "compute",
         noise: Size = 0.0,
@@ -66,6 +70,7 @@ class LocalEngine(RolloutEngine):
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
+        self.record_support = record_support
         self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
         self.arithmetic = Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
@@ -94,6 +99,10 @@ class LocalEngine(RolloutEngine):
     @classmethod
     def tells(cls) -> Told:
         return "experts and weights"
+
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        return None
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -143,18 +152,29 @@ class LocalEngine(RolloutEngine):
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
+        everyone = torch.ones(len(prompts), dtype=torch.bool)
+        return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
+
+    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+        """Walks the tree of `generate` through what has begun: by unmoved weights a response in parts has the bits of a whole."""
         uniforms = uniforms.to(self.device, torch.float64)
+        begun, going = begun.to(self.device), going.to(self.device)
+        start = begun.shape[1]
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            if t < start:
+                return begun[rows, t], begun[rows, t + 1] != PAD if t + 1 < start else going[rows]
             cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
-            threshold = uniforms[rows, t, None] * cumulative[:, -1:]
+            threshold = uniforms[rows, t - start, None] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
 
-        tokens, logp, routes = self._walk(prompts, uniforms.shape[1], pick)
-        taken = () if routes is None else (routes.ids, routes.weights)
+        tokens, logp, (routes, support) = self._walk(prompts, start + uniforms.shape[1], pick)
+        tokens, logp = tokens[going, start:], logp[going, start:]
+        ids, weights = (None, None) if routes is None else routes.of(going)[:2]
+        support = None if support is None else support[going, start:]
         assert self.version is not None
-        return Rollout(tokens, logp, torch.full_like(tokens, self.version), *taken)
+        return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -163,12 +183,12 @@ class LocalEngine(RolloutEngine):
 
         return self._walk(prompts, length, pick)[0]
 
-    def score(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+    def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
         """log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate`: the same tree, so the same bits."""
         return self.score_routed(prompts, tokens, replay)[0]
 
-    def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes | None]:
-        """The same with the routes taken, None of a dense model. replay: of other weights or another engine, to be taken."""
+    def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
+        """The same with the routes taken, None of a dense model. replay: what other weights or another engine recorded."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -177,27 +197,30 @@ class LocalEngine(RolloutEngine):
             going = present[rows, t + 1] if ragged and t + 1 < tokens.shape[1] else None
             return tokens[rows, t].clamp(min=0), going
 
-        _, logp, routes = self._walk(prompts, tokens.shape[1], pick, replay)
-        return torch.where(present, logp, 0.0), routes
+        _, logp, taken = self._walk(prompts, tokens.shape[1], pick, replay)
+        return torch.where(present, logp, 0.0), taken.routes
 
     def _unstopped(self, tokens: Tensor) -> Tensor | None:
         return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
     def _walk(
-        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None = None
-    ) -> tuple[Tensor, Tensor, Routes | None]:
+        self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None
+    ) -> tuple[Tensor, Tensor, Recorded]:
         if self.version is None:
             raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         with torch.inference_mode():
-            tokens, logp, routes = self._decode(prompts.to(self.device), length, pick, replay)
+            replay = Recorded() if replay is None else replay.map(lambda part: part.to(self.device))
+            tokens, logp, taken = self._decode(prompts.to(self.device), length, pick, replay.routes, replay.support)
         # Ordinary tensors again, which autograd may save.
-        return tokens.clone(), logp.clone(), None if routes is None else routes.map(Tensor.clone)
+        return tokens.clone(), logp.clone(), taken.map(Tensor.clone)
 
-    def _decode(self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and the routes taken.
+    def _decode(
+        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None, support: Tensor | None
+    ) -> tuple[Tensor, Tensor, Recorded]:
+        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and what there is to record.
 
         Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
-        routes to replay, rows of one node also agree in these.
+        routes to replay, rows of one node also agree in these. support: see `Recorded`, instead of this engine's own truncation.
         """
         width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
@@ -206,9 +229,9 @@ class LocalEngine(RolloutEngine):
             raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(start + length))
         asked = slice(width - start, width)  # the places of the prompts among those of routes
-        first = _differs(prompts)
+        first = differs(prompts)
         if replay is not None:
-            first |= _differs(replay.of(slice(None), asked).groups()[:, None])
+            first |= differs(replay.of(slice(None), asked).groups()[:, None])
         roots = prompts[first]
         missing = (roots == PAD).sum(1)
         padding = missing if bool(missing.any()) else None
@@ -224,26 +247,40 @@ class LocalEngine(RolloutEngine):
             assert taken is not None
             routes.put(rows, asked, taken.of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
+        vocabulary = logits.shape[-1]
+        recorded = self._unrecorded(len(prompts), length, vocabulary)
         for t in range(length):
-            logp = self._kept(logits / self.temperature).log_softmax(-1)
+            logits = logits / self.temperature
+            logp = (logits if support is not None else self._kept(logits)).log_softmax(-1)
             drawn, going = pick(t, logp, node, rows)
-            tokens[rows, t], chosen[rows, t] = drawn, logp[node, drawn]
+            tokens[rows, t] = drawn
+            if support is None:
+                chosen[rows, t] = logp[node, drawn]
+            else:
+                own = logits[node].masked_fill(~unpack(support[rows, t], vocabulary), -torch.inf).log_softmax(-1)
+                chosen[rows, t] = own.gather(-1, drawn[:, None])[:, 0]
+            if recorded is not None:
+                recorded[rows, t] = pack(logp > -torch.inf)[node]
             if going is not None:
                 rows, node, drawn = rows[going], node[going], drawn[going]
             if t + 1 == length or not len(rows):
                 break
-            vocabulary, place = logp.shape[-1], slice(width + t, width + t + 1)
+            place = slice(width + t, width + t + 1)
             given = None if replay is None else replay.of(rows, place)
-            children, node, given = _children(node * vocabulary + drawn, given)
-            parents = children // vocabulary
+            nodes, node, given = children(node * vocabulary + drawn, given)
+            parents = nodes // vocabulary
             if not torch.equal(parents, torch.arange(len(logp), device=self.device)):
                 cache = self._branch(cache, parents, start + t)
                 padding = None if padding is None else padding[parents]
-            logits, taken = self._forward((children % vocabulary)[:, None], start + t, cache, padding, given)
+            logits, taken = self._forward((nodes % vocabulary)[:, None], start + t, cache, padding, given)
             if routes is not None:
                 assert taken is not None
                 routes.put(rows, place, taken.of(node))
-        return tokens, chosen, routes
+        return tokens, chosen, Recorded(routes, recorded)
+
+    def _unrecorded(self, rows: int, length: int, vocabulary: int) -> Tensor | None:
+        shape = (rows, length, -(-vocabulary // 8))
+        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.record_support else None
 
     def _unrouted(self, rows: int, places: int) -> Routes | None:
         s = self.shape
@@ -352,21 +389,3 @@ class LocalEngine(RolloutEngine):
     def _allocate(self, rows: int, length: int) -> Cache:
         shape = (length, rows, self.kv_heads, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
-
-
-def _differs(rows: Tensor) -> Tensor:
-    """Whether each row [B, n] differs from the one before it; the first does."""
-    return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
-
-
-def _children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """The nodes of the next place, from the key [B] of each row's parent and token: (key of each node in ascending order, node of
-    each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their own."""
-    if replay is None:
-        return (*keys.unique(return_inverse=True), None)
-    group = replay.groups()
-    groups = int(group.max()) + 1
-    children, node = (keys * groups + group).unique(return_inverse=True)
-    row = torch.empty_like(children)
-    row[node] = torch.arange(len(keys), device=keys.device)  # one of each node
-    return children // groups, node, replay.of(row)

@@ -32,7 +32,6 @@ from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
-from harness.rollouts.routes import Routes
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
@@ -46,6 +45,7 @@ from harness.rollouts.vllm_support import (
     slow_formats,
     weight_formats,
 )
+from harness.rollouts.vllm_told import LARGEST_TOP_K, TIES, expert_ids, padded, support
 from harness.tasks import PAD
 
 INT8_CHECKPOINT = {
@@ -70,6 +70,8 @@ PREFILL_TOKENS = 16384
 class VllmEngine(RolloutEngine):
     """See RolloutEngine. Tensors may be on a GPU; responses are on the device of the prompts.
 
+    record_support: tell the tokens that top_p and top_k left, by their log-probabilities: vLLM 0.32 returns such sets by itself
+    (`return_sampling_mask`) from the model runner of GPUs alone.
     kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
@@ -87,6 +89,7 @@ class VllmEngine(RolloutEngine):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[int, ...] = (),
+        record_support: bool = False,
         kv_cache_gib: Annotated[float, Interval(ge=1e-3, le=1e6)] = 1.0,
         context: Count | None = None,
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
@@ -102,6 +105,7 @@ class VllmEngine(RolloutEngine):
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.precision = precision
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
+        self.told = min(top_k + TIES, shape.vocab_size) if record_support else 0
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
         self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
         self.compute = DTYPES[precision.compute]
@@ -135,6 +139,7 @@ class VllmEngine(RolloutEngine):
                 max_num_seqs=MAX_SEQUENCES,
                 max_num_batched_tokens=max(PREFILL_TOKENS, self.context),
                 enable_chunked_prefill=False,
+                max_logprobs=max(self.told, 1),
                 logprobs_mode="processed_logprobs",
                 enforce_eager=not torch.cuda.is_available(),
                 tensor_parallel_size=tensor_parallel,
@@ -196,25 +201,18 @@ class VllmEngine(RolloutEngine):
         samples = self._ask(prompts, length, uniforms)
         logp = [[chosen[token].logprob for chosen, token in zip(s.logprobs, s.token_ids, strict=True)] for s in samples]
         return Rollout(
-            _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
-            _padded(logp, length, 0.0, torch.float32).to(prompts.device),
+            padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device),
+            padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), version, device=prompts.device),
-            self._expert_ids(samples, prompts, length) if self.routed else None,
+            expert_ids(samples, prompts, length, self.shape) if self.routed else None,
+            support=support(samples, length, self.shape.vocab_size, self.told).to(prompts.device) if self.told else None,
         )
 
-    def _expert_ids(self, samples: list[Any], prompts: Tensor, length: int) -> Tensor:
-        """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
-        s, width = self.shape, prompts.shape[1]
-        ids = Routes.unrouted(
-            len(samples), width + length - 1, s.num_hidden_layers, s.num_experts_per_tok, expert_count(s), prompts.device
-        ).ids
-        for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
-            places = width - padding + len(sample.token_ids) - 1  # all but the last token
-            told = torch.as_tensor(sample.routed_experts)
-            if told.shape[1:] != ids.shape[2:] or len(told) < places:
-                raise RuntimeError(f"vLLM told the experts of {list(told.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
-            ids[row, padding : padding + places] = told[:places].to(ids)
-        return ids
+    @classmethod
+    def support_refusal(cls, top_k: int) -> str | None:
+        if 0 < top_k <= LARGEST_TOP_K:
+            return None
+        return f"it tells the tokens that it left one by one; set rollout.top_k to 1 to {LARGEST_TOP_K}, use rollout/engine=local"
 
     @classmethod
     def tells(cls) -> Told:
@@ -222,7 +220,7 @@ class VllmEngine(RolloutEngine):
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         samples = self._ask(prompts, length, None)
-        return _padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
+        return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """By a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 alone (see `check`)."""
@@ -238,7 +236,7 @@ class VllmEngine(RolloutEngine):
         for answer, written in zip(answers, (tokens != PAD).sum(1).tolist(), strict=True):
             places = list(zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True))[-written:] if written else []
             rows.append([chosen[token].logprob for token, chosen in places])
-        return _padded(rows, length, 0.0, torch.float32).to(prompts.device)
+        return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
         """vLLM's answer to each row; without uniforms the most probable token at each place."""
@@ -247,7 +245,9 @@ class VllmEngine(RolloutEngine):
             raise UserError(
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
-        make = functools.partial(package().SamplingParams, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
+        make = functools.partial(
+            package().SamplingParams, max_tokens=length, logprobs=self.told, ignore_eos=True, detokenize=False
+        )
         if uniforms is None:
             sampling = make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])
         else:
@@ -315,10 +315,6 @@ def _memory() -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info()
     return {"gpu_memory_utilization": 0.9 * free / total}
-
-
-def _padded(rows: list[list], length: int, value: float, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([row + [value] * (length - len(row)) for row in rows], dtype=dtype)
 
 
 def _ranks() -> int:

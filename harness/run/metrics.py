@@ -81,7 +81,7 @@ METRICS = {
     "actor/pg_clipfrac_lower": Metric("kept tokens at the dual clip over counted tokens; verl's name", "0..1"),
     "actor/clip_share": Metric("kept tokens at a bound of the loss over counted tokens, mean over the mini-batches", "0..1"),
     "actor/ppo_kl": Metric("mean log π_prox − log π_θ over kept tokens, mean over the mini-batches", "nats"),
-    "rollout/response_tokens": Metric("mean length of the responses", "tokens"),
+    "rollout/response_tokens": Metric("mean length of the responses, in tokens of the policy", "tokens"),
     "rollout/truncated": Metric("share of the responses that were cut off before they ended, of tasks where they can", "0..1"),
     "rollout/same_length": Metric("share of the responses that have the commonest length, of tasks where they can end", "0..1"),
     "mismatch/mult_prob_error": Metric("mean max(ρ, 1/ρ) over tokens; NeMo-RL's token_mult_prob_error", "≥ 1"),
@@ -106,7 +106,12 @@ METRICS = {
     "routing/dead_experts": Metric("experts of all layers that no response token picked", "count"),
     "routing/k3_routing": Metric("part of K3 that the choice of experts explains: K3 − routing/k3_rest", "nats"),
     "routing/k3_rest": Metric("K3 of π_old with the experts that the engine chose", "nats"),
+    "rollout/support_tokens": Metric("tokens that top_p and top_k left, mean over response tokens", "tokens"),
+    "rollout/turns": Metric("mean turns of the responses, of tasks with an environment", "count"),
+    "rollout/environment_tokens": Metric("mean tokens of a response that its environment wrote; no length has them", "tokens"),
     "rollout/version_lag": Metric("optimizer steps between the weights that sampled and those that are trained, mean", "steps"),
+    "rollout/version_lag_max": Metric("the same of the oldest token of the batch, of partial rollouts", "steps"),
+    "rollout/mixed_versions": Metric("share of the responses with tokens of several versions, of partial rollouts", "0..1"),
     "rollout/sync_difference": Metric("mean |log μ − log π| of a few responses after the weights were loaded", "nats"),
     **{
         f"probe/{precision}/{name}": Metric(f"{meaning}, had {precision} sampled for these weights", unit)

@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.memory import GATHERED
 from harness.models import DTYPES, device
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 from harness.train.distinct import Index, distinct
@@ -49,15 +50,16 @@ class Actor(Protocol):
     read, saved and loaded. Every rank makes the same calls in the same order, each with its own rows.
     """
 
-    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         """(log π_θ of the tokens, entropy of π_θ at each of them), both [B, T] in fp32 nats, with gradient.
 
         Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both
         results are 0.
-        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k]; its backward pass may come later.
+        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k], and the tokens over which both are renormalised,
+        [B, T, ⌈V/8⌉]. The backward pass may come later.
         """
 
-    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         """(`logp` without gradient, routes that its forward took). Of a mixture of experts alone."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -111,31 +113,35 @@ class DeepSpeedActor:
             settings[config.dtype] = {"enabled": True}
         self.engine, *_ = deepspeed.initialize(model=scoring, optimizer=optimizer, config=settings)
 
-    def logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Tensor]:
+    def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         prompts, tokens, replay, place = self._distinct(prompts, tokens, replay)
         logp, entropy = self._logp(prompts, tokens, replay)
         return logp[place], entropy[place]
 
-    def _distinct(self, prompts: Tensor, tokens: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None, Index]:
-        """(prompts, responses and routes of one of each group of equal rows, the group of each row)."""
+    def _distinct(
+        self, prompts: Tensor, tokens: Tensor, replay: Recorded | None
+    ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
+        """(prompts, responses and what to replay of one of each group of equal rows, the group of each row)."""
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
         first, place = distinct(prompts, tokens, replay)
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
-    def _logp(self, prompts: Tensor, tokens: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor]:
+    def _logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> tuple[Tensor, Tensor]:
         """`logp` of rows that are on the device, each computed."""
         full = tokens.shape[1]
-        columns = torch.cat([(part != PAD).any(0) for part in (prompts, tokens)])
-        prompts, tokens = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
+        asked, answered = ((part != PAD).any(0) for part in (prompts, tokens))
+        prompts, tokens = prompts[:, asked], tokens[:, answered]
         ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
         present = ids != PAD
         padded = not present.all()
         positions = (present.cumsum(-1) - 1).clamp(min=0)
         places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
-        if replay is not None:
-            places[ARGUMENT] = replay.of(slice(None), columns.nonzero()[:-1, 0])
+        if replay is not None and replay.routes is not None:
+            places[ARGUMENT] = replay.routes.of(slice(None), torch.cat([asked, answered]).nonzero()[:-1, 0])
+        if replay is not None and replay.support is not None:
+            places["support"] = replay.support[:, answered]
         ids = ids.clamp(min=0)
         chosen, entropy = self.engine(input_ids=ids[:, :-1], targets=ids[:, -length:], **places)
         if not padded and length == full:
@@ -145,7 +151,7 @@ class DeepSpeedActor:
         return torch.nn.functional.pad(chosen, (0, full - length)), torch.nn.functional.pad(entropy, (0, full - length))
 
     @torch.no_grad()
-    def route(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> tuple[Tensor, Routes]:
+    def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         prompts, tokens, replay, place = self._distinct(prompts, tokens, replay)
         with self.routing.record() as layers:
             logp, _ = self._logp(prompts, tokens, replay)

@@ -15,20 +15,23 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from harness.build import build_advantage, build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
-from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.partial import continued
+from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
+from harness.rollouts.turns import respond, respond_greedily, turn_metrics
 from harness.routing import REPLAYS
 from harness.seeding import generator
-from harness.tasks import PAD, Task, TurnTask
+from harness.tasks import PAD, Task, TurnTask, stops
 from harness.train.actor import Actor
 from harness.train.clock import Clock
 from harness.train.forward import TrainingForward
 from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
+from harness.train.replayed import replayed, replayed_masks, with_masks
 from harness.train.rewards import RewardShaping
 from harness.train.sampled import Sampled
 
@@ -40,14 +43,14 @@ class Scores(NamedTuple):
     """Log-probabilities [B, T] of the responses, in nats.
 
     old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
-    that the mini-batches are to take; None where each forward chooses its own.
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: what the
+    mini-batches are to replay, experts and sampling masks; None for nothing.
     """
 
     old: Tensor | None
     forward: Tensor | None
     reference: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
 
 
 class Collected(NamedTuple):
@@ -59,7 +62,7 @@ class Collected(NamedTuple):
     prompts: Tensor
     tokens: Tensor
     forward_old: Tensor | None
-    replay: Routes | None
+    replay: Recorded | None
     batch: Batch
 
     def rows(self, index: Tensor) -> Collected:
@@ -87,7 +90,9 @@ class Collector:
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
-        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
+        if r.replay_sampling_mask:
+            sampling["record_support"] = True
         if r.engine.params.get("noise_seed", 0) is None:
             sampling["noise_seed"] = config.seed
         self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
@@ -106,13 +111,14 @@ class Collector:
         self.filtering: dict[str, Tensor] = {}
         """Metrics of the last step's choice of groups, under rollout.filter."""
         self.queue = RolloutQueue(
-            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps
-        )
+            self._sample_share, self._gather, staleness=r.staleness, overlap=r.overlap, steps=config.steps,
+            length=task.answer_length, part=r.partial_tokens,
+        )  # fmt: skip
 
     def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
         """An embedded engine for this policy, at the temperature of the run."""
         return LocalEngine(
-            self.shape, precision, temperature=self.config.rollout.temperature, stop=self.task.stop, **settings
+            self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings
         )
 
     def load_weights(self, version: int) -> dict[str, float]:
@@ -161,7 +167,7 @@ class Collector:
         while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
             prompts = self.draw_prompts(step, rounds)
             greedy = self.greedy_rewards(self.engine, prompts) if self.reads_greedy else None
-            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, rounds)), greedy))
+            sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, None, rounds)), greedy))
             rounds += 1
         informative = sampled.informative.double()
         self.filtering = {
@@ -186,7 +192,7 @@ class Collector:
 
     def answers(self, policy: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Tensor:
         """The tokens alone of `generate`, [B, T]."""
-        return self.ranks.gather(policy.generate(self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
+        return self.ranks.gather(respond(policy, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
 
     def compute_rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """[B]: the task's reward of each response, each rank asking for its share."""
@@ -197,7 +203,7 @@ class Collector:
         """[N]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
         with self.clock.phase("generate"):
             distinct = prompts[:: self.config.rollout.group_size]
-            tokens = engine.greedy(distinct, self.task.answer_length)
+            tokens = respond_greedily(engine, self.task, distinct)
         self.clock.sampled_tokens += int((tokens != PAD).sum())
         rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
         return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
@@ -211,19 +217,28 @@ class Collector:
         rewards = self.compute_rewards(prompts, rollout.tokens)
         return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
 
-    def _sample_share(self, step: int, again: int = 0) -> Rollout:
-        """This rank's share of the rollout of `step`, by the weights that the engine holds. again: see `draw_prompts`."""
+    def _sample_share(self, step: int, begun: Rollout | None = None, again: int = 0) -> Rollout:
+        """This rank's share of the rollout of `step`, by the weights that the engine holds; of partial rollouts with one part
+        more than `begun` [B, t]. again: see `draw_prompts`."""
         with self.clock.phase("generate"):
             prompts = self.draw_prompts(step, again)
             random = generator(self.config.seed, "rollout", self._round_number(step, again))
             uniforms = torch.rand(len(prompts), self.task.answer_length, generator=random)
-            rollout = self._generate_share(self.engine, prompts, uniforms)
-        self.clock.sampled_tokens += int((rollout.tokens != PAD).sum()) * self.ranks.size
+            start = 0 if begun is None else begun.tokens.shape[1]
+            if self.config.rollout.partial_tokens is not None:
+                uniforms = uniforms[:, start : start + self.config.rollout.partial_tokens]
+            if begun is None:
+                rollout = self._generate_share(self.engine, prompts, uniforms)
+            else:
+                own = Rollout(**{name: self.ranks.share(part) for name, part in begun._asdict().items() if part is not None})
+                shares = self.ranks.share(prompts), own, self.ranks.share(uniforms)
+                rollout = continued(self.engine, *shares, self.task.stop)
+        self.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * self.ranks.size
         return rollout
 
     def _generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """This rank's share of the responses, without the weights of experts that nothing replays."""
-        rollout = engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        rollout = respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms))
         return rollout if self.replay.weights else rollout._replace(expert_weights=None)
 
     def _gather(self, rollout: Rollout) -> Rollout:
@@ -237,23 +252,25 @@ class Collector:
         """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`.
 
         The reference of a KL term chooses its own experts under every replay: it is a policy of its own, and so is its router.
+        A sampling mask it does replay: else a KL term would see the truncated mass of a policy that is the reference itself.
         """
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
         old = forward_old = reference = None
-        scoring, replay = self.config.actor.scoring, self.replayed_routes(sampled.rollout)
+        scoring, replay_old = self.config.actor.scoring, replayed(sampled.rollout, self.config)
+        replay, masks = replay_old, replayed_masks(sampled.rollout, self.config)
         if self.replay.source == "trainer":
             forward_old, routes = self.route_forward(sampled, order)
-            replay = Routes(routes.ids)
+            replay = with_masks(Routes(routes.ids), masks)
         elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
             forward_old = self.score_forward(sampled, order, replay)
         if scoring == "exact" and self._is_own(sampled.rollout) and not self.replay.by_old:
             old = sampled.rollout.logp
         elif scoring == "exact":
-            old = self.score_by(self.own_policy, prompts, tokens, replay if self.replay.by_old else None)
+            old = self.score_by(self.own_policy, prompts, tokens, replay_old)
         elif scoring == "forward":
             old = forward_old
         if self.reference is not None:
-            reference = self.score_by(self.reference, prompts, tokens)
+            reference = self.score_by(self.reference, prompts, tokens, masks)
         elif self.config.kl.reference == "rollout":
             reference = sampled.rollout.logp
         return Scores(old, forward_old, reference, replay)
@@ -265,7 +282,7 @@ class Collector:
             return False
         return bool(rollout.version.eq(self.engine.version).all())
 
-    def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Routes | None) -> Tensor:
+    def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Recorded | None) -> Tensor:
         """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
         logp = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
@@ -273,35 +290,24 @@ class Collector:
             logp[rows] = self.forward(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
         return logp
 
-    def replayed_routes(self, rollout: Rollout) -> Routes | None:
-        """The engine's routes that π_old is scored with; None where `routing.replay` takes none of the engine's.
-
-        Raises UserError when the rollout lacks what is to be replayed, as one that another setting has sampled ahead.
-        """
-        if not self.replay.by_old:
-            return None
-        routes = engine_routes(rollout, weights=self.replay.weights)
-        if routes is None:
-            raise UserError(f"routing.replay={self.config.routing.replay}: the rollout does not tell the engine's experts")
-        return routes
-
     def route_forward(self, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts that chooses its own, with its routes."""
         logp, parts = torch.zeros(sampled.rollout.tokens.shape, device=sampled.rollout.tokens.device), []
-        first = order[: self.config.actor.num_minibatches]
+        first, masks = order[: self.config.actor.num_minibatches], replayed_masks(sampled.rollout, self.config)
         for rows in first:
-            logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows])
+            own = None if masks is None else masks.of(rows)
+            logp[rows], routes = self.forward.with_routes(sampled.prompts[rows], sampled.rollout.tokens[rows], own)
             parts.append(routes)
         return logp, Routes.cat(parts).of(torch.cat(first).argsort())
 
-    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
         """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
         return self.route_by(policy, prompts, tokens, replay)[0]
 
     def route_by(
-        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Routes | None = None
+        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Routes | None]:
-        """The same with the routes taken, None of a dense model. replay: the routes to take."""
+        """The same with the routes taken, None of a dense model."""
         own = None if replay is None else replay.map(self.ranks.share)
         logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
@@ -309,11 +315,10 @@ class Collector:
     def scored_batch(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Batch:
         """The responses of an engine, scored by the trainer's own policy: what the mismatch between the two is computed from.
 
-        It is the mismatch that a correction would see. So where routing.replay scores π_old with the engine's experts, these are
-        replayed here too.
+        It is the mismatch that a correction would see. So what π_old replays of the engine is replayed here too.
         """
         rollout = self.generate(engine, prompts, uniforms)
-        logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed_routes(rollout))
+        logp = self.score_by(self.own_policy, prompts, rollout.tokens, replayed(rollout, self.config))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)
 
     def collect(self, sampled: Sampled, scores: Scores) -> tuple[Collected, dict[str, Tensor]]:
@@ -324,7 +329,7 @@ class Collector:
             logp_rollout=sampled.rollout.logp,
             mask=sampled.rollout.mask,
             logp_old=scores.old,
-            segments=self.turn_numbers(tokens),
+            segments=self.segment_numbers(sampled.rollout),
             logp_ref=scores.reference,
             prompt=sampled.prompt_numbers,
         )
@@ -343,11 +348,14 @@ class Collector:
             inputs["kept"] = kept
         return self.advantage(sampled.rewards, **inputs).view(-1, 1).expand_as(sampled.rollout.logp)
 
-    def turn_numbers(self, tokens: Tensor) -> Tensor | None:
-        """[B, T]: the number of each token's turn in its response; None for a task without turns."""
+    def segment_numbers(self, rollout: Rollout) -> Tensor | None:
+        """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of
+        tokens that one version of the weights sampled."""
+        if self.config.segments == "version":
+            return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):
-            return None
-        return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
+            return rollout.turns
+        return torch.from_numpy(self.task.segments(rollout.tokens.cpu().numpy())).to(rollout.tokens.device)
 
     def _kept_responses(self, batch: Batch) -> Tensor:
         """[B] bool: whether the correction keeps a token of the response."""
@@ -368,10 +376,17 @@ class Collector:
             "reward/informative_groups": sampled.informative.float().mean(),
             "mismatch/dropped": (written & ~sampled.rollout.mask).sum(),
             "rollout/response_tokens": lengths.float().mean(),
-            "rollout/version_lag": (updates - sampled.rollout.version).float().mean(),
+            "rollout/version_lag": (updates - sampled.rollout.version)[written].double().mean(),
         }
+        metrics |= turn_metrics(sampled.rollout)
+        if self.config.rollout.partial_tokens is not None:
+            version = torch.where(written, sampled.rollout.version, sampled.rollout.version[:, :1])
+            metrics["rollout/version_lag_max"] = updates - version.amin()
+            metrics["rollout/mixed_versions"] = (version.amax(1) > version.amin(1)).double().mean()
         if self.config.rollout.filter.max_rounds is not None:
             metrics |= self.filtering
+        if sampled.rollout.support is not None:
+            metrics["rollout/support_tokens"] = sizes(sampled.rollout.support)[written].double().mean()
         if sampled.greedy is not None:
             metrics["reward/greedy"] = sampled.greedy.mean()
         if self.task.stop:
@@ -379,15 +394,3 @@ class Collector:
             metrics["rollout/truncated"] = 1 - ended.float().mean()
             metrics["rollout/same_length"] = (lengths == lengths.mode().values).float().mean()
         return metrics
-
-
-def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if asked for; None where it told no experts.
-
-    Raises UserError when it told no weights that are asked for.
-    """
-    if rollout.expert_ids is None:
-        return None
-    if weights and rollout.expert_weights is None:
-        raise UserError("routing.replay=r3_weights: the rollout has experts without their weights; use routing.replay=r3")
-    return Routes(rollout.expert_ids, rollout.expert_weights if weights else None)

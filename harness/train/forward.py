@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 from harness.train.actor import Actor
@@ -35,7 +36,7 @@ class TrainingForward:
         return own.split(max(1, self.micro_tokens // width))
 
     @torch.no_grad()
-    def __call__(self, prompts: Tensor, tokens: Tensor, replay: Routes | None = None) -> Tensor:
+    def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
         """log π_θ of a whole mini-batch, [B, T] in nats, without a gradient. Collective. replay: see `Actor.logp`."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
@@ -43,12 +44,12 @@ class TrainingForward:
         return self.ranks.sum(logp)  # of the other ranks' rows each has 0
 
     @torch.no_grad()
-    def with_routes(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Routes]:
+    def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         """The same of a mixture of experts, with the routes that the forward took."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:
-            logp[rows], routes = self.actor.route(prompts[rows], tokens[rows])
+            logp[rows], routes = self.actor.route(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))
             shares.append(routes)
         own = Routes.cat(shares).of(torch.cat(parts).argsort())
         return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks share a mini-batch out in order

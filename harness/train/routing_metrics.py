@@ -7,7 +7,8 @@ from torch import Tensor
 from algos.diagnostics.routing import routing, split_k3
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.routes import Routes
-from harness.train.collector import Collector, Scores, engine_routes
+from harness.train.collector import Collector, Scores
+from harness.train.replayed import engine_routes, replayed_masks, with_masks
 from harness.train.sampled import Sampled
 
 
@@ -35,13 +36,16 @@ def routing_metrics(collector: Collector, sampled: Sampled, scores: Scores, orde
 def _score_live(collector: Collector, sampled: Sampled, order: list[Tensor]) -> tuple[Tensor, Routes]:
     """(log π_old by its own choice of experts, its routes), by the pass that actor.scoring names."""
     if collector.config.actor.scoring == "exact":
-        logp, routes = collector.route_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens)
+        logp, routes = collector.route_by(
+            collector.own_policy, sampled.prompts, sampled.rollout.tokens, replayed_masks(sampled.rollout, collector.config)
+        )
         assert routes is not None  # the model is a mixture
         return logp, routes
     return collector.route_forward(sampled, order)
 
 
 def _score_replayed(collector: Collector, sampled: Sampled, order: list[Tensor], routes: Routes) -> Tensor:
+    replay = with_masks(Routes(routes.ids), replayed_masks(sampled.rollout, collector.config))
     if collector.config.actor.scoring == "exact":
-        return collector.score_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens, Routes(routes.ids))
-    return collector.score_forward(sampled, order, Routes(routes.ids))
+        return collector.score_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens, replay)
+    return collector.score_forward(sampled, order, replay)

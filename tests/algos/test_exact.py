@@ -103,6 +103,42 @@ def test_the_prefix_product_is_biased_under_a_sampled_terminal_reward():
     assert (sampled - exact).norm() > 1e-2 * exact.norm()
 
 
+def test_a_response_of_two_versions_is_corrected_exactly_by_the_mu_of_each_token_and_not_by_that_of_one_version():
+    """Two tokens by μ_1 and two by μ_2 are drawn from m(y) = Π_t μ_v(t)(y_t | y_<t), which is a policy: the weight Π_t π/μ_v(t)
+    is exact. With μ_1 for all tokens the expectation is E_π[R·m/μ_1] instead."""
+    first, second = SPACE.logp(MU), SPACE.logp(OLD)
+    logp_mu = torch.cat([first[:, :2], second[:, 2:]], 1)
+    drawn, segments = logp_mu.sum(-1).exp(), torch.tensor([0, 0, 1, 1]).expand_as(logp_mu)
+    close(drawn.sum(), 1.0)
+    sequence = Correction(weight=Weight("sequence", upper=math.inf))
+
+    def weights(logp_rollout, correction):
+        return correct(Batch(logp_rollout, SPACE.mask, SPACE.logp(PI), segments=segments), correction).weights
+
+    pi = SPACE.logp(PI).sum(-1).exp()
+    own, one = weights(logp_mu, sequence)[:, 0], weights(first, sequence)[:, 0]
+    close((drawn * own * R).sum(), (pi * R).sum())
+    bias = (pi * R * ((second - first)[:, 2:].sum(-1).exp() - 1)).sum()
+    close((drawn * one * R).sum(), (pi * R).sum() + bias)
+    assert bias.abs() > 1e-2 * (pi * R).sum().abs()
+    # A version as a segment: each factor has mean 1, given what came before it, and their product is the weight of the response.
+    by_version = weights(logp_mu, Correction(weight=Weight("segment", upper=math.inf)))
+    close((drawn[:, None] * by_version).sum(0), torch.ones(4))
+    close(by_version[:, 0] * by_version[:, 3], own)
+
+    def gradient(logp_rollout):
+        theta = PI.clone().requires_grad_()
+        batch = Batch(logp_rollout, SPACE.mask, SPACE.logp(PI), (drawn * R)[:, None].expand_as(logp_mu))
+        corrected = correct(batch, sequence)
+        loss, _ = Objective(LOSSES["pg"], sequence, "old", "token_sum")(
+            SPACE.logp(theta), batch, corrected, Counts.of(corrected.counted)
+        )
+        return torch.autograd.grad(loss, theta)[0]
+
+    close(gradient(logp_mu), true_gradient())
+    assert (gradient(first) - true_gradient()).norm() > 1e-2 * true_gradient().norm()
+
+
 def test_the_ppo_ratio_against_mu_is_the_token_weight():
     """−A·r anchored on μ has the gradient of −(π/μ)·A·log π: both are the token weight without truncation."""
     unclipped = functools.partial(ppo, **UNBOUNDED["ppo"])

@@ -5,7 +5,22 @@ from math import comb
 import pandas as pd
 import pytest
 
-from experiments.second import ARM, FAMILIES, LIST_9, OWN, SAMPLING, Arm, arms, compared, complete, endpoints, main, noisy
+from experiments.second import (
+    ARM,
+    FAMILIES,
+    LIST_9,
+    OWN,
+    SAMPLING,
+    Arm,
+    arms,
+    compared,
+    complete,
+    endpoints,
+    main,
+    noisy,
+    placed,
+    unchanged,
+)
 from tests.analysis.synthetic import FP32, write
 
 BASE = ("loss=pg", "task.modulus=7")
@@ -75,6 +90,31 @@ def test_an_arm_of_the_continuation_is_compared_within_its_setting(tmp_path):
     assert found.arm.iloc[0] == "ppo, fp32, noise 0.2, persistence 1"
     write(tmp_path, FP32, "loss=cispo", "task.modulus=20", seed=40, steps=280)
     assert set(endpoints(tmp_path).setting) == {"cispo, modulus 20"}
+
+
+def test_a_precision_is_held_against_the_curves_at_its_own_size_and_persistence():
+    """Runs of an arm are equal, so bands have no width. Fixed noise costs 0.1 for each 0.2 of √K3: 0.65 at K3 0.09, where fresh
+    noise still has 0.78. A precision at 0.72 lies between the two, and counts only if its mismatch does not persist."""
+    table = runs((Arm(), OWN, [0.8] * 8))
+    for noise, k3, fixed in ((0.1, 0.04, 0.7), (0.2, 0.16, 0.6), (0.4, 0.36, 0.5)):
+        made = runs((noisy(noise, 1), OWN, [fixed] * 5), (noisy(noise, 0), OWN, [0.78] * 5))
+        table = pd.concat([table, made.assign(k3=k3)])
+    for name, persistence, values in (
+        ("fp8_block", 0.9, [0.64, 0.65, 0.65, 0.65, 0.66]),
+        ("int8", 0.9, [0.71, 0.72, 0.72, 0.72, 0.73]),
+        ("bf16", 0.2, [0.71, 0.72, 0.72, 0.72, 0.73]),
+    ):
+        table = pd.concat([table, runs((Arm(name), OWN, values)).assign(k3=0.09, measured=persistence)])
+    found = placed(table).set_index("precision")
+    assert found.loc["int8", "fixed"] == "0.650 (0.650 to 0.650)" and found.loc["int8", "fresh"] == "0.780 (0.780 to 0.780)"
+    assert found["on the curve"].to_dict() == {"fp8_block": "yes", "int8": "no", "bf16": "yes"}
+
+
+def test_a_correction_of_the_exact_control_is_held_against_it_seed_by_seed():
+    """Seed 40 of the mask has the very reward, seed 41 is 0.01 off; the truncation has seed 40 alone."""
+    mask, cut = Arm(correction="sequence-mask"), Arm(correction="token-truncate")
+    found = unchanged(runs((Arm(), OWN, [0.8] * 8), (mask, OWN, [0.8, 0.81]), (cut, OWN, [0.8])))
+    assert list(found.runs) == [2, 1] and list(found["largest difference"]) == pytest.approx([0.01, 0.0])
 
 
 def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Dumps whose responses were sampled by several versions of the weights: each token counts with its own."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ import faultline
 from faultline.tools.replay.command import replay_command
 from faultline.tools.replay.page import BY_AGE
 from harness.dumps import files
+from harness.errors import UserError
 
 HALF, ONE = np.exp(0.5) - 1 - 0.5, np.exp(-1) - 1 + 1
 """K3 of a token with l = 0.5 and of one with l = −1; that of l = 0 is 0."""
@@ -60,3 +63,30 @@ def test_without_versions_nothing_is_told(tmp_path):
     files.write(tmp_path / "step-3.parquet", columns([[5, 5, 7], [7, 6, 0]]))
     files.write(tmp_path / "step-4.parquet", without)
     assert faultline.replay(tmp_path, ["none"]).versions.empty
+
+
+def test_spans_of_versions_as_vllm_tells_them(tmp_path):
+    """CompletionOutput.weight_versions: contiguous spans over the tokens, each with the label of its weights."""
+    path = tmp_path / "step-4.jsonl"
+    tokens = {"logp_rollout": [-1.0, -1.0, -1.0], "logp_old": [-1.0, -1.0, -0.5]}
+    spans = [{"version": "5", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
+    path.write_text(json.dumps(tokens | {"weight_versions": spans}) + "\n")
+    versions = faultline.replay(path, ["none"]).versions
+    assert versions.behind.tolist() == [0, 2] and versions.tokens.tolist() == [1, 2]
+    assert versions.k3.tolist() == pytest.approx([HALF, 0])
+
+
+@pytest.mark.parametrize(
+    ("spans", "what"),
+    [
+        ([{"version": "default", "start": 0, "end": 2}], "'default'.* at token 0 is no span"),
+        ([{"version": "5", "start": 0, "end": 1}, {"version": "7", "start": 2, "end": 3}], "at token 1 is no span"),
+        (7, "'None' at token 0 is no span"),
+        ([{"version": "5", "start": 0, "end": 3}], "column version: 3 values, logp_rollout has 2"),
+    ],
+)
+def test_spans_that_are_none_are_named(tmp_path, spans, what):
+    path = tmp_path / "step-4.jsonl"
+    path.write_text(json.dumps({"logp_rollout": [-1.0, -1.0], "logp_old": [-1.0, -1.0], "weight_versions": spans}) + "\n")
+    with pytest.raises(UserError, match=what):
+        faultline.replay(path, ["none"])

@@ -6,6 +6,7 @@ import torch
 from harness.compose import compose
 from harness.config import parse
 from harness.models import build
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.run.loop import train
 from harness.tasks import PAD
@@ -73,9 +74,9 @@ def test_rows_whose_replayed_routes_differ_are_computed_apart(monkeypatch):
     ids = DeepSpeedActor(test_routing.net(), settings()).route(prompts, tokens)[1].ids
     assert torch.equal(ids[0], ids[3]) and torch.equal(ids[0], ids[5])
     ids[5, :3] = (ids[5, :3] + 1) % 4
-    logp, _, gradients, rows = passed(test_routing.net, Routes(ids))
+    logp, _, gradients, rows = passed(test_routing.net, Recorded(Routes(ids)))
     every_row(monkeypatch)
-    expected_logp, _, expected, all_rows = passed(test_routing.net, Routes(ids))
+    expected_logp, _, expected, all_rows = passed(test_routing.net, Recorded(Routes(ids)))
     assert (rows, all_rows) == ([7], [10])
     assert torch.equal(logp[0], logp[3]) and (logp[0] - logp[5]).abs().max() > 1e-3
     torch.testing.assert_close(logp, expected_logp, atol=1e-6, rtol=0)
@@ -95,7 +96,8 @@ def test_routes_are_those_of_every_row(monkeypatch):
 def test_what_has_no_equal_is_not_copied():
     prompts, tokens, _ = sampled(torch.arange(6))
     assert distinct(prompts, tokens) == (slice(None), slice(None))
-    twice, routes = torch.tensor([0, 0, 1]), Routes(torch.arange(3)[:, None, None, None].to(torch.uint8))
+    routes = Recorded(Routes(torch.arange(3)[:, None, None, None].to(torch.uint8)))
+    twice = torch.tensor([0, 0, 1])
     assert distinct(prompts[twice], tokens[twice], routes) == (slice(None), slice(None))
     first, place = distinct(prompts[twice], tokens[twice])
     assert first.tolist() in ([0, 2], [1, 2], [2, 0], [2, 1]) and torch.equal(tokens[twice][first][place], tokens[twice])

@@ -9,6 +9,7 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.architecture import architecture_of
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, has_route, id_dtype, no_route
 from harness.tasks import PAD
 
@@ -117,7 +118,7 @@ def test_scoring_along_the_sampling_path_gives_the_same_bits_and_routes(net, ask
 def test_replaying_its_own_routes_changes_no_bit(net, asked, name):
     made = engine(net, name, stop=(0,))
     out = made.generate(*asked)
-    for replay in (Routes(out.expert_ids), Routes(out.expert_ids, out.expert_weights)):
+    for replay in (Recorded(Routes(out.expert_ids)), Recorded(Routes(out.expert_ids, out.expert_weights))):
         logp, routes = made.score_routed(asked[0], out.tokens, replay)
         assert torch.equal(logp, out.logp) and torch.equal(routes.ids, out.expert_ids)
 
@@ -129,7 +130,7 @@ def test_under_noise_on_the_selection_replay_gives_the_same_bits(net, asked):
     live, routes = clean.score_routed(asked[0], out.tokens)
     flipped = (routes.ids.sort(-1).values != out.expert_ids.sort(-1).values).any(-1)
     assert flipped.float().mean() > 0.1 and not torch.equal(live, out.logp)
-    assert torch.equal(clean.score(asked[0], out.tokens, Routes(out.expert_ids)), out.logp)
+    assert torch.equal(clean.score(asked[0], out.tokens, Recorded(Routes(out.expert_ids))), out.logp)
 
 
 def test_rows_that_agree_in_tokens_but_not_in_routes_are_computed_apart(net):
@@ -139,9 +140,9 @@ def test_rows_that_agree_in_tokens_but_not_in_routes_are_computed_apart(net):
     ids = made.score_routed(prompts, tokens)[1].ids
     ids[1, 4, 1] = (ids[1, 4, 1] + 1) % 6  # row 1 parts from row 0 after a response token, row 2 within the prompt
     ids[2, 1, 0] = (ids[2, 1, 0] + 1) % 6
-    together = made.score(prompts, tokens, Routes(ids))
+    together = made.score(prompts, tokens, Recorded(Routes(ids)))
     for row in range(4):
-        alone = made.score(prompts[row : row + 1], tokens[row : row + 1], Routes(ids[row : row + 1]))
+        alone = made.score(prompts[row : row + 1], tokens[row : row + 1], Recorded(Routes(ids[row : row + 1])))
         torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=0)
     assert torch.equal(together[0], together[3])
     assert torch.equal(together[0, :2], together[1, :2]) and (together[0, 2:] != together[1, 2:]).all()
@@ -152,13 +153,13 @@ def test_where_no_route_is_given_the_live_choice_stands(net, asked):
     made = engine(net, stop=(0,))
     out = made.generate(*asked)
     nothing = torch.full_like(out.expert_ids, no_route(out.expert_ids.dtype))
-    assert torch.equal(made.score(asked[0], out.tokens, Routes(nothing)), out.logp)
+    assert torch.equal(made.score(asked[0], out.tokens, Recorded(Routes(nothing))), out.logp)
 
 
 def test_replayed_weights_count(net, asked):
     """Weights of 0 leave the residual stream alone, so the experts of all layers might as well not be there."""
     out = engine(net).generate(*asked)
-    silent = engine(net).score(asked[0], out.tokens, Routes(out.expert_ids, torch.zeros_like(out.expert_weights)))
+    silent = engine(net).score(asked[0], out.tokens, Recorded(Routes(out.expert_ids, torch.zeros_like(out.expert_weights))))
     muted = {name: torch.zeros_like(w) if "down_proj" in name else w for name, w in net.named_parameters()}
     without = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
     without.load_weights(muted.items(), 0)

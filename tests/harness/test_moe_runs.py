@@ -49,6 +49,17 @@ def stepped(config) -> tuple[dict, dict]:
         return trainer.step(0), {name: w.detach().clone() for name, w in trainer.actor.weights()}
 
 
+@pytest.mark.parametrize("replay", ["r2", "r3"])
+def test_sampling_masks_are_replayed_beside_the_experts(tiny, replay):
+    """With either alone the truncated mass, or the choice of experts, would stay: in the control both are exactly 0.
+
+    By unmoved weights the mini-batches, which replay both too, are then at π_old."""
+    masks = ["rollout.top_k=2", "rollout.replay_sampling_mask=true", "actor.lr=1e-12"]
+    metrics, _ = stepped(tiny("rollout/precision=fp32", *masks, "actor.num_minibatches=2", f"routing.replay={replay}"))
+    assert metrics["rollout_corr/k3_kl"] == metrics["routing/k3_rest"] == metrics["routing/k3_routing"] == 0.0
+    assert abs(metrics["actor/ppo_kl"]) < 1e-6
+
+
 def same(a: dict, b: dict) -> bool:
     return all(torch.equal(a[name], w) for name, w in b.items())
 
@@ -184,7 +195,7 @@ def test_gradients_of_a_checkpoint_follow_the_replay_of_its_run(tiny):
         off = (drawn.batch.logp_old - drawn.batch.logp_rollout).abs().max().item()
         bias[replay] = off
         assert (drawn.replay is None) == (replay == "none")
-        assert drawn.replay is None or drawn.replay.weights is None  # r3 replays the choice alone
+        assert drawn.replay is None or drawn.replay.routes.weights is None  # r3 replays the choice alone
     assert bias["r3"] == 0.0 < 1e-3 < bias["none"]
 
 
@@ -262,7 +273,7 @@ def test_a_branch_cannot_replay_what_waiting_rollouts_lack(tiny):
     """With staleness the checkpoint holds rollouts, by the engine and for the replay of its run."""
     checkpoint = Checkpoint(tiny("rollout.staleness=1", "steps=4"), Path("nowhere"), 2)
     for arm in ("routing.replay=r3_weights", "routing.replay=r3 rollout/engine=vllm"):
-        with pytest.raises(UserError, match="reads what the 1 rollouts that wait in the checkpoint may lack"):
+        with pytest.raises(UserError, match="reads what the rollouts that wait in the checkpoint may lack"):
             _seeded(checkpoint, arm, 1, "branches")
     assert len(_seeded(checkpoint, "routing.replay=r3", 2, "branches")) == 2  # experts are told always
     fresh = checkpoint._replace(config=tiny("steps=4"))

@@ -9,10 +9,11 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, has_route, no_route
 from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
-from harness.train.collector import engine_routes
+from harness.train.replayed import engine_routes
 from harness.train.routing import RoutingHooks, balance_loss
 from tests.harness.test_actor import settings
 
@@ -69,7 +70,7 @@ def test_replaying_the_routes_of_a_forward_changes_no_bit_of_value_or_update(dat
     for replaying in (False, True):
         actor = DeepSpeedActor(net(), settings(zero_stage=stage, gradient_checkpointing=checkpointing))
         own = actor.route(prompts, tokens)[1]
-        logp, _ = actor.logp(prompts, tokens, Routes(own.ids) if replaying else None)
+        logp, _ = actor.logp(prompts, tokens, Recorded(Routes(own.ids)) if replaying else None)
         actor.logp(prompts, tokens, None)  # another forward in between must not reach the recomputed one
         actor.backward((weights * logp).sum(), last=True)
         norm = actor.step()
@@ -86,7 +87,7 @@ def test_a_recomputed_pass_takes_the_replayed_routes(data, stage):
     steps = []
     for checkpointing in (False, True):
         actor = DeepSpeedActor(net(), settings(zero_stage=stage, gradient_checkpointing=checkpointing))
-        logp, _ = actor.logp(prompts, tokens, routes)
+        logp, _ = actor.logp(prompts, tokens, Recorded(routes))
         live, _ = actor.logp(prompts, tokens)
         assert (logp - live).abs().max() > 1e-3
         actor.backward((weights * logp).sum(), last=True)

@@ -13,10 +13,12 @@ from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import unpack
 from harness.rollouts.sync import SyncCheck
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, slow_formats, weight_formats
 from harness.tasks import PAD
+from harness.validate import check
 from tests.harness.processes import finished, stands_still, start, strike
 from tests.harness.test_trainer import folder_of, stepped, untimed
 from tests.waiting import until
@@ -351,3 +353,33 @@ def test_a_killed_run_resumes_bit_for_bit(tiny):
     finished(start(config))
     assert untimed(folder_of(config).metrics()) == untimed(folder_of(undisturbed).metrics())
     assert listening <= {"127.0.0.1", "::1"}
+
+
+def test_the_tokens_that_truncation_left_are_told_by_their_log_probabilities():
+    """Against the definition by transformers: the four most probable tokens, of them the fewest that hold 0.7 of their mass."""
+    made = VllmEngine(net().config, precision("fp32"), top_k=4, top_p=0.7, record_support=True, kv_cache_gib=0.25)
+    made.load_weights(net().named_parameters(), 0)
+    generator = torch.Generator().manual_seed(0)
+    prompts, uniforms = torch.randint(0, VOCABULARY, (4, 6), generator=generator), torch.rand(4, 5, generator=generator)
+    rollout = made.generate(prompts, uniforms)
+    left = unpack(rollout.support, VOCABULARY)
+    with torch.no_grad():
+        logits = net()(torch.cat([prompts, rollout.tokens], 1)).logits[:, 5:-1]
+    ranked, places = logits.topk(4)
+    share = ranked.softmax(-1)
+    expected = torch.zeros_like(left).scatter(-1, places, share.cumsum(-1) - share < 0.7)
+    assert torch.equal(left, expected)
+    assert left.sum(-1).min() < left.sum(-1).max() <= 4
+    masked = logits.masked_fill(~left, -torch.inf).log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
+    torch.testing.assert_close(rollout.logp, masked, atol=1e-4, rtol=0)
+    made.told = 2  # as if more had tied than were asked for
+    with pytest.raises(UserError, match=r"tokens of vLLM tie at rollout\.top_k; lower it"):
+        made.generate(prompts, uniforms)
+    made.close()
+
+
+@pytest.mark.parametrize("top_k", [0, 2000])
+def test_sets_that_vllm_cannot_tell_are_refused(tiny, top_k):
+    with pytest.raises(UserError, match=r"replay_sampling_mask=true: rollout\.engine=vllm: .* set rollout\.top_k to 1 to 1000"):
+        check(tiny(ENGINE, "rollout/precision=fp32", "rollout.top_p=0.9", f"rollout.top_k={top_k}",
+                   "rollout.replay_sampling_mask=true"))  # fmt: skip

@@ -12,6 +12,7 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
+from harness.rollouts.vllm_told import expert_ids
 from harness.tasks import PAD
 
 pytestmark = pytest.mark.vllm
@@ -65,17 +66,15 @@ def test_it_agrees_with_the_embedded_engine_in_fp32_before_and_after_a_reload(no
 
 def test_what_vllm_tells_of_experts_is_put_in_its_places():
     """Its arrays start at the first token of the prompt, and may or may not hold the last token of the response."""
-    engine = object.__new__(VllmEngine)
-    engine.shape = SHAPE
     told = torch.arange(24).view(6, 2, 2) % 8
     samples = [SimpleNamespace(token_ids=[1, 2, 3], routed_experts=told[:5].numpy()),
                SimpleNamespace(token_ids=[4, 5], routed_experts=told[:4].numpy())]  # fmt: skip
-    ids = engine._expert_ids(samples, torch.tensor([[3, 4, 5], [PAD, 6, 7]]), 3)
+    ids = expert_ids(samples, torch.tensor([[3, 4, 5], [PAD, 6, 7]]), 3, SHAPE)
     assert ids.shape == (2, 5, 2, 2) and ids.dtype == torch.uint8
     assert torch.equal(ids[0].long(), told[:5])
     assert torch.equal(ids[1, 1:4].long(), told[:3]) and (ids[1, 0] == 255).all() and (ids[1, 4] == 255).all()
     with pytest.raises(RuntimeError, match="not of 6 tokens"):
-        engine._expert_ids([SimpleNamespace(token_ids=[1] * 4, routed_experts=told[:5].numpy())], torch.tensor([[3, 4, 5]]), 4)
+        expert_ids([SimpleNamespace(token_ids=[1] * 4, routed_experts=told[:5].numpy())], torch.tensor([[3, 4, 5]]), 4, SHAPE)
 
 
 def test_a_format_that_it_does_not_give_experts_is_refused():

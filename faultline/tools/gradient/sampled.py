@@ -18,18 +18,19 @@ from harness.config import SizesConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import RolloutEngine
-from harness.rollouts.routes import Routes
+from harness.rollouts.recorded import Recorded, unpack
 from harness.seeding import generator
 from harness.train.collector import Collector
+from harness.train.replayed import replayed
 from harness.train.routing import ARGUMENT, RoutingHooks
 
 
 class Drawn(NamedTuple):
-    """One batch: prompts [B, P], tokens [B, T], the experts to replay if any, and the batch that the methods read."""
+    """One batch: prompts [B, P], tokens [B, T], what to replay if anything, and the batch that the methods read."""
 
     prompts: Tensor
     tokens: Tensor
-    replay: Routes | None
+    replay: Recorded | None
     batch: Batch
 
 
@@ -86,8 +87,11 @@ class SampledGradients:
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
-            routed = {} if drawn.replay is None else {ARGUMENT: drawn.replay}
+            routes, support = drawn.replay or Recorded()
+            routed = {} if routes is None else {ARGUMENT: routes}
             logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **routed).logits
+            if support is not None:
+                logits = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf)
             logp = (logits / temperature).log_softmax(-1).gather(-1, drawn.tokens[..., None])[..., 0]
             gradient = torch.autograd.grad((c.float() * logp).sum(), parameters)
             rows.append(torch.cat([part.flatten() for part in gradient]))
@@ -95,14 +99,14 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt, all of it in host memory. With routing.replay=r3 the experts of the
-        rollout engine are replayed, as in the run; r2 replays nothing at one set of weights."""
+        """A batch of the run's number of samples per prompt, all of it in host memory. What π_old replays of the rollout
+        engine, experts and sampling masks, is replayed as in the run; r2 replays nothing at one set of weights."""
         collector = self.collector
         prompts = self.prompts.repeat_interleave(collector.config.rollout.group_size, dim=0)
         uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
         sampled = collector.sample_by(engine, prompts, uniforms)
         tokens = sampled.rollout.tokens
-        replay = collector.replayed_routes(sampled.rollout) if engine is collector.engine else None
+        replay = replayed(sampled.rollout, collector.config) if engine is collector.engine else None
         logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
         batch = Batch(
             sampled.rollout.logp, sampled.rollout.mask, logp, collector.advantages(sampled), prompt=sampled.prompt_numbers

@@ -211,7 +211,23 @@ def _json_row(path: Path, line: str) -> dict[str, Any]:
             f"{path}: this is verl's trainer.rollout_data_dir, which holds texts and scores but no log-probabilities; "
             "docs/replay.md says which line saves them"
         )
-    return {name: row[name] for name in COLUMNS if name in row}
+    versions = {"version": _spans(row)} if "weight_versions" in row and "version" not in row else {}
+    return {name: row[name] for name in COLUMNS if name in row} | versions
+
+
+def _spans(row: dict[str, Any]) -> list[int]:
+    """The version of each token from vLLM's CompletionOutput.weight_versions: {"version", "start", "end"} of each span."""
+    versions: list[int] = []
+    spans: list[Any] = row["weight_versions"] if isinstance(row["weight_versions"], list) else [None]
+    for span in spans:
+        try:
+            if span["start"] != len(versions):
+                raise ValueError
+            versions += [int(span["version"])] * (span["end"] - span["start"])
+        except (TypeError, KeyError, ValueError):
+            what = f"{str(span)[:60]!r} at token {len(versions)} is no span of it; give version, a number, start and end"
+            raise _BadLine("weight_versions", what) from None
+    return versions
 
 
 def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Table:

@@ -1,0 +1,74 @@
+"""The picture of the second study: what a mismatch costs each policy, by its size, its persistence and the correction.
+
+    python -m experiments.second_picture experiments/study/second docs/second.png
+
+It reads FOLDER/endpoints.csv, which `python -m experiments.second` keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.figures.style import COLOURS, MARKERS
+from analysis.statistics.dose import Curve, Real, curves, precisions
+from experiments.second import OWN, SAMPLING, points
+
+NAMES = {
+    ("none", 0.0): "fresh noise",
+    ("none", 1.0): "fixed noise",
+    ("token-truncate", 1.0): "with token truncation",
+    ("sequence-truncate", 1.0): "with sequence truncation",
+    ("sequence-mask", 1.0): "with a sequence mask",
+}
+"""Of a curve, by correction and persistence, in the order of their colours."""
+POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
+
+
+def main(folder: Path, out: str) -> None:
+    """Draw."""
+    table = points(pd.read_csv(folder / "endpoints.csv"))
+    fitted = [curve for curve in curves(table) if (curve.correction, curve.persistence) in NAMES and curve.level is not None]
+    real = [arm for arm in precisions(table) if arm.correction == "none"]
+    figure, axes = plt.subplots(2, 2, figsize=(10, 6.6), sharex=True, sharey="row", layout="constrained")
+    for row, (policy, name) in zip(axes, POLICIES.items(), strict=True):
+        own = [curve for curve in fitted if curve.policy == policy]
+        left, right = row
+        _draw(left, [curve for curve in own if curve.correction == "none"], [arm for arm in real if arm.policy == policy])
+        _draw(right, [curve for curve in own if curve.persistence == 1], [])
+        left.set_ylabel(f"held-out reward of the\n{name}")
+    axes[0, 0].set_title("no correction; rings are real precisions")
+    axes[0, 1].set_title("corrections under fixed noise")
+    for axis in axes[1]:
+        axis.set_xlabel("K3 of the mismatch (nats per token)")
+    figure.savefig(out, dpi=150)
+
+
+def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
+    """Means of arms, their fits and bands, and the exact control as a line."""
+    axis.set_xscale("log")
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+    for curve in own:
+        place = list(NAMES).index((curve.correction, curve.persistence))
+        x = np.geomspace(curve.doses[0], curve.doses[-1], 100)
+        middle, low, high = curve.at(x)
+        axis.plot(x, middle, color=COLOURS[place], linewidth=1.6, label=NAMES[curve.correction, curve.persistence])
+        axis.fill_between(x, low, high, color=COLOURS[place], alpha=0.13, linewidth=0)
+        axis.plot(curve.doses, [runs.mean() for runs in curve.responses], MARKERS[place], color=COLOURS[place], markersize=5)
+    if own:
+        axis.axhline(own[0].control.mean(), color="black", linewidth=1, label="exact control")
+    for arm in real:
+        axis.plot(arm.k3, arm.responses.mean(), "o", color="black", markerfacecolor="white", markersize=6)
+        at = arm.k3, arm.responses.mean()
+        axis.annotate(arm.precision, at, xytext=(0, 7), textcoords="offset points", fontsize=7, ha="center")
+    axis.legend(fontsize=8, loc="lower left", frameon=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,39 @@
+"""Partial rollouts: a response that was interrupted goes on by the weights that the engine has by then."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.routes import no_route
+from harness.tasks import PAD
+
+
+def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
+    """`begun` [B, t] with n more places, sampled by the engine's present weights where a response has not ended.
+
+    prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps the log-probability, the version, the
+    route and the support of the pass that drew it.
+    """
+    last, n = begun.tokens[:, -1], uniforms.shape[1]
+    going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))
+    if not going.any():
+        return _joined(begun, {}, going, n)
+    more = engine.resume(prompts, begun.tokens, going, uniforms)
+    return _joined(begun, more._asdict(), going, n)
+
+
+def _joined(begun: Rollout, more: dict[str, Tensor | None], going: Tensor, n: int) -> Rollout:
+    """The last n places of `more` behind `begun` in the rows that go on, and what stands after an end in the others."""
+    parts = {}
+    for name, before in begun._asdict().items():
+        if before is None:
+            continue
+        nothing = PAD if name == "tokens" else no_route(before.dtype) if name == "expert_ids" else 0
+        after = F.pad(torch.zeros_like(before[:, :0]), (0, 0) * (before.ndim - 2) + (0, n), value=nothing)
+        if (new := more.get(name)) is not None:
+            after[going] = new[:, -n:].to(after)
+        parts[name] = torch.cat([before, after], 1)
+    return Rollout(**parts)

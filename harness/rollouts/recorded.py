@@ -1,0 +1,60 @@
+"""What an engine records while it samples, and a later pass over the same responses replays: experts, and sampling masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rollouts.routes import Routes
+
+
+class Recorded(NamedTuple):
+    """Of B responses. routes: the experts to take; None: each pass chooses its own.
+
+    support [B, T, ⌈V/8⌉] uint8: the tokens that top_p and top_k left at each place, as `pack` makes it, all 0 after the end of a
+    response. A pass renormalises over them; None: over all tokens.
+    """
+
+    routes: Routes | None = None
+    support: Tensor | None = None
+
+    def of(self, rows: Any) -> Recorded:
+        """Some rows."""
+        return self.map(lambda part: part[rows])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
+        """The function of each tensor that is there."""
+        routes = None if self.routes is None else self.routes.map(function)
+        return Recorded(routes, None if self.support is None else function(self.support))
+
+    def groups(self) -> Tensor:
+        """[B]: the number of each row's group; rows with the same routes and masks share one."""
+        parts = [] if self.routes is None else [self.routes.groups()]
+        if self.support is not None:
+            parts.append(self.support.flatten(1).unique(dim=0, return_inverse=True)[1])
+        return torch.stack(parts, 1).unique(dim=0, return_inverse=True)[1]
+
+
+def pack(support: Tensor) -> Tensor:
+    """Which tokens may be sampled, [..., V] bool, as bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v // 8."""
+    eights = F.pad(support, (0, -support.shape[-1] % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
+    return (eights << _places(support)).sum(-1, dtype=torch.uint8)
+
+
+def unpack(bits: Tensor, vocabulary: int) -> Tensor:
+    """The counterpart of `pack`: [..., V] bool."""
+    return (bits[..., None] >> _places(bits) & 1).flatten(-2)[..., :vocabulary].bool()
+
+
+def sizes(bits: Tensor) -> Tensor:
+    """[...] int64: how many tokens may be sampled, in the memory of the bits."""
+    counts = [(bits >> place & 1).sum(-1, dtype=torch.int64) for place in range(8)]
+    return torch.stack(counts).sum(0)
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

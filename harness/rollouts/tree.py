@@ -1,0 +1,26 @@
+"""The samples of a prompt as a tree: rows with equal tokens so far stand at one node, which is computed once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.rollouts.routes import Routes
+
+
+def differs(rows: Tensor) -> Tensor:
+    """Whether each row [B, n] differs from the one before it; the first does."""
+    return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
+
+
+def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
+    """The nodes of the next place, from the key [B] of each row's parent and token: (key of each node in ascending order, node of
+    each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their own."""
+    if replay is None:
+        return (*keys.unique(return_inverse=True), None)
+    group = replay.groups()
+    groups = int(group.max()) + 1
+    nodes, node = (keys * groups + group).unique(return_inverse=True)
+    row = torch.empty_like(nodes)
+    row[node] = torch.arange(len(keys), device=keys.device)  # one of each node
+    return nodes // groups, node, replay.of(row)

@@ -1,0 +1,56 @@
+"""What vLLM's answers tell of responses, as the tensors of a `Rollout`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from harness.errors import UserError
+from harness.rollouts.architecture import expert_count
+from harness.rollouts.recorded import pack
+from harness.rollouts.routes import Routes
+from harness.tasks import PAD
+
+LARGEST_TOP_K, TIES = 1000, 32
+"""Of sampling masks: vLLM tells each token that was left with its log-probability, and leaves those that tie with the last."""
+
+
+def padded(rows: list[list], length: int, value: float, dtype: torch.dtype) -> Tensor:
+    """Lists of unequal lengths as [B, length]."""
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows], dtype=dtype)
+
+
+def support(samples: list[Any], length: int, vocabulary: int, told: int) -> Tensor:
+    """`Rollout.support`: the tokens that have a finite log-probability after the truncation, of the `told` most probable ones.
+
+    Raises UserError where all that were told are finite, so that there may be more.
+    """
+    left = torch.zeros(len(samples), length, vocabulary, dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        for place, entries in enumerate(sample.logprobs):
+            finite = [token for token, entry in entries.items() if entry.logprob > -torch.inf]
+            if len(finite) >= told < vocabulary:
+                raise UserError(
+                    f"rollout.replay_sampling_mask=true: {len(finite)} tokens of vLLM tie at rollout.top_k; lower it, or sample "
+                    "in a wider rollout.precision"
+                )
+            left[row, place, finite] = True
+    return pack(left)
+
+
+def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
+    """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
+    width = prompts.shape[1]
+    ids = Routes.unrouted(
+        len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device
+    ).ids
+    for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
+        places = width - padding + len(sample.token_ids) - 1  # all but the last token
+        told = torch.as_tensor(sample.routed_experts)
+        if told.shape[1:] != ids.shape[2:] or len(told) < places:
+            raise RuntimeError(f"vLLM told the experts of {list(told.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
+        ids[row, padding : padding + places] = told[:places].to(ids)
+    return ids
