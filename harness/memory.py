@@ -21,9 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from harness.build import build_task, needs_own_sampler, samples_as_trainer
 from harness.config import Config, HubConfig
-from harness.config.task import ArithmeticConfig, TextConfig
+from harness.config.task import TextConfig
 from harness.errors import UserError
 from harness.models import policy_config
+from harness.tasks import TextTask
 from harness.train.head import CHUNK
 from harness.train.ranks import check_ranks
 
@@ -158,9 +159,8 @@ def _load(config: Config, ranks: int, shape: PretrainedConfig) -> Load:
         answer, row = t.answer_length, t.max_prompt + t.answer_length
     else:
         task = build_task(config)
-        answer, row = task.answer_length, shape.max_position_embeddings
-        if isinstance(t, ArithmeticConfig):
-            row = task.train.shape[1] + answer
+        answer = task.answer_length
+        row = task.train.shape[1] + answer if isinstance(task, TextTask) else shape.max_position_embeddings
     sampled = r.prompts * r.group_size // ranks
     rows = sampled // a.num_minibatches
     if a.micro_tokens is not None:

@@ -76,7 +76,9 @@ def measure(config, rows: int, *, steps: int = 2) -> dict[str, Phase]:
                 batch = tokens(config, rows, shape.vocab_size, 2 * step + half)
                 with phase(f"forward {half}"):
                     logp, entropy = actor.logp(*batch)
-                loss = -logp.mean() - config.entropy_coeff * entropy.mean()
+                loss = -logp.mean()
+                if config.entropy_coeff:  # as in the objective: an entropy that no loss reads has no gradient
+                    loss = loss - config.entropy_coeff * entropy.mean()
                 with phase(f"backward {half}"):
                     actor.backward(loss, last=half == 1)
                 del logp, entropy, loss
