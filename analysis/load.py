@@ -145,13 +145,14 @@ def _noises(config: dict[str, Any]) -> dict[str, float]:
 
 
 def _mismatch(config: dict[str, Any]) -> str:
-    """What makes rollouts differ from the trainer: precision, an 8-bit cache, synthetic noise, staleness."""
+    """What makes rollouts differ from the trainer: precision, an 8-bit cache, synthetic noise, staleness, parts."""
     rollout = config["rollout"]
     cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
     noise = [f"{key.replace('_', ' ')} {size:g}" for key, size in _noises(config).items()]
     aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
-    return ", ".join([rollout["precision"]["name"], *cached, *noise, *aged])
+    partial = [f"parts of {tokens} tokens"] if (tokens := rollout.get("partial_tokens")) else []
+    return ", ".join([rollout["precision"]["name"], *cached, *noise, *aged, *partial])
 
 
 def _own_precision(config: dict[str, Any]) -> bool:
