@@ -14,12 +14,13 @@ DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" fo
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """Precision, an 8-bit cache, synthetic noise with its persistence, staleness."""
+    """Precision, an 8-bit cache, synthetic noise with its persistence, staleness, parts of a response."""
     rollout = config["rollout"]
     cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
     aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
-    return ", ".join([rollout["precision"]["name"], *cached, *_noises(rollout["engine"]), *aged])
+    partial = [f"parts of {tokens} tokens"] if (tokens := rollout.get("partial_tokens")) else []
+    return ", ".join([rollout["precision"]["name"], *cached, *_noises(rollout["engine"]), *aged, *partial])
 
 
 def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
