@@ -63,7 +63,6 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     assert train(config) == "done"
     row = RunFolder(config.path).metrics()[0]
     assert row["rollout_corr/k3_kl"] > 0  # of bf16 against fp32
-    assert 0.5 < row["rollout_corr/rollout_is_mean"] < 2  # the weight of behav_imp_weight_cap was applied
 
 
 @pytest.mark.parametrize(
