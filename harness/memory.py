@@ -13,6 +13,7 @@ of an allocator are not counted.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -51,7 +52,7 @@ class Part(NamedTuple):
 
     name: str
     equation: str
-    at: dict[Moment, float]
+    at: Mapping[Moment, float]
 
 
 class Memory(NamedTuple):
