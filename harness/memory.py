@@ -280,8 +280,8 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
         cache = params.get("kv_cache_gib", 1.0) * 2**30
         held: tuple[Moment, ...] = ("sync", "sampling") if params.get("sleep") else HELD
         parts += [
-            Part("vLLM's weights", f"{quantised}·Ψ/{parallel}", dict.fromkeys(held, weights)),
-            Part("vLLM's cache", "rollout.engine.kv_cache_gib", dict.fromkeys(held, cache)),
+            Part("vLLM's weights", f"{quantised}·Ψ/{parallel}" if parallel > 1 else f"{quantised}·Ψ", dict.fromkeys(held, weights)),
+            Part("vLLM's cache", "kv_cache_gib·2^30", dict.fromkeys(held, cache)),
         ]
         if params.get("sleep"):
             host["the engine's weights while it sleeps"] = weights
