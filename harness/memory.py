@@ -279,8 +279,9 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
         weights = (quantised * s.matrices + compute * (s.numbers - s.matrices)) / parallel
         cache = params.get("kv_cache_gib", 1.0) * 2**30
         held: tuple[Moment, ...] = ("sync", "sampling") if params.get("sleep") else HELD
+        equation = f"{quantised}·Ψ" + (f"/{parallel}" if parallel > 1 else "")
         parts += [
-            Part("vLLM's weights", f"{quantised}·Ψ/{parallel}" if parallel > 1 else f"{quantised}·Ψ", dict.fromkeys(held, weights)),
+            Part("vLLM's weights", equation, dict.fromkeys(held, weights)),
             Part("vLLM's cache", "kv_cache_gib·2^30", dict.fromkeys(held, cache)),
         ]
         if params.get("sleep"):
