@@ -280,9 +280,10 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
         weights = (quantised * s.matrices + compute * (s.numbers - s.matrices)) / parallel
         cache = params.get("kv_cache_gib", 1.0) * 2**30
         held: tuple[Moment, ...] = ("sync", "sampling") if params.get("sleep") else HELD
+        equation = f"{quantised}·Ψ" + (f"/{parallel}" if parallel > 1 else "")
         parts += [
-            Part("vLLM's weights", f"{quantised}·Ψ/{parallel}", dict.fromkeys(held, weights)),
-            Part("vLLM's cache", "rollout.engine.kv_cache_gib", dict.fromkeys(held, cache)),
+            Part("vLLM's weights", equation, dict.fromkeys(held, weights)),
+            Part("vLLM's cache", "kv_cache_gib·2^30", dict.fromkeys(held, cache)),
         ]
         if params.get("sleep"):
             host["the engine's weights while it sleeps"] = weights

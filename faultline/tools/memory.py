@@ -16,9 +16,9 @@ def show_memory(overrides: Sequence[str], ranks: int) -> None:
     rows = [(part.name, part.equation, [part.at.get(moment, 0) for moment in MOMENTS]) for part in computed.gpu]
     rows.append(("sum", "", [computed.total(moment) for moment in MOMENTS]))
     print(f"GB of each GPU; Ψ = {sizes.numbers:,}, N = {ranks}, V·h = {sizes.head:,}")
-    print(f"{'':42}{'':20}" + "".join(f"{moment:>9}" for moment in MOMENTS))
+    print(f"{'':64}" + "".join(f"{moment:>9}" for moment in MOMENTS))
     for name, equation, sums in rows:
-        print(f"{name:<42}{equation:<20}" + "".join(f"{_gb(size):>9}" for size in sums))
+        print((f"{name:<42}{equation:<22}" + "".join(f"{_gb(size):>9}" for size in sums)).rstrip())
     print("\nGB of host memory for each rank")
     for name, size in computed.host.items():
         print(f"{name:<62}{_gb(size):>9}")
