@@ -1,5 +1,5 @@
-# make demo   a mixture of experts at the edge of stability: its control, three precisions and three remedies, about eight minutes on
-#             two quiet cores; ENGINE=vllm has vLLM sample for a dense model, and takes longer
+# make demo   a mixture of experts at the edge of stability: its control, three precisions and three remedies, about 11 minutes of
+#             processor time; ENGINE=vllm has vLLM sample for a dense model, and takes longer
 # make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm,oldest names what this machine cannot have
 # make check  style, import contract and the quick tests: for everyday work, under three minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/

@@ -94,7 +94,7 @@ LOSSES = Registry(
     "losses",
     {
         **_from("algos.losses", "ppo", "gspo", "luspo", "gmpo", "sapo", "dro", "dppo", "clip_cov", "kl_cov"),
-        **_from("algos.losses", "ctpo"),
+        **_from("algos.losses", "ctpo", "minpro"),
         **_from("algos.losses", "pg", "cross_entropy", "cispo", "rollout_is", "topr", "vespo"),
         "gpg": "algos.losses:pg",  # GPG's loss is REINFORCE; its advantages are its own
     },

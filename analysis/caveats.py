@@ -8,6 +8,8 @@ import pandas as pd
 
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch: a run may lack them for good reasons."""
+LISTED = 5
+"""Arms that a sentence lists at most."""
 
 
 def caveats(
@@ -57,7 +59,9 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
     every, sentences = set(runs.seed), []
     lacking = pd.Series({arm: tuple(sorted(every - set(group.seed))) for arm, group in runs.groupby("arm", sort=False)})
     for seeds, arms in lacking[lacking.map(len) > 0].groupby(lacking):
-        which = f"{arms.index[0]} lacks" if len(arms) == 1 else f"{len(arms)} arms ({', '.join(arms.index)}) lack"
+        more = f" and {len(arms) - LISTED} more" if len(arms) > LISTED else ""
+        named = f"{', '.join(arms.index[:LISTED])}{more}"
+        which = f"{named} lacks" if len(arms) == 1 else f"{len(arms)} arms ({named}) lack"
         sentences.append(f"{which} {numbered('seed', seeds)}, which other arms have.")
     return sentences
 

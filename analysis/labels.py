@@ -58,7 +58,7 @@ def column(name: object) -> str:
     if isinstance(name, tuple):  # of statistics.definitions.robustness
         delta, consecutive = name
         return f"δ = {delta:g}, m = {consecutive}"
-    return COLUMNS.get(str(name), str(name).replace("_", " "))
+    return COLUMNS.get(str(name)) or (str(name) if "=" in str(name) else str(name).replace("_", " "))  # a setting is a name
 
 
 def metric(name: str, unit: bool = False) -> str:

@@ -15,19 +15,15 @@ from algos.registry import RegistryError
 from analysis import folders
 from analysis.judged import judge
 from analysis.results import Results
+from analysis.sources import DOSE, is_control, source_of
 from analysis.store import Record, Source, cache, collect
-from harness.arms import NONE, Arm, arms
+from harness.arms import Arm, arms
 from harness.collapse import outcome, replay
 from harness.config.trust import refuse_code
 from harness.errors import UserError
 from harness.run.folder import FINISHED
 
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
-
-NOISES = ("noise", "router_noise")
-"""Synthetic mismatch of the local engine, by its key."""
-DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
-"""Keys of the config that make the noise."""
 
 
 def load(
@@ -110,8 +106,8 @@ def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
                 "arm": str(named[run]),
                 **named[run]._asdict(),
                 "calm": calm[run].setting,
-                "source": _mismatch(record.config),
-                "control": named[run].correction == NONE and _own_precision(record.config),
+                "source": source_of(record.config),
+                "control": is_control(record.config, named[run]),
                 "seed": seed,
                 "state": record.state,
                 "error": record.error,
@@ -137,29 +133,3 @@ def _no_outcome(record: Record, trust: bool) -> str:
     except (UserError, ValueError) as error:
         return f"its outcome is unknown: {error}"
     return ""
-
-
-def _noises(config: dict[str, Any]) -> dict[str, float]:
-    sizes = {key: config["rollout"]["engine"].get(key) for key in NOISES}
-    return {key: size for key, size in sizes.items() if isinstance(size, int | float) and size}
-
-
-def _mismatch(config: dict[str, Any]) -> str:
-    """What makes rollouts differ from the trainer: precision, an 8-bit cache, synthetic noise, staleness."""
-    rollout = config["rollout"]
-    cache, stale = rollout["kv_cache"], rollout["staleness"]
-    cached = [f"{cache} cache"] if cache != "compute" else []
-    noise = [f"{key.replace('_', ' ')} {size:g}" for key, size in _noises(config).items()]
-    aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
-    return ", ".join([rollout["precision"]["name"], *cached, *noise, *aged])
-
-
-def _own_precision(config: dict[str, Any]) -> bool:
-    """Whether a rollout differs from the trainer by the age of its weights at most.
-
-    Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
-    """
-    rollout, actor = config["rollout"], config["actor"]
-    own = (actor.get("precision") or {"name": actor["dtype"]})["name"]
-    same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute"
-    return same and not _noises(config) and (own == "fp32" or rollout["engine"]["name"] == "local")

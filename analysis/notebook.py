@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from harness.progress import Progress
+
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
 """Of a picture's palette: curves and text need no more, and the file is a third as large."""
@@ -45,6 +47,8 @@ def _compressed(picture: str) -> str:
 
 if __name__ == "__main__":
     sweep, out, *names = sys.argv[1:]
-    for path in sorted(FOLDER.glob("*.py")):
-        if not names or path.stem in names:
-            print(execute(path, sweep, Path(out)), flush=True)
+    sources = [path for path in sorted(FOLDER.glob("*.py")) if not names or path.stem in names]
+    progress = Progress(len(sources))
+    for number, path in enumerate(sources):
+        print(execute(path, sweep, Path(out)), flush=True)
+        progress.show(f"{number + 1} of {len(sources)} notebooks")

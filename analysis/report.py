@@ -15,7 +15,8 @@ import pandas as pd
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
-from analysis.figures.style import COLOURS, save
+from analysis.figures.outcome import enough
+from analysis.figures.style import PANEL, save
 from analysis.frames import markdown, plain, show, terminal
 from analysis.load import load
 from analysis.page import Section, page
@@ -24,9 +25,12 @@ from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
 from harness.arms import OPERATION, flatten, shared
 from harness.errors import UserError
+from harness.progress import Progress
 
 LISTED = 3
 """Seeds of an arm up to which the terminal lists each of them."""
+ROWS = 24
+"""Arms that fit on a screen below each other."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
 
@@ -40,12 +44,14 @@ def report(
     deployed: str | None = None,
     margin: float | None = None,
     trust: bool = False,
+    pictures: bool = False,
 ) -> Path:
     """Write the report of a sweep, of `seeds` only if any are given, and print its first table; the page's path.
 
     report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
     sweep's own folder. `into` is a Markdown file that gets the results between its two marks for them. deployed, trust: see
-    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table.
+    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table. pictures: write every
+    figure as figures/<name>.png too.
     """
     if margin is not None and not 0 < margin <= 1:
         raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
@@ -61,6 +67,10 @@ def report(
     figures = _figures(results)
     if (first := figures[0].figure) is not None:
         save(first, out / "report.png")
+    for part in figures if pictures else ():
+        if part.figure is not None:
+            (out / "figures").mkdir(exist_ok=True)
+            save(part.figure, out / "figures" / f"{part.name}.png")
     target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
     (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
     results.outcomes.to_csv(out / "arms.csv", index=False)
@@ -86,16 +96,16 @@ def _question(results: Results) -> tuple[str, str]:
     if results.control_only:
         rates = len({config["actor"]["lr"] for config in results.configs.values()})
         return "where is the control stable?", "frontier" if rates > 1 else _first(results)
-    if len(results.arms) > len(COLOURS):
+    if len(results.arms) > PANEL:
         return "which loss and correction survive, against the control?", _first(results)
     return "does the rollout's precision matter, and does a correction help?", _first(results)
 
 
 def _first(results: Results) -> str:
-    if len(results.arms) > len(COLOURS):  # more than curves can tell apart at a glance
-        return "heatmaps"
+    if len(results.arms) > PANEL:  # more than curves can tell apart at a glance
+        return "ends" if len(results.arms) <= ROWS else "heatmaps"
     few = results.runs.groupby("arm").size().max() <= LISTED  # the curve of each seed then says more than a share of two
-    return "reward" if few or not results.runs.event.any() else "survival"  # without a collapse every survival curve is flat
+    return "reward" if few or not enough(results) else "survival"
 
 
 def _tables(results: Results) -> list[Section]:
@@ -125,7 +135,7 @@ def _tables(results: Results) -> list[Section]:
     return [
         arms,
         *(section for section in found if section.table is not None and len(section.table)),
-        Section("Losses and corrections", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
+        Section("Losses and corrections, in numbers", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
         Section("Outcomes", f"{tables.OUTCOMES} {judged}", table=tables.outcomes(results)),
         Section("Warnings", warned, table=tables.warnings(results)),
         Section("Causes", "Cause: the earliest warning in the 50 steps up to the onset.", table=results.causes),
@@ -134,21 +144,28 @@ def _tables(results: Results) -> list[Section]:
             "Runs that collapse by a drawdown alone: by the share δ of the way to chance, for m evaluations in a row.",
             table=tables.robustness(results),
         ),
-        Section("Cost", "Median seconds of a step; mean share of tokens.", table=results.costs),
+        Section("Cost, in numbers", "Median seconds of a step; mean share of tokens.", table=results.costs),
     ]
 
 
 def _figures(results: Results) -> list[Section]:
     """The figures that there are, that of the first screen first; at the end the list of those with nothing to show."""
     first = _question(results)[1]
-    drawn = {name: FIGURES[name].draw(results) for name in [first, *(name for name in FIGURES if name != first)]}
+    drawn, progress = {}, Progress(len(FIGURES))
+    for name in [first, *(name for name in FIGURES if name != first)]:
+        drawn[name] = FIGURES[name].draw(results)
+        progress.show(f"{len(drawn)} of {len(FIGURES)} figures")
     figures = [
         Section(FIGURES[name].title, FIGURES[name].caption, figure=figure, anchor=name)
         for name, figure in drawn.items()
         if not isinstance(figure, str)
     ]
-    empty = [f"{FIGURES[name].title}: {reason}" for name, reason in drawn.items() if isinstance(reason, str)]
-    return [*figures, Section("Figures with nothing to show", items=empty)]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in drawn.items():
+        if isinstance(reason, str):
+            reasons.setdefault(reason, []).append(FIGURES[name].title)
+    empty = "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
+    return [*figures, Section("Figures not drawn", f"{empty}." if empty else "", anchor="not-drawn")]
 
 
 def _page(results: Results, answer: list[str], figures: list[Section], sections: list[Section], out: Path) -> str:
@@ -158,9 +175,9 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
         link = "caveats", f"Caveats: {len(results.caveats)}."
     settings = Section("Shared settings", text=_settings(results))
     *figures, empty = figures
-    shown = [*figures[:1], sections[0], *caveats, *figures[1:], *sections[1:], settings, *([empty] if empty.items else [])]
+    shown = [*figures[:1], sections[0], *caveats, *figures[1:], *sections[1:], settings, *([empty] if empty.note else [])]
     title = f"{results.name}: {_question(results)[0]}"
-    return page(title, answer, shown, verdicts.provenance(results), link, _runs(results, out))
+    return page(title, answer, shown, verdicts.provenance(results), link, _runs(results, out), results.marks.arms)
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
@@ -196,7 +213,7 @@ def _list(sentences: list[str]) -> str:
 
 def _print(results: Results, answer: list[str]) -> None:
     """A row per arm with its seeds, or the matrix where these are many; then the answer and the caveats."""
-    few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= len(COLOURS)
+    few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)
     console = terminal()

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis import caveats
 from analysis.judged import DEPLOYED
+from analysis.marks import Marks, Styled, marks
 from analysis.statistics import arms, definitions, dose, measures, outcomes, performance, predictors
 from harness.arms import Arm
 from harness.arms import arms as named
@@ -24,7 +25,8 @@ class Results:
     name: of the sweep. folder: where its run folders lie, None for W&B.
 
     runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
-    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise and staleness;
+    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise with its
+    persistence, and staleness;
     control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector;
     outcome: collapsed, never learned, survived or unfinished, with onset, detector and cause; updates: optimizer steps of an RL
     step; time: optimizer steps until the collapse or the end of the record; event: whether it collapsed, else the time is
@@ -58,6 +60,11 @@ class Results:
     def references(self) -> dict[str, str]:
         """Arm -> the arm that it is compared with."""
         return arms.references(self.runs)
+
+    @cached_property
+    def marks(self) -> Marks:
+        """Colour, marker and dash of the arms, the sources of mismatch and the corrections."""
+        return marks(Styled(*row) for row in self.runs[list(Styled._fields)].itertuples(index=False))
 
     @cached_property
     def judged(self) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.errors import UserError
+from harness.progress import Progress
 
 VERSION = 4
 """Of the cache's layout; a cache of another version is made again."""
@@ -92,7 +93,7 @@ def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record],
     missing = [run for run in sources if run not in kept]
     if not missing:
         return {run: kept[run] for run in sources}, table, {}
-    parts, unreadable = [table] if table is not None else [], {}
+    parts, unreadable, progress = [table] if table is not None else [], {}, Progress(len(missing))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
         for run, found in zip(missing, pool.map(lambda run: _try(sources[run].read), missing), strict=True):
             if isinstance(found, UserError):
@@ -100,6 +101,7 @@ def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record],
             else:
                 kept[run] = found[0]
                 parts.append(found[1])
+            progress.show(f"reading runs: {len(kept) + len(unreadable)} of {len(sources)}")
     table = pa.concat_tables(parts, promote_options="default").unify_dictionaries() if parts else pa.table({})
     with suppress(OSError):  # a folder of someone else's; then the next reading takes as long as this one
         _write(cache, {run: sources[run].signature for run in kept}, kept, table)

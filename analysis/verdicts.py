@@ -30,8 +30,6 @@ SETTINGS = {
     "rollout.staleness": "staleness {}",
 }
 """Settings that a reader needs first, where all runs share them."""
-RANKED = 10
-"""Collapses from which on diagnostics are ranked: the best of several at a handful is chance."""
 LISTED = 5
 """Items that a sentence lists at most; the tables have the rest."""
 
@@ -210,7 +208,7 @@ def _between(counts: pd.Series) -> str:
 def _warned(table: pd.DataFrame) -> str:
     if table.empty or not table.detected.notna().any():
         return ""
-    if (collapses := int(table.collapsed_runs.max())) < RANKED:
+    if (collapses := int(table.collapsed_runs.max())) < survival.ENOUGH:
         return f"{count(collapses, 'collapse')} {'is' if collapses == 1 else 'are'} too few to rank the diagnostics."
     skill = table.detected - table.false_alarms
     if not skill.max() > 0:

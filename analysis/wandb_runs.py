@@ -21,6 +21,7 @@ from harness.config import recorded
 from harness.errors import UserError, first_line
 from harness.run.folder import LAST_STEP
 from harness.run.jsonl import loads
+from harness.run.wandb import REPORT
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
@@ -34,7 +35,8 @@ def offline(root: Path) -> dict[str, Source]:
     """The runs whose `run-<id>.wandb` files lie anywhere below `root`, by id. Raises UserError when there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
-        fragments[path.stem.removeprefix("run-")].append(path)
+        if not path.stem.startswith(f"run-{REPORT}"):
+            fragments[path.stem.removeprefix("run-")].append(path)
     if not fragments:
         raise UserError(f"{root}: no offline W&B run below it; give the folder that holds wandb/offline-run-…, or one above")
     sources = {}
@@ -127,6 +129,7 @@ def server(path: str) -> dict[str, Source]:
     except Exception as error:  # W&B raises its own kinds, requests' and ValueError
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"wandb:{path}: {message}; check WANDB_BASE_URL, WANDB_API_KEY and the name") from None
+    runs = [run for run in runs if not run.id.startswith(REPORT)]
     if not runs:
         raise UserError(f"wandb:{path}: no run in it; the form is wandb:[entity/]project[:group]")
     return {run.id: Source(f"{run.state}:{run.lastHistoryStep}", partial(read_server, run)) for run in runs}

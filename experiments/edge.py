@@ -12,12 +12,13 @@ import pandas as pd
 
 from analysis.frames import markdown
 from analysis.load import load
+from analysis.statistics.dose import LAST
 from analysis.statistics.survival import difference_p, holm_of_planned
+from harness.boundary import command
+from harness.errors import UserError
 
 SEEDS = {30, 31, 32, 33, 34}
 """Of the plan. An arm without all of them is left out."""
-LAST = 3
-"""Held-out evaluations of a run whose mean is the endpoint."""
 TRAINED = 50
 """Last RL steps whose mean reward on training prompts is reported."""
 W4A4 = "nvfp4_w4a4 pg"
@@ -41,8 +42,10 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """A row per ended run of the arms that have every seed: arm, seed, run, reward (the endpoint), best, training_reward,
-    outcome, onset, k3."""
+    """A row per ended run of the arms that have every seed: arm, seed, run, reward (the endpoint: the mean of the last LAST
+    evaluations), best, training_reward, outcome, onset, k3."""
+    if not sources:
+        raise UserError("name the sweeps of the study after the folder of the tables, as runs/demo runs/moe")
     tables = []
     for source in sources:
         results = load(source)
@@ -109,8 +112,8 @@ def _outcomes(outcome: pd.Series) -> str:
 
 
 def main(out: Path, sources: list[Path]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     runs = endpoints(sources)
+    out.mkdir(parents=True, exist_ok=True)
     runs.to_csv(out / "endpoints.csv", index=False, float_format="%.6g")
     text = markdown(table(runs))
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
@@ -118,4 +121,5 @@ def main(out: Path, sources: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(source) for source in sys.argv[2:]])
+    with command():
+        main(Path(*sys.argv[1:2]), [Path(source) for source in sys.argv[2:]])

@@ -22,6 +22,7 @@ from analysis.load import load
 from analysis.statistics import dose
 from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.survival import difference_p, holm_of_planned
+from harness.boundary import command
 from harness.errors import UserError
 
 SEEDS, LATER = {40, 41, 42, 43, 44}, {45, 46, 47}
@@ -227,9 +228,11 @@ def as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(out: Path, sweeps: list[Path]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     kept = out / "endpoints.csv"
     recorded = [pd.read_csv(kept)] if kept.exists() else []
+    if not recorded and not sweeps:
+        raise UserError(f"{out}: it has no endpoints.csv, and no sweep is named; name sweeps after it, as runs/second")
+    out.mkdir(parents=True, exist_ok=True)
     runs = pd.concat(recorded + [endpoints(sweep) for sweep in sweeps])
     runs = runs.drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
     runs.to_csv(kept, index=False, float_format="%.6g")
@@ -239,4 +242,5 @@ def main(out: Path, sweeps: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(sweep) for sweep in sys.argv[2:]])
+    with command():
+        main(Path(*sys.argv[1:2]), [Path(sweep) for sweep in sys.argv[2:]])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.style import COLOURS, MARKERS
+from analysis.figures.style import series
 from analysis.statistics.dose import Curve, Real, curves, precisions
 from experiments.second import OWN, SAMPLING, points
 
@@ -27,6 +27,8 @@ NAMES = {
     ("sequence-mask", 1.0): "with a sequence mask",
 }
 """Of a curve, by correction and persistence, in the order of their colours."""
+BESIDE = {"fp8_block": (-16, -13), "nvfp4": (-2, -14)}
+"""Where the name of a precision stands, in points from its ring: those of neighbours would overlap above them."""
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
@@ -55,18 +57,20 @@ def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
     axis.grid(alpha=0.2)
     axis.spines[["top", "right"]].set_visible(False)
     for curve in own:
-        place = list(NAMES).index((curve.correction, curve.persistence))
+        name = NAMES[curve.correction, curve.persistence]
+        look = series(list(NAMES.values()).index(name))
         x = np.geomspace(curve.doses[0], curve.doses[-1], 100)
         middle, low, high = curve.at(x)
-        axis.plot(x, middle, color=COLOURS[place], linewidth=1.6, label=NAMES[curve.correction, curve.persistence])
-        axis.fill_between(x, low, high, color=COLOURS[place], alpha=0.13, linewidth=0)
-        axis.plot(curve.doses, [runs.mean() for runs in curve.responses], MARKERS[place], color=COLOURS[place], markersize=5)
+        axis.plot(x, middle, linewidth=1.6, label=name, **look)
+        axis.fill_between(x, low, high, color=look["color"], alpha=0.13, linewidth=0)
+        axis.plot(curve.doses, [runs.mean() for runs in curve.responses], "o", color=look["color"], markersize=4)
     if own:
         axis.axhline(own[0].control.mean(), color="black", linewidth=1, label="exact control")
     for arm in real:
         axis.plot(arm.k3, arm.responses.mean(), "o", color="black", markerfacecolor="white", markersize=6)
         at = arm.k3, arm.responses.mean()
-        axis.annotate(arm.precision, at, xytext=(0, 7), textcoords="offset points", fontsize=7, ha="center")
+        place = BESIDE.get(arm.precision, (0, 7))
+        axis.annotate(arm.precision, at, xytext=place, textcoords="offset points", fontsize=7, ha="center")
     axis.legend(fontsize=8, loc="lower left", frameon=False)
 
 

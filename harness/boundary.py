@@ -7,10 +7,13 @@ and so is a missing module that an extra brings. A UserError explains itself. Al
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from harness.errors import UserError, printable
 from harness.extras import absence
@@ -22,19 +25,34 @@ SHOWN = 300
 
 @contextmanager
 def command(interrupted: str = "interrupted", given: str = "") -> Iterator[None]:
-    """Around a command. Raises SystemExit: 2 after an error that is explained, 130 after Ctrl-C.
+    """Around a command. Raises SystemExit: 2 after an error that is explained, 130 after Ctrl-C, 141 where nobody reads on.
 
     interrupted: printed after Ctrl-C. given: what the user wrote, see `explanation`.
     """
     try:
         with refusing(given):
             yield
+            sys.stdout.flush()  # a closed pipe is met here, and not at the end of the interpreter
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except UserError as error:
         print(*map(printable, str(error).split("\n")), sep="\n", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _unread() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as in `faultline completion bash | head`."""
+    with suppress(OSError, ValueError):  # it may be no file
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    return False
 
 
 @contextmanager

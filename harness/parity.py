@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from harness.config import ActorConfig, ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, qwen3_config
+from harness.progress import Progress
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.train.actor import DeepSpeedActor
@@ -75,9 +76,11 @@ def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterat
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, VOCABULARY, (ROWS, PROMPT), generator=generator).to(device())
     uniforms = torch.rand(ROWS, RESPONSE, generator=generator)
+    progress = Progress(len(NORMAL))
     for name, kv_cache in NORMAL:
         engines, refused = _engines(net.config, precisions[name], kv_cache)
         if not engines:
+            progress.skip(1)
             continue
         for engine in engines.values():
             engine.load_weights(trainer.weights(), 0)
@@ -91,6 +94,7 @@ def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterat
             engine.close()
         for a, b in combinations(logp, 2):
             yield Pair(name, kv_cache, f"{a} – {b}", *_difference(logp[a], logp[b]), refused)
+        progress.show(f"{name}, cache {kv_cache}")
 
 
 def _engines(shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> tuple[dict[str, Any], str | None]:

@@ -23,14 +23,14 @@ from harness.build import (
     has_critic,
     needs_own_sampler,
 )
-from harness.config import ArithmeticConfig, Config, PrecisionConfig, TextConfig
+from harness.config import Config, PrecisionConfig, SumsConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
 from harness.rollouts.architecture import architecture_of, expert_count
 from harness.rollouts.local import LocalEngine
-from harness.routing import check_routing
-from harness.tasks import TurnTask
+from harness.routing import REPLAYS, check_routing
+from harness.tasks import EnvironmentTask, TurnTask
 
 
 def check(config: Config) -> None:
@@ -100,6 +100,7 @@ class _Built(NamedTuple):
     has_turns: bool
     can_end: bool
     answer_length: int
+    has_environment: bool
 
 
 _BUILT: dict[str, _Built] = {}
@@ -111,9 +112,9 @@ def _built(config: Config) -> _Built:
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in _BUILT:
         task = build_task(config)
-        _BUILT[sections] = _Built(
-            policy_config(config.model, task), isinstance(task, TurnTask), bool(task.stop), task.answer_length
-        )
+        environment = isinstance(task, EnvironmentTask)
+        has_turns = isinstance(task, TurnTask) or environment
+        _BUILT[sections] = _Built(policy_config(config.model, task), has_turns, bool(task.stop), task.answer_length, environment)
     return _BUILT[sections]
 
 
@@ -174,6 +175,27 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
         raise UserError(f"overlong.buffer={buffer}: exceeds task.answer_length={answer_length}; lower it")
 
 
+def _check_environment(config: Config) -> None:
+    """What a response of several requests to the engine does not have."""
+    name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
+    if config.overlong.buffer is not None:
+        raise UserError(
+            f"overlong.buffer={config.overlong.buffer}: task={name} bounds each turn, not the whole response; set "
+            "overlong.buffer=null"
+        )
+    if (part := config.rollout.partial_tokens) is not None:
+        raise UserError(f"rollout.partial_tokens={part}: task={name} samples whole responses, turn by turn; set null")
+    if config.rollout.replay_sampling_mask:
+        raise UserError(f"rollout.replay_sampling_mask=true: task={name} records no sampling masks of its turns; set false")
+    if REPLAYS[config.routing.replay].source == "engine":
+        raise UserError(f"routing.replay={config.routing.replay}: task={name} records no routes of its turns; set none or r2")
+    if parallel != 1:
+        raise UserError(
+            f"rollout.engine.tensor_parallel={parallel}: ranks that share an engine ask for as many rows, and in task={name} "
+            "as many as have a further turn; set 1"
+        )
+
+
 def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
     """Check that the training forward can be cast as the embedded engine casts."""
     try:
@@ -188,7 +210,9 @@ def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns, can_end, answer_length = _built(config)
+    shape, has_turns, can_end, answer_length, has_environment = _built(config)
+    if has_environment:
+        _check_environment(config)
     _check_overlong(config, can_end, answer_length)
     engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
@@ -208,8 +232,9 @@ def _check_model_and_task(config: Config) -> None:
     _check_partial(config, answer_length)
     _check_segments(config, has_turns)
     task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, TextConfig | ArithmeticConfig) and task.max_prompt + task.answer_length > context:
+    if isinstance(task, TextConfig | SumsConfig) and task.max_prompt + answer_length > context:
+        length = "the response of task.turns and task.turn_length" if isinstance(task, ToolsConfig) else "task.answer_length"
         raise UserError(
-            f"task.max_prompt + task.answer_length: {task.max_prompt + task.answer_length} tokens exceed the "
-            f"model's context of {context}; lower one of them"
+            f"task.max_prompt + {length}: {task.max_prompt + answer_length} tokens exceed the model's context of {context}; "
+            "lower one of them"
         )

@@ -3,7 +3,7 @@
 from algos.losses.base import TokenLoss, loss
 from algos.losses.clipped import ppo
 from algos.losses.covariance import clip_cov, kl_cov
-from algos.losses.prefix import ctpo
+from algos.losses.prefix import ctpo, minpro
 from algos.losses.sequence import gmpo, gspo, luspo
 from algos.losses.smooth import dro, sapo
 from algos.losses.trust_region import dppo
@@ -22,6 +22,7 @@ __all__ = [
     "kl_cov",
     "loss",
     "luspo",
+    "minpro",
     "pg",
     "ppo",
     "rollout_is",

@@ -1,4 +1,4 @@
-"""Losses with the ratio of the whole prefix: the product over the response up to and with the token."""
+"""Losses with a ratio of the whole prefix: the product over the response up to and with the token, or what stands for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from algos.losses.base import TokenLoss, loss
-from algos.ratios import LOG_RATIO_BOUND, at_level
+from algos.parameters import LowerRatio, UpperRatio
+from algos.ratios import LOG_RATIO_BOUND, at_level, bounded_exp
 
 Nats = Annotated[float, Interval(gt=0, le=LOG_RATIO_BOUND), "nats, positive, up to 20"]
 Power = Annotated[float, Interval(ge=0, le=1), "an exponent in [0, 1]"]
@@ -50,3 +51,22 @@ def ctpo(
         capped = (advantages < 0) & (value > cap)
         value, clipped = torch.where(capped, cap, value), clipped | capped
     return TokenLoss(value, clipped, capped)
+
+
+@loss(anchored=True)
+def minpro(
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
+) -> TokenLoss:
+    """Minimum prefix ratio: the smallest ratio of the tokens before stands for their product.
+
+    L = −sg(clip(m·r, lower, upper))·A·log π_θ,  m_t = min_{τ < t} r_τ, 1 at the first token
+
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the tokens are those of `mask`, A = `advantages`, `lower`, `upper` absolute
+    ratios. m·r is exact at the first two tokens. Source: MinPRO, arXiv 2601.22718; the equation was taken from a survey that
+    quotes it, and the paper's bounds were not found. Gradient: −clip(m·r)·A·∇log π_θ.
+    Limits: at r = 1 the gradient of `pg`; where every earlier ratio is 1 or a response has one token, `cispo`.
+    """
+    log_r = torch.where(mask, (logp - logp_prox).detach(), torch.inf)
+    least = torch.cat([torch.full_like(log_r[:, :1], torch.inf), log_r], -1)[:, :-1].cummin(-1).values
+    ratio = bounded_exp(torch.where(mask, log_r, 0.0) + torch.where(least.isinf(), 0.0, least))
+    return TokenLoss(-ratio.clamp(lower, upper) * advantages * logp, (ratio < lower) | (ratio > upper))

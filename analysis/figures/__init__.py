@@ -1,4 +1,4 @@
-"""The figures of a sweep. Each function returns a matplotlib figure, or a sentence that says why there is nothing to show."""
+"""The figures of a sweep. Each function returns a matplotlib figure, or the clause that says why there is nothing to show."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Output(NamedTuple):
 FIGURES = {
     "survival": Output(
         "Survival of the arms",
-        "Kaplan-Meier share of runs that have not collapsed, for each precision and loss with a collapse. Bars at the right: "
-        "95% interval at the end (beta product). Ticks: censored runs. The runs at risk stand below the axis.",
+        "Kaplan-Meier share of runs that have not collapsed, a panel per correction, loss and setting with a collapse. Bars at "
+        "the right: 95% interval at the end (beta product). Ticks: censored runs. The runs at risk stand below the axis.",
         outcome.survival_curves,
     ),
     "reward": Output(
         "Held-out reward",
-        "Reward of the trainer's own policy on held-out prompts. Up to five seeds of an arm are drawn one by one. Of more, the "
-        "median is drawn until the first record ends, with ten seeds faint behind it. Grey: the control.",
+        "Reward of the trainer's own policy on held-out prompts, a panel per correction, loss and setting. Up to five seeds of "
+        "an arm are drawn one by one. Of more, the median is drawn until the first record ends, with ten seeds faint behind it. "
+        "Black: the control, thin and pale where it is repeated for comparison.",
         outcome.reward_curves,
     ),
     "forest": Output(
@@ -42,27 +43,27 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Losses and corrections",
-        "Left: collapsed of ended runs; † marks an arm with runs that never learned. Right: mean last reward, and below it the "
-        "mean difference from the control of the same loss and setting over shared seeds. Dark is bad.",
+        "Left, where runs collapsed: collapsed of ended runs. Right: mean last reward, and below it the mean difference from the "
+        "control of the same loss and setting over shared seeds. † marks an arm with runs that never learned. Dark is bad.",
         outcome.heat_maps,
     ),
     "ends": Output(
         "Last reward of every run",
-        "Last held-out reward of every seed. Crosses: collapsed runs. Bars: means. Black: control; blue: uncorrected; orange: "
-        "corrected.",
+        "Last held-out reward of every seed. Filled: collapsed runs; open: all others. Bars: means. Black: control.",
         outcome.ends,
     ),
     "response": Output(
         "Reward by dose",
-        "Mean of the last three held-out evaluations over the K3 of arms with synthetic noise, a panel per policy and "
-        "persistence. Lines: fits that never rise, with 95% bands over seeds, which cover less with at most five of them. Arms "
-        "of fewer than three doses have points alone. Open markers: real precisions, in the panel whose runs measured the "
-        "nearest persistence over 20 syncs.",
+        "Mean of the last three held-out evaluations over the K3 of arms with synthetic noise, a row per policy and "
+        "correction, a column per persistence. Lines: fits that never rise, with 95% bands over seeds, which cover less with at "
+        "most five of them. Arms of fewer than three doses have points alone. Open markers: real precisions, in the panel whose "
+        "runs measured the nearest persistence over 20 syncs.",
         dose.response,
     ),
     "dose": Output(
         "Early mismatch and time to collapse",
-        "A point is a run. If one curve fits all sources of mismatch, the size of the mismatch alone predicts the collapse.",
+        "A point is a run, filled if it collapsed. If one curve fits all sources of mismatch, the size of the mismatch alone "
+        "predicts the collapse.",
         mismatch.dose_response,
     ),
     "aligned": Output(
@@ -108,9 +109,10 @@ FIGURES = {
     ),
     "gap": Output(
         "Deployment gap, and tokens thrown away",
-        "Left: rollout reward on training prompts minus the trainer's reward on held-out prompts, median "
-        "over runs of a source. The control shows how much of it the prompts explain. Next: last reward over the share of tokens "
-        "used. Last: mean length of dropped over used responses; above the line long ones are dropped.",
+        "Left: rollout reward on training prompts minus the trainer's reward on held-out prompts, median over runs of a source. "
+        "The control shows how much of it the prompts explain. Next: last reward over the share of tokens that a correction "
+        "keeps at a weight above 0, filled for collapsed runs. Last: mean length of dropped over used responses; above the line "
+        "long ones are dropped.",
         mismatch.deployment_gap,
     ),
     "frontier": Output(

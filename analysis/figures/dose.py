@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from analysis.figures.style import COLOURS, MARKERS, chunks, legend_below, literal, look, short, subplots
+from analysis.figures.style import key, legend_below, literal, short, subplots
+from analysis.marks import CONTROL, NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
 
@@ -15,38 +20,42 @@ POINTS = 120
 
 
 def response(results: Results) -> Figure | str:
-    """Reward over K3: a row per policy, a column per persistence, a line per correction."""
+    """Reward over K3: a row per policy and correction, a column per persistence."""
     curves = results.curves
     if not curves:
-        return "No run has noise on its weights beside an exact control, so there is no dose."
+        return "no run has noise on its weights beside an exact control"
     if all(curve.level is None for curve in curves):
         most = max(len(curve.doses) for curve in curves)
-        return f"No correction and persistence has {LEAST} doses of noise (the most is {most}), so no curve can be fitted."
+        return f"no correction and persistence has {LEAST} doses of noise (the most is {most}), so no curve can be fitted"
     columns = sorted({curve.persistence for curve in curves})
-    rows = [
-        (key, part)
-        for key in dict.fromkeys(curve.family for curve in curves)
-        for part in chunks(list(dict.fromkeys(curve.correction for curve in curves if curve.family == key)))
-    ]
-    real = precisions(results.dosed)
-    figure, axes = subplots(len(rows), len(columns), 0.6 + 3.0 * len(rows), sharex=True, sharey="row")
-    for (key, part), line in zip(rows, axes, strict=True):
-        mine = [curve for curve in curves if curve.family == key and curve.correction in part]
-        own = [arm for arm in real if arm.family == key and arm.correction in part]
+    families = list(dict.fromkeys(curve.family for curve in curves))
+    by_family = sorted(curves, key=lambda curve: families.index(curve.family))
+    rows = list(dict.fromkeys((curve.family, curve.correction) for curve in by_family))
+    real, margin = precisions(results.dosed), results.margin or MARGIN
+    differ = [len(set(words)) > 1 for words in zip(*((*family[1:], correction) for family, correction in rows), strict=True)]
+    figure, axes = subplots(len(rows), len(columns), 0.6 + 2.7 * len(rows), sharex=True, sharey="row")
+    for (family, correction), line in zip(rows, axes, strict=True):
+        mine = [curve for curve in curves if (curve.family, curve.correction) == (family, correction)]
+        plain = [curve for curve in curves if curve.family == family and curve.correction == "none" != correction]
+        own = [arm for arm in real if (arm.family, arm.correction) == (family, correction)]
+        apart = [word for word, told in zip((*family[1:], correction), differ, strict=True) if told and word != "none"]
         for axis, persistence in zip(line, columns, strict=True):
-            _control(axis, mine[0].control, results.margin or MARGIN)
-            shown = [curve for curve in mine if curve.persistence == persistence]
-            for curve in shown:
-                _curve(axis, curve, part.index(curve.correction))
+            _control(axis, mine[0].control, margin)
+            for curve in plain:
+                if curve.persistence == persistence and curve.level is not None:
+                    axis.plot(*_fitted(curve)[:2], color=NEUTRAL, linewidth=0.8, linestyle="--")
+            for curve in mine:
+                if curve.persistence == persistence:
+                    _curve(results, axis, curve)
             for arm in own:
                 if persistence == nearest(arm.measured, mine):
-                    _precision(axis, arm, part.index(arm.correction))
-            apart = key[1:] if len({key[1:] for key, _ in rows}) > 1 else ()
-            axis.set_title(short(", ".join(filter(None, [_named(persistence), *apart])), 40))
-        line[0].set_ylabel(f"held-out reward of\n{key[0]}")
+                    look = results.marks.source(arm.precision)
+                    _precision(axis, arm, look._replace(marker=results.marks.corrections[correction]))
+            axis.set_title(short(", ".join([_named(persistence), *apart]), 40))
+        line[0].set_ylabel(f"held-out reward of\n{family[0]}")
     for axis in axes[-1]:
         axis.set_xlabel("median K3 (nats per token)")
-    legend_below(figure, axes.flat)
+    legend_below(figure, [], _legend(margin, any(correction != "none" for _, correction in rows)))
     return figure
 
 
@@ -62,27 +71,43 @@ def _named(persistence: float) -> str:
 
 
 def _control(axis: Axes, control: np.ndarray, margin: float) -> None:
-    axis.axhline(control.mean(), color="grey", linewidth=1, label="control")
-    axis.axhline(control.mean() - margin, color="grey", linewidth=0.8, linestyle=":", label=f"control − {margin:g}")
+    axis.axhline(control.mean(), color=CONTROL, linewidth=1)
+    axis.axhline(control.mean() - margin, color=CONTROL, linewidth=0.8, linestyle=":")
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
 
 
-def _curve(axis: Axes, curve: Curve, place: int) -> None:
-    """The fit with its band, from a tenth of the least dose on; else the points alone. Points: means of arms."""
-    colour, means = COLOURS[place], [values.mean() for values in curve.responses]
-    label = "no correction" if curve.correction == "none" else short(curve.correction)
-    axis.plot(curve.doses, means, MARKERS[place], color=colour, markersize=5, label=label)
+def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
+    lines: dict[str, tuple[str, float, Any]] = {"control": (CONTROL, 1, "-"), f"control − {margin:g}": (CONTROL, 0.8, ":")}
+    lines["fit to the arms"] = NEUTRAL, 1.5, "-"
+    lines |= {"fit without a correction": (NEUTRAL, 0.8, "--")} if corrected else {}
+    found = {name: Line2D([], [], color=hue, linewidth=width, linestyle=dash) for name, (hue, width, dash) in lines.items()}
+    arm = key(Mark(NEUTRAL, "o", "-"), line=False)
+    return found | {"arm with noise": arm, "real precision": key(Mark(NEUTRAL, "o", "-"), line=False, markerfacecolor="white")}
+
+
+def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(doses, fit, lower, upper end of its band), from a tenth of the least dose on."""
+    x = np.geomspace(curve.doses[0] / 10, curve.doses[-1], POINTS)
+    return x, *curve.at(x)
+
+
+def _curve(results: Results, axis: Axes, curve: Curve) -> None:
+    """The fit with its band, where there is one, and the means of the arms with their own looks."""
     if curve.level is not None:
-        x = np.geomspace(curve.doses[0] / 10, curve.doses[-1], POINTS)
-        fitted, low, high = curve.at(x)
-        axis.plot(x, fitted, **look(place), linewidth=1.5)
-        axis.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+        x, fitted, low, high = _fitted(curve)
+        axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)
+        axis.fill_between(x, low, high, color=NEUTRAL, alpha=0.13, linewidth=0)
+    table = results.dosed
+    names = ["policy", "loss", "setting", "correction", "persistence"]
+    mine = table[(table[names] == pd.Series([*curve.family, curve.correction, curve.persistence], names)).all(axis=1)]
+    for _, arm in mine[mine.noise > 0].groupby("noise"):
+        mark = results.marks.arms[results.runs.arm[arm.index[0]]]
+        axis.plot(arm.k3.median(), arm.response.mean(), mark.marker, color=mark.colour, markersize=6)
 
 
-def _precision(axis: Axes, arm: Real, place: int) -> None:
-    """An open marker in the colour of the correction; without a correction, named."""
+def _precision(axis: Axes, arm: Real, mark: Mark) -> None:
+    """An open marker, named."""
     at = arm.k3, arm.responses.mean()
-    axis.plot(*at, MARKERS[place], color=COLOURS[place], markerfacecolor="white", markersize=7)
-    if arm.correction == "none":
-        axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)
+    axis.plot(*at, mark.marker, color=mark.colour, markerfacecolor="white", markersize=7)
+    axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)

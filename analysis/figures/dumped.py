@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.figures.style import grid, look, subplots
+from analysis.figures.style import HEAT, grid, legend_below, literal, subplots
 from analysis.labels import coarseness
+from analysis.marks import NEUTRAL
 from analysis.results import Results
 from harness.dumps.files import read
 
-NONE = "No run has dumps. Set dump.every to keep the log-probabilities of whole batches (docs/dumps.md)."
+NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batches (docs/dumps.md)"
 MOST_TOKENS = 200_000
 """Tokens of the density, drawn evenly from the dumps."""
 TOP = 0.1
@@ -40,17 +41,16 @@ def density(results: Results) -> Figure | str:
     for i, (precision, tokens) in enumerate(found.items()):
         axis, every = axes[i], -(-len(tokens.log_ratio) // MOST_TOKENS) or 1
         x, y = tokens.logp_rollout[::every], tokens.log_ratio[::every]
-        image = axis.hexbin(x, y, gridsize=50, bins="log", cmap="viridis", mincnt=1, rasterized=True)
+        image = axis.hexbin(x, y, gridsize=50, bins="log", cmap=HEAT, mincnt=1, rasterized=True)
         figure.colorbar(image, ax=axis, shrink=0.8)
         axis.set_title(f"{precision}: {len(x):,} tokens")
         axis.set_xlabel("log μ (nats)")
         axis.set_ylabel("log π_old − log μ (nats)")
         if (y != 0).any():
-            axes[-1].plot(*exceedance(np.abs(y)), **look(i % 8), label=precision)
+            axes[-1].plot(*exceedance(np.abs(y)), **results.marks.source(precision).line, label=literal(precision))
     axes[-1].set(xscale="log", yscale="log", xlabel="x: |log π_old − log μ| ≥ x (nats)", ylabel="share of tokens")
     axes[-1].set_title("tail")
-    if axes[-1].lines:
-        axes[-1].legend()
+    legend_below(figure, axes[-1:])
     return figure
 
 
@@ -65,18 +65,18 @@ def positions(results: Results) -> Figure | str:
     """K3 of a token by its place in the response, and the tail index of the sequence weights, per precision."""
     found = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
     if not found:
-        return NONE if not _dumped(results) else "Rollout and trainer agree bit for bit in every dump."
+        return NONE if not _dumped(results) else "rollout and trainer agree bit for bit in every dump"
     figure, ((left, right),) = subplots(1, 2, 3.4)
-    for i, (precision, tokens) in enumerate(found.items()):
-        left.plot(*by_position(tokens), **look(i % 8), label=precision)
-        right.plot(*hill(tokens.log_weight), **look(i % 8), label=f"{precision} ({len(tokens.log_weight):,} responses)")
+    for precision, tokens in found.items():
+        line, label = results.marks.source(precision).line, f"{precision} ({len(tokens.log_weight):,} responses)"
+        left.plot(*by_position(tokens), **line, label=literal(label))
+        right.plot(*hill(tokens.log_weight), **line, label=literal(label))
     left.set(yscale="log", xlabel="place of the token in the response", ylabel="K3 (nats per token)")
     left.set_title("By position")
-    right.axhline(TRUSTED, color="grey", linewidth=0.8, linestyle=":")
+    right.axhline(TRUSTED, color=NEUTRAL, linewidth=0.8, linestyle=":")
     right.set(xscale="log", ylim=(0, None), xlabel="largest sequence weights counted", ylabel="Hill's estimate of the tail index")
     right.set_title("Tail of the sequence weights")
-    for axis in (left, right):
-        axis.legend(fontsize=7)
+    legend_below(figure, (left, right))
     return figure
 
 

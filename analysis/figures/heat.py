@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.figures.style import short
+from analysis.figures.style import HEAT, apart, short
 
+FEW = 4
+"""Columns up to which labels are slanted: beside more they would run into each other."""
 Cells = dict[tuple[str, str], tuple[float, str]]
 """(row, column) -> value in 0..1, words of the cell."""
 
@@ -21,12 +24,15 @@ def heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], 
         values[at] = value
         dark = value > 0.5 if bad_is_high else value < 0.5
         axis.text(at[1], at[0], words, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    colours = "viridis_r" if bad_is_high else "viridis"
+    colours = f"{HEAT}_r" if bad_is_high else HEAT
     axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
     axis.set_title(title)
-    axis.set_yticks(range(len(rows)), [short(row, 44) for row in rows], fontsize=7)
+    axis.set_yticks(range(len(rows)), [short(row, 44) for row in apart(rows)], fontsize=7)
     axis.xaxis.tick_top()
-    axis.set_xticks(range(len(columns)), [short(column, 16) for column in columns], fontsize=7, rotation=30, ha="left")
+    few = len(columns) <= FEW
+    labels = [short(column, 20 if few else 26) for column in apart(columns)]
+    turned: dict[str, Any] = {"rotation": 30, "ha": "left"} if few else {"rotation": 90, "ha": "center"}
+    axis.set_xticks(range(len(columns)), labels, fontsize=7, **turned)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from analysis.figures.outcome import thinned
-from analysis.figures.style import COLOURS, MARKERS, grid, label_outer, look, short, subplots
+from analysis.figures.outcome import enough, thinned, too_few
+from analysis.figures.style import chunks, grid, key, label_outer, legend_below, literal, short, subplots
 from analysis.labels import coarseness, metric
+from analysis.marks import NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics.survival import FEW
 
@@ -35,29 +36,43 @@ LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 def dose_response(results: Results) -> Figure | str:
     """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
+    if not enough(results):
+        return too_few(results)
     if "rollout_corr/k3_kl" not in results.steps:
-        return "No run has recorded K3."
+        return "no run has recorded K3"
     first, last = EARLY
     early = results.steps[results.steps.step.between(first, last)].groupby("run", observed=True)["rollout_corr/k3_kl"].median()
     runs = results.runs.assign(early=early.reindex(results.runs.index)).dropna(subset=["early"])
     if runs.empty:
-        return f"No run has recorded K3 between steps {first} and {last}."
+        return f"no run has recorded K3 between steps {first} and {last}"
     figure, ((axis,),) = subplots(1, 1, 4.2)
     floor = runs.early[runs.early > 0].min() / 3 if (runs.early > 0).any() else 1e-9
-    for i, source in enumerate(_sources(runs)):
-        mine = runs[runs.source == source]
-        x = mine.early.clip(lower=floor)
-        options = {"marker": MARKERS[i % 8], "color": COLOURS[i % 8], "s": 34}
-        axis.scatter(x[mine.event], mine.time[mine.event], **options)
-        axis.scatter([], [], label=source, **options)
-        options |= {"facecolors": "none", "edgecolors": options.pop("color")}
-        axis.scatter(x[~mine.event], mine.time[~mine.event], **options)
+    for arm, mine in runs.groupby("arm"):
+        _scatter(axis, mine.early.clip(lower=floor), mine.time, mine.event, results.marks.arms[str(arm)])
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
     axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, stands at the left end")
     axis.set_ylabel("optimizer steps until collapse\n(open: none until the record ends)")
-    axis.legend(title="rollout")
+    legend_below(figure, [], _named(results, _sources(runs), runs.correction))
     return figure
+
+
+def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mark) -> None:
+    """A point per run, filled if it collapsed."""
+    event = event.reindex(x.index).astype(bool)
+    for fell, face in ((True, mark.colour), (False, "none")):
+        if len(chosen := event.index[event == fell]):
+            axis.scatter(x[chosen], y[chosen], marker=mark.marker, edgecolors=mark.colour, facecolors=face, s=30)
+
+
+def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Line2D]:
+    """The legend of points: the colour of each source, and the marker of each correction."""
+    found = {literal(source): key(results.marks.source(source), line=False) for source in sources}
+    markers = results.marks.corrections
+    for name in sorted(set(corrections), key=list(markers).index):
+        label = "no correction" if name == "none" else short(name)
+        found[label] = key(Mark(NEUTRAL, markers[name], "-"), line=False, markerfacecolor="none")
+    return found
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
@@ -68,83 +83,89 @@ def _sources(runs: pd.DataFrame) -> list[str]:
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """Diagnostics of the collapsed runs, aligned at the onset: median and middle half per source of mismatch."""
+    """Diagnostics of the collapsed runs, aligned at the onset, per source of mismatch; a block of panels per eight sources."""
+    if not enough(results):
+        return too_few(results)
     collapsed = results.runs[results.runs.event]
-    if collapsed.empty:
-        return "No run collapsed, so there is nothing to align."
     steps = results.steps[results.steps.run.isin(collapsed.index)]
     at = steps.step - steps.run.astype(str).map(collapsed.onset)
     steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
-    shown = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
+    traces = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
+    shown = [(part, name) for part in chunks(_sources(collapsed)) for name in traces]
     figure, axes = grid(len(shown), 3, 2.2, sharex=True)
-    for axis, name in zip(axes, shown, strict=True):
-        for i, source in enumerate(_sources(collapsed)):
+    for axis, (part, name) in zip(axes, shown, strict=True):
+        for source in part:
             rows = steps[steps.source == source].dropna(subset=[name])
-            if rows.empty:
-                continue
-            number = (collapsed.source == source).sum()
-            label = f"{source} ({number} run{'s' if number > 1 else ''})"
-            if number <= FEW:
-                for j, (_, one) in enumerate(rows.groupby("run", observed=True)):
-                    axis.plot(one["at"], one[name], **look(i % 8), label="" if j else label, linewidth=0.8)
-                continue
-            grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
-            middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
-            axis.plot(middle.index, middle, **look(i % 8), label=label, linewidth=1.3)
-            axis.fill_between(middle.index, low, high, color=COLOURS[i % 8], alpha=0.15, linewidth=0)
-        axis.axvline(0, color="grey", linewidth=0.8, linestyle=":")
+            _aligned(axis, rows, name, int((collapsed.source == source).sum()), results.marks.source(source))
+        axis.axvline(0, color=NEUTRAL, linewidth=0.8, linestyle=":")
         axis.set_title(metric(name, unit=True))
         if name in LOG and not (steps[name] <= 0).any():
             axis.set_yscale("log")
         elif name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
             axis.set_yscale("symlog", linthresh=steps[name][steps[name] > 0].min())
             axis.set_ylim(bottom=0)
-    axes[0].legend(fontsize=7)
     label_outer(axes, "steps after the onset")
+    number = collapsed.groupby("source").size()
+    named = {source: f"{source} ({number[source]} run{'s' if number[source] > 1 else ''})" for source in _sources(collapsed)}
+    legend_below(figure, [], {literal(label): key(results.marks.source(source)) for source, label in named.items()})
     return figure
+
+
+def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
+    """One metric of the collapsed runs of a source: few one by one, of more the median and the middle half."""
+    if rows.empty:
+        return
+    if number <= FEW:
+        for _, one in rows.groupby("run", observed=True):
+            axis.plot(one["at"], one[name], **mark.line, linewidth=0.8)
+        return
+    grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
+    middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
+    axis.plot(middle.index, middle, **mark.line, linewidth=1.3)
+    axis.fill_between(middle.index, low, high, color=mark.colour, alpha=0.15, linewidth=0)
 
 
 def deployment_gap(results: Results) -> Figure | str:
     """Reward of the rollout policy less the trainer's own at the same step; last reward against the share of tokens that the
     correction left; length of the responses that it dropped."""
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
-        return "The runs have not recorded both rewards."
+        return "the runs have not recorded both rewards"
     both = results.steps.dropna(subset=["eval/reward", "reward/rollout"])
     if both.empty:
-        return "The runs have not recorded both rewards at one step."
+        return "the runs have not recorded both rewards at one step"
     both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(results.runs.source))
     kept, zero = "correction/kept_tokens", "correction/weight_zero"
     rejecting = list(results.runs.index[results.runs.correction != "none"]) if {kept, zero} <= set(results.steps.columns) else []
     lengths = _lengths(results, rejecting)
-    figure, axes = grid(1 + bool(rejecting) + (not lengths.empty), 3, 3.4)
-    for i, source in enumerate(_sources(results.runs)):
-        rows = both[both.source == source]
-        middle = rows.groupby("step").gap.median()
-        if len(middle):
-            x, y = thinned(middle.index, middle.rolling(5, min_periods=1).mean())
-            axes[0].plot(x, y, **look(i % 8), label=source)
-    axes[0].axhline(0, color="grey", linewidth=0.8)
-    axes[0].set(xlabel="RL step", ylabel="rollout reward − held-out reward")
-    axes[0].set_title("Rollout reward minus held-out reward")
-    axes[0].legend()
+    sources = [source for source in _sources(results.runs) if (both.source == source).any()]
+    parts = chunks(sources)
+    figure, axes = grid(len(parts) + bool(rejecting) + (not lengths.empty), 3, 3.4)
+    gaps, rest = axes[: len(parts)], axes[len(parts) :]
+    for axis, part in zip(gaps, parts, strict=True):
+        for source in part:
+            middle = both[both.source == source].groupby("step").gap.median()
+            axis.plot(*thinned(middle.index, middle.rolling(5, min_periods=1).mean()), **results.marks.source(source).line)
+        axis.axhline(0, color=NEUTRAL, linewidth=0.8)
+        axis.set(xlabel="RL step", ylabel="difference", title="Rollout minus held-out reward")
     if rejecting:
         steps = results.steps[results.steps.run.isin(rejecting)]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
         used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
-        for i, (label, runs) in enumerate(list(results.runs.loc[rejecting].groupby("correction"))[:8]):
-            options: dict[str, Any] = {"marker": MARKERS[i], "color": COLOURS[i], "label": short(label)}
-            axes[1].scatter(used.reindex(runs.index), results.rewards.final[runs.index], **options)
-        axes[1].legend(fontsize=7)
-        axes[1].set(xlabel="share of tokens kept at a weight above 0, mean", ylabel="last held-out reward")
-        axes[1].set_title("Tokens used and last reward")
-    for i, (label, runs) in enumerate(list(lengths.groupby("correction"))[:8]):
-        axes[2].scatter(runs.used, runs.dropped, marker=MARKERS[i], color=COLOURS[i], label=short(label))
+        for arm, runs in results.runs.loc[rejecting].groupby("arm"):
+            final = results.rewards.final[runs.index]
+            _scatter(rest[0], used.reindex(runs.index), final, runs.event, results.marks.arms[str(arm)])
+        rest[0].set(xlabel="share of tokens used", ylabel="last held-out reward")
+        rest[0].set_title("Tokens used and last reward")
     if not lengths.empty:
+        for arm, runs in lengths.groupby("arm"):
+            _scatter(rest[-1], runs.used, runs.dropped, results.runs.event[runs.index], results.marks.arms[str(arm)])
         ends = [lengths[["used", "dropped"]].min().min(), lengths[["used", "dropped"]].max().max()]
-        axes[2].plot(ends, ends, color="grey", linewidth=0.8)
-        axes[2].legend(fontsize=7)
-        axes[2].set(xlabel="mean length of used responses (tokens)", ylabel="mean length of dropped responses")
-        axes[2].set_title("Length of dropped responses")
+        rest[-1].plot(ends, ends, color=NEUTRAL, linewidth=0.8)
+        rest[-1].set(xlabel="mean length, used (tokens)", ylabel="mean length, dropped (tokens)")
+        rest[-1].set_title("Length of dropped responses")
+    lines = {literal(source): key(results.marks.source(source)) for source in sources}
+    points = _named(results, [], results.runs.correction[rejecting]) if rejecting else {}
+    legend_below(figure, [], lines | points)
     return figure
 
 
@@ -155,4 +176,4 @@ def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
     steps = results.steps[results.steps.run.isin(rejecting)].reindex(columns=["run", *names]).dropna()
     steps = steps if steps[names].stack().nunique() > 1 else steps[:0]
     found = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
-    return found.join(results.runs.correction)
+    return found.set_axis(found.index.astype(str)).join(results.runs.arm)

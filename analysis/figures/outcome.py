@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.figures.heat import heat, height
-from analysis.figures.style import COLOURS, chunks, grid, label_outer, legend_below, look, short, subplots
+from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, literal, short, subplots
+from analysis.marks import CONTROL, NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics import survival
 from analysis.statistics.arms import order
@@ -15,71 +20,126 @@ from analysis.statistics.outcomes import SIGNIFICANT
 
 CURVE_POINTS = 200
 """Steps at which a curve is drawn: more cannot be seen."""
+LEAST_SPAN = 0.3
+"""Of the rewards on an axis, so that small differences look small."""
+RISKS = 5
+"""Steps at which the runs at risk are counted."""
+
+
+def too_few(results: Results) -> str:
+    """Why a figure that rests on collapses is not drawn."""
+    found = int(results.runs.event.sum())
+    return f"it takes {survival.ENOUGH} collapses, and there {'is' if found == 1 else 'are'} {found or 'none'}"
+
+
+def enough(results: Results) -> bool:
+    """Whether times to collapse can be drawn."""
+    return int(results.runs.event.sum()) >= survival.ENOUGH
+
+
+class Panel(NamedTuple):
+    """The arms of one loss, correction and setting, noise apart: a line per source of mismatch."""
+
+    title: str
+    loss: str
+    calm: str
+    correction: str
+    arms: list[str]
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """Share of runs not yet collapsed, per precision and loss, a line per correction, numbers at risk below."""
-    if not results.runs.event.any():
-        return "No run collapsed: every curve would be flat."
+    """Share of runs not yet collapsed, a panel per loss, correction and setting, a line per source; runs at risk below."""
+    if not enough(results):
+        return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
-    begun = results.runs.arm[results.runs.time > 0]
-    every = _panels(results.runs, [arm for arm in results.arms if arm in set(begun)])
-    panels = [(key, part) for key, arms in every if collapsed & set(arms) for part in chunks(arms)]
-    figure, axes = grid(len(panels), 3, 3.3, sharey=True)
-    if quiet := [f"{' '.join(key).strip()} ({begun.isin(a).sum()} runs)" for key, a in every if not collapsed & set(a)]:
+    begun = results.runs[results.runs.time > 0]
+    every = panels(begun, results.arms)
+    shown = [panel for panel in every if collapsed & set(panel.arms)]
+    figure, axes = grid(len(shown), 3, 3.4, sharey=True)
+    quiet = [f"{panel.title} ({begun.arm.isin(panel.arms).sum()} runs)" for panel in every if panel not in shown]
+    if quiet:
         more = f" and {len(quiet) - 10} more" if len(quiet) > 10 else ""
         title = f"Not drawn, without a collapse so far: {', '.join(quiet[:10])}{more}"
         figure.suptitle(short(title, 130), fontsize=9, x=0.01, ha="left")
     end = (results.runs.step * results.runs.updates).max()
-    for axis, (key, arms) in zip(axes, panels, strict=True):
-        ticks, risk = np.linspace(0, end, 5), []
-        for i, arm in enumerate(arms):
-            runs = results.runs[(results.runs.arm == arm) & (results.runs.time > 0)]
-            km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
-            axis.step(km.time, km.survival, where="post", label=short(runs.correction.iloc[0]), **look(i), linewidth=1.4)
-            # A band for each arm would cover the others. Where no run is left at risk the interval is that before.
-            last = (km if km.survival.iloc[-1] == 0 else km[km.lower > 0]).iloc[-1]
-            axis.plot([end * (1.03 + 0.025 * i)] * 2, [last.lower, last.upper], color=COLOURS[i], linewidth=1.4, clip_on=False)
-            censored = runs.time[~runs.event].to_numpy()
-            at = np.interp(censored, km.time, km.survival)
-            axis.plot(censored, at, "|", color=COLOURS[i], markersize=6)
-            risk.append([int((runs.time >= t).sum()) for t in ticks])
-        axis.set_title(short(" ".join(key)))
+    for axis, panel in zip(axes, shown, strict=True):
+        for i, arm in enumerate(panel.arms):
+            _survival(axis, begun[begun.arm == arm], results.marks.arms[arm], i, end)
+        axis.set_title(panel.title)
         axis.set(xlim=(0, end), ylim=(-0.02, 1.04))
-        words = ["\n".join(map(str, (f"{t:.0f}", *column))) for t, column in zip(ticks, zip(*risk, strict=True), strict=True)]
-        axis.set_xticks(ticks, words, fontsize=7)
-        axis.set_xlabel("optimizer step / runs at risk, as in the legend", fontsize=7)
-        axis.legend(loc="best", fontsize=7)
+        axis.set_xticks(np.linspace(0, end, RISKS))
+        axis.set_xlabel("optimizer step; in colour, runs at risk", fontsize=7, labelpad=3 + 9 * len(panel.arms))
+        axis.tick_params(labelsize=7)
     axes[0].set_ylabel("share not collapsed")
+    legend_below(figure, [], _sources(results, shown))
     return figure
 
 
-def _panels(runs: pd.DataFrame, order: list[str]) -> list[tuple[tuple, list[str]]]:
-    """Arms by (precision, loss, setting), in the order of arms."""
-    arms = runs.drop_duplicates("arm").set_index("arm").loc[order].reset_index()
-    return [(key, list(part.arm)) for key, part in arms.groupby(["precision", "loss", "setting"], sort=False)]
+def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
+    """A Kaplan-Meier curve with the interval at its end, its censored runs as ticks, and a row of runs at risk."""
+    km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
+    axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
+    # A band for each arm would cover the others. Where no run is left at risk the interval is that before.
+    last = (km if km.survival.iloc[-1] == 0 else km[km.lower > 0]).iloc[-1]
+    axis.plot([end * (1.03 + 0.025 * place)] * 2, [last.lower, last.upper], color=mark.colour, linewidth=1.4, clip_on=False)
+    censored = runs.time[~runs.event].to_numpy()
+    axis.plot(censored, np.interp(censored, km.time, km.survival), "|", color=mark.colour, markersize=6)
+    for at in np.linspace(0, end, RISKS):
+        risk, below = f"{(runs.time >= at).sum()}", (0, -22 - 9 * place)
+        options: dict[str, Any] = {"xytext": below, "textcoords": "offset points", "ha": "center", "fontsize": 7}
+        axis.annotate(risk, (at, 0), xycoords=("data", "axes fraction"), color=mark.colour, **options)
+
+
+def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
+    """The small multiples of a sweep: losses side by side, settings and corrections below each other, eight arms at most each.
+
+    A title says what differs between them.
+    """
+    arms = runs.drop_duplicates("arm").set_index("arm")
+    arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
+    groups = {place: list(part.arm) for place, part in arms.groupby(["calm", "correction", "loss"], sort=False)}
+    corrections = list(dict.fromkeys(correction for _, correction, _ in groups))
+    places = sorted(groups, key=lambda place: (place[0], place[1] != "none", corrections.index(place[1]), place[2]))
+    differ = [len({place[i] for place in places}) > 1 for i in range(3)]
+    found = []
+    for calm, correction, loss in places:
+        words = (loss, "no correction" if correction == "none" else correction, calm)
+        title = " · ".join(word for word, told in zip(words, differ[::-1], strict=True) if told and word)
+        found += [Panel(short(title, 32), loss, calm, correction, part) for part in chunks(groups[calm, correction, loss])]
+    return found
+
+
+def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
+    """The legend of panels: a line per source, the control first."""
+    arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
+    found: dict[str, Line2D] = {}
+    for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
+        found.setdefault("control" if row.control else literal(row.source), key(results.marks.arms[str(arm)]))
+    return found
 
 
 def forest(results: Results) -> Figure | str:
     """Steps of health gained on the reference arm, with its interval and Holm's p."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
-    if not results.runs.event.any():
-        return "No run collapsed, so no arm can gain steps on another."
+    if not enough(results):
+        return too_few(results)
     if table.empty:
-        return "No arm that ended can be compared: neither it nor its reference arm has a collapse."
+        return "no arm that ended can be compared: neither it nor its reference arm has a collapse"
     figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
     for i, row in table.iterrows():
         dash = ":" if row.known <= survival.FEW else "-"
-        axis.plot([row.steps_gained_low, row.steps_gained_high], [i, i], color=COLOURS[1], linewidth=2, linestyle=dash)
-        spread = pd.notna(row.steps_gained_low)
-        axis.plot(row.steps_gained, i, "o", color=COLOURS[2], markersize=5, markerfacecolor=COLOURS[2] if spread else "none")
+        mark = results.marks.arms[row.arm]
+        axis.plot([row.steps_gained_low, row.steps_gained_high], [i, i], color=mark.colour, linewidth=2, linestyle=dash)
+        face = mark.colour if pd.notna(row.steps_gained_low) else "none"
+        axis.plot(row.steps_gained, i, mark.marker, color=mark.colour, markersize=6, markerfacecolor=face)
         weak = " (too few)" if row.least_p > SIGNIFICANT else ""
         p = f"p = {row.collapse_holm_p:.2g}{weak}"
         axis.annotate(p, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
-    axis.axvline(0, color="grey", linewidth=0.8)
+    axis.axvline(0, color=NEUTRAL, linewidth=0.8)
     axis.set_ylim(-0.7, len(table) - 0.3)
-    axis.set_yticks(range(len(table)), [f"{short(r.arm, 60)}  (n={r.known})" for r in table.itertuples()], fontsize=8)
+    labels = [f"{short(arm, 76)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
+    axis.set_yticks(range(len(table)), labels, fontsize=8)
     axis.set_xlabel(
         "RMST difference from the reference arm (optimizer steps)\n"
         "95% bootstrap over seeds; dotted: at most five seeds, which cover less; open: equal seeds, no interval"
@@ -92,21 +152,24 @@ def ends(results: Results) -> Figure | str:
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
-        return "No run has ended."
+        return "no run has ended"
     rows = runs.drop_duplicates("arm").set_index("arm").loc[order(runs)].reset_index()
     rows = rows.sort_values(["loss", "setting"], kind="stable").reset_index(drop=True)
     figure, ((axis,),) = subplots(1, 1, 1.0 + 0.24 * len(rows))
     for y, arm in rows.iterrows():
         mine = runs[runs.arm == arm.arm]
-        colour = COLOURS[0 if arm.control else 1 if arm.correction == "none" else 2]
+        mark = results.marks.arms[arm.arm]
         for fell, part in mine.groupby("event"):
-            axis.plot(part.final, [y] * len(part), "x" if fell else "o", color=colour, markersize=5, alpha=0.7)
-        axis.plot(mine.final.mean(), y, "|", color=colour, markersize=14, markeredgewidth=1.8)
+            face = mark.colour if fell else "none"
+            axis.plot(part.final, [y] * len(part), mark.marker, color=mark.colour, markerfacecolor=face, markersize=6, alpha=0.8)
+        axis.plot(mine.final.mean(), y, "|", color=mark.colour, markersize=14, markeredgewidth=1.8)
         if y and (arm.loss, arm.setting) != tuple(rows.loc[y - 1, ["loss", "setting"]]):
-            axis.axhline(y - 0.5, color="grey", linewidth=0.5)
-    labels = [f"{short(arm, 60)}  (n={(runs.arm == arm).sum()})" for arm in rows.arm]
+            axis.axhline(y - 0.5, color=NEUTRAL, linewidth=0.5)
+    sizes = runs.groupby("arm").size()[rows.arm]
+    labels = [f"{short(arm, 76)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
     axis.set_yticks(range(len(rows)), labels, fontsize=8)
-    axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(-0.02, 1.02), xlabel="last held-out reward")
+    low, high = runs.final.min(), runs.final.max()
+    axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(low, high - LEAST_SPAN) - 0.02, high + 0.02), xlabel="last held-out reward")
     return figure
 
 
@@ -114,59 +177,74 @@ def heat_maps(results: Results) -> Figure | str:
     """Collapsed runs and last reward of every arm: precision and correction x loss and setting."""
     table = results.combinations
     if table.empty:
-        return "No run has ended."
+        return "no run has ended"
     shares, last = {}, {}
     for found in table.to_dict("records"):
         place = found["down"], found["across"]
         never = " †" if found["never_learned"] else ""
         shares[place] = found["collapsed"] / found["known"], f"{found['collapsed']}/{found['known']}{never}"
         if pd.notna(found["mean"]):
-            apart = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
-            last[place] = found["mean"], f"{found['mean']:.2f}{apart}"
+            difference = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
+            last[place] = found["mean"], f"{found['mean']:.2f}{never}{difference}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
-    figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
-    heat(axes[0, 0], shares, rows, columns, "collapsed, of ended runs", True)
-    heat(axes[0, 1], last, rows, columns, "last reward; below, its difference from the control", False)
+    maps = [(last, "last reward; below, its difference from the control", False)]
+    if table.collapsed.any():  # else a map of zeros
+        maps.insert(0, (shares, "collapsed, of ended runs", True))
+    figure, axes = subplots(1, len(maps), height(len(rows)), sharey=True)
+    for axis, (cells, title, bad_is_high) in zip(axes[0], maps, strict=True):
+        heat(axis, cells, rows, columns, title, bad_is_high)
     return figure
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """Held-out reward of each seed, or of many their median, a panel per precision, loss and setting, over the control's."""
+    """Held-out reward of each seed, or of many their median: a panel per loss, correction and setting, over the control's."""
+    none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
-        return "No run has recorded a held-out reward."
+        return none
     evaluated = results.steps.dropna(subset=["eval/reward"])
     begun = results.runs[results.runs.index.isin(evaluated.run)]
     if begun.empty:
-        return "No run has recorded a held-out reward."
-    panels = [(key, part) for key, arms in _panels(begun, order(begun)) for part in chunks(arms)]
-    figure, axes = grid(len(panels), 3, 2.4, sharex=True, sharey=True)
+        return none
+    shown = panels(begun, order(begun))
+    losses = begun.loss.nunique()
+    columns = losses if 1 < losses <= 4 and len(shown) % losses == 0 else 3
+    figure, axes = grid(len(shown), columns, 2.4 if len(shown) <= 9 else 1.9, sharex=True, sharey=True)
     by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
     controls = begun[begun.control]
-    names = dict.fromkeys(name for _, arms in panels for name in begun[begun.arm.isin(arms)].correction)
-    places = {name: i % len(COLOURS) for i, name in enumerate(names)}
-    for axis, (key, arms) in zip(axes, panels, strict=True):
-        behind = controls[(controls.loss == key[1]) & (controls.setting == key[2]) & ~controls.arm.isin(arms)]
-        for j, run in enumerate(behind.index[:10]):
+    for axis, panel in zip(axes, shown, strict=True):
+        behind = controls[(controls.loss == panel.loss) & (controls.calm == panel.calm) & ~controls.arm.isin(panel.arms)]
+        for run in behind.index[:10]:
             curve = thinned(by_run[run].step, by_run[run]["eval/reward"])
-            axis.plot(*curve, linewidth=0.7, color="#BBBBBB", zorder=0, label="" if j else "control", gid=run)
-        for arm in arms:
-            runs = begun[begun.arm == arm]
-            curves, name = [by_run[run] for run in runs.index], runs.correction.iloc[0]
-            i, label = places[name], short(name)
-            few = len(curves) <= survival.FEW
-            for j, (run, curve) in enumerate(zip(runs.index[:10], curves, strict=False)):
-                how = {**look(i), "label": "" if j else label} if few else {"color": COLOURS[i], "alpha": 0.18}
-                axis.plot(*thinned(curve.step, curve["eval/reward"]), linewidth=0.7, gid=run, **how)
-            if not few:
-                pooled = pd.concat(curves).groupby("step")["eval/reward"].agg(["median", "size"])
-                middle = pooled["median"][pooled["size"] == len(curves)]  # else it would jump where a run's record ends
-                axis.plot(*thinned(middle.index, middle), **look(i), linewidth=1.4, label=label)
-        axis.set_title(short(" ".join(key)))
-        axis.set_ylim(-0.02, 1.02)
+            axis.plot(*curve, linewidth=0.7, color=CONTROL, alpha=0.3, zorder=0, gid=run)
+        for arm in panel.arms:
+            _rewards(axis, begun[begun.arm == arm], by_run, results.marks.arms[arm])
+        axis.set_title(panel.title)
         axis.grid(alpha=0.2)
+    low, high = evaluated["eval/reward"].min(), evaluated["eval/reward"].max()
+    axes[0].set_ylim(min(low, high - LEAST_SPAN) - 0.02, high + 0.02)
     label_outer(axes, "RL step", "held-out reward")
-    legend_below(figure, axes)
+    legend_below(figure, [], _sources(results, shown))
     return figure
+
+
+def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], mark: Mark) -> None:
+    """Up to five seeds of an arm one by one; of more the median, with ten faint behind it."""
+    curves, few = [by_run[run] for run in runs.index], len(runs) <= survival.FEW
+    marked: dict[str, Any] = {"marker": mark.marker, "markersize": 3.5}
+    for run, curve in zip(runs.index[:10], curves, strict=False):
+        x, y = thinned(curve.step, curve["eval/reward"])
+        options = mark.line | marked | {"markevery": sparse(x)} if few else {"color": mark.colour, "alpha": 0.18}
+        axis.plot(x, y, linewidth=1.0 if few else 0.7, gid=run, **options)
+    if not few:
+        pooled = pd.concat(curves).groupby("step")["eval/reward"].agg(["median", "size"])
+        middle = pooled["median"][pooled["size"] == len(curves)]  # else it would jump where a run's record ends
+        x, y = thinned(middle.index, middle)
+        axis.plot(x, y, **mark.line, **marked, markevery=sparse(x), linewidth=1.6)
+
+
+def sparse(x: np.ndarray) -> int:
+    """The distance of the markers of a curve, in points: about five tell it, and all would hide it."""
+    return max(1, len(x) // 5)
 
 
 def thinned(x, y) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, grid, literal, short
+from analysis.figures.style import grid, literal, short
+from analysis.marks import NEUTRAL
 from analysis.results import Results
 from analysis.statistics.survival import fraction
 from harness.arms import flatten
@@ -27,7 +28,7 @@ def search(results: Results) -> Figure | str:
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []
     numbers = {key: found for key in keys if len((found := _numbers(results, key)).unique()) > 1}
     if home is None or not numbers:
-        return "The sweep is no search of a threshold, or one value of it alone has been tried."
+        return "the sweep is no search of a threshold, or one value of it alone has been tried"
     importance = _importance(_read(home / "search.json"))
     shown = list(numbers)[:MOST]
     figure, axes = grid(2 * len(shown) + bool(importance), 3 if len(shown) == 1 else 2, 2.6)
@@ -35,7 +36,7 @@ def search(results: Results) -> Figure | str:
         left, right = axes[2 * place : 2 * place + 2]
         _share(left, results.ended.event, numbers[key])
         final = results.rewards.final[results.ended.index]
-        right.plot(numbers[key][final.index], final, "o", color=COLOURS[1], alpha=0.6, markersize=4)
+        right.plot(numbers[key][final.index], final, "o", color=NEUTRAL, alpha=0.6, markersize=4)
         right.set_ylabel("last held-out reward")
         for axis in (left, right):
             axis.set_xlabel(literal(key), fontsize=8)
@@ -43,7 +44,7 @@ def search(results: Results) -> Figure | str:
                 axis.set_xscale("log")
     if importance:
         names = sorted(importance, key=lambda name: importance[name])
-        axes[-1].barh(range(len(names)), [importance[name] for name in names], color=COLOURS[1], height=0.6)
+        axes[-1].barh(range(len(names)), [importance[name] for name in names], color=NEUTRAL, height=0.6)
         axes[-1].set_yticks(range(len(names)), [short(name, 24) for name in names], fontsize=8)
         axes[-1].set_xlabel("importance")
         axes[-1].set_xlim(0, 1)
@@ -63,7 +64,7 @@ def _share(axis: Axes, collapsed: pd.Series, value: pd.Series) -> None:
     ends = [fraction(int(part.sum()), len(part))[1:] for _, part in groups]
     errors = [[share - low for share, (low, _) in zip(shares, ends, strict=True)]]
     errors += [[high - share for share, (_, high) in zip(shares, ends, strict=True)]]
-    axis.errorbar([number for number, _ in groups], shares, yerr=errors, fmt="o-", color=COLOURS[0], linewidth=1, markersize=4)
+    axis.errorbar([number for number, _ in groups], shares, yerr=errors, fmt="o-", color=NEUTRAL, linewidth=1, markersize=4)
     axis.set_ylim(-0.05, 1.05)
     axis.set_ylabel("share of runs without collapse")
 

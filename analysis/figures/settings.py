@@ -6,24 +6,28 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.heat import heat, height
-from analysis.figures.style import COLOURS, grid, short, subplots
+from analysis.figures.outcome import enough, too_few
+from analysis.figures.style import apart, grid, legend_below, short, subplots
 from analysis.labels import column as label
 from analysis.labels import metric
+from analysis.marks import NEUTRAL
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
 from harness.arms import flatten
 
 BOUND, RATE = "correction.weight.upper", "actor.lr"
-ONE_BOUND = "No correction has more than one upper bound."
+ONE_BOUND = "no correction has more than one upper bound"
 
 
 def lead_times(results: Results) -> Figure | str:
     """Per diagnostic how long before the collapse it alarmed, and how often it alarmed for nothing."""
     table = results.warnings
+    if not enough(results):
+        return too_few(results)
     if table.empty or table.detected.isna().all():
         why = f" ({table.note.iloc[0]})" if len(table) else ""
-        return f"A warning cannot be judged without collapsed and other runs of several seeds{why}."
+        return f"a warning cannot be judged without collapsed and other runs of several seeds{why}"
     table = table.iloc[::-1].reset_index(drop=True)
     figure, axes = grid(3, 3, 1.2 + 0.4 * len(table), sharey=True)
     parts = {
@@ -32,16 +36,16 @@ def lead_times(results: Results) -> Figure | str:
         "auc": f"AUC, {HORIZON} steps ahead",
     }
     for axis, (column, word) in zip(axes, parts.items(), strict=True):
-        axis.plot(table[column], table.index, "o", color=COLOURS[1], label="detected", clip_on=False)
+        axis.plot(table[column], table.index, "o", color=NEUTRAL, label="detected", clip_on=False)
         axis.set_xlabel(word, fontsize=8)
         axis.grid(alpha=0.25)
-    axes[1].plot(table.false_alarms, table.index, "x", color=COLOURS[2], label="false alarms")
+    axes[1].plot(table.false_alarms, table.index, "o", color=NEUTRAL, markerfacecolor="none", label="false alarms")
     axes[1].set_xlim(-0.05, 1.05)
-    axes[1].legend(fontsize=7)
-    axes[2].axvline(0.5, color="grey", linewidth=0.8)
+    axes[2].axvline(0.5, color=NEUTRAL, linewidth=0.8)
     axes[2].set_xlim(-0.05, 1.05)
     axes[0].set_xlim(left=0)
     axes[0].set_yticks(table.index, table.diagnostic.map(metric))
+    legend_below(figure, axes[1:2])
     return figure
 
 
@@ -81,7 +85,7 @@ def frontier(results: Results) -> Figure | str:
     plain = runs[runs.correction == "none"]
     plain = plain.assign(lr=rate[plain.index], healthy=results.healthy[plain.index])
     if plain.empty or plain.lr.nunique() < 2:
-        return "The sweep has one learning rate, so there is no frontier."
+        return "the sweep has one learning rate"
     plain["row"] = (plain.precision + " " + plain.loss + " " + plain.setting).str.strip()
     rows, columns = sorted(plain.row.unique()), [f"{lr:g}" for lr in sorted(plain.lr.unique())]
     figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
@@ -100,10 +104,12 @@ def costs(results: Results) -> Figure | str:
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]
     if not shown:
-        return "No run recorded the time of a step."
+        return "no run recorded the time of a step"
     figure, axes = grid(len(shown), 3, 1.2 + 0.26 * len(table), sharey=True)
     for axis, column in zip(axes, shown, strict=True):
-        axis.barh(table.index, table[column], color=COLOURS[1], height=0.6)
+        axis.barh(table.index, table[column], color=[results.marks.arms[arm].colour for arm in table.arm], height=0.6)
         axis.set_xlabel(label(column))
-    axes[0].set_yticks(table.index, [short(arm, 60) for arm in table.arm], fontsize=8)
+        axis.locator_params(axis="x", nbins=4)
+        axis.set_ylim(-0.6, len(table) - 0.4)
+    axes[0].set_yticks(table.index, [short(arm, 76) for arm in apart(table.arm)], fontsize=8)
     return figure

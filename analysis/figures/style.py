@@ -1,26 +1,30 @@
-"""How every figure looks: print size, a palette that colour-blind readers tell apart, never more than eight lines in a panel."""
+"""How every figure looks: print size, labels, legends beside the data, never more than eight lines in a panel."""
 
 from __future__ import annotations
 
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808000")
-"""Okabe and Ito's palette, with olive for their yellow, which print loses."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
-"""A line differs by colour and by dash, so that it survives a grey printer."""
+from analysis.marks import DASHES, HUES, Mark
+
+PANEL = 8
+"""Lines of a panel at most."""
+SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
+"""Of what are no arms, as families of corrections on a page of replay; figures of arms take `Results.marks`."""
+HEAT = "viridis"
+"""Colours of a value: even steps to every reader, and on a grey print."""
 WIDTH = 9.0
 """Inches."""
 
@@ -37,12 +41,18 @@ matplotlib.rcParams |= {
 }
 
 
-def look(place: int) -> dict[str, Any]:
-    """Colour and dash of the line number `place` of a panel, 0..7."""
-    return {"color": COLOURS[place], "linestyle": DASHES[place]}
+def series(place: int) -> dict[str, Any]:
+    """Colour and dash of line number `place` of what are no arms; 64 differ."""
+    return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 
-def chunks(items: Sequence, size: int = len(COLOURS)) -> list[list]:
+def ink(colour: str) -> str:
+    """Black or white, whichever is read better on a colour: black from a relative luminance of 0.18 on (WCAG 2.1)."""
+    parts = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)]
+    return "black" if 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] > 0.179 else "white"
+
+
+def chunks(items: Sequence, size: int = PANEL) -> list[list]:
     """In parts that one panel can tell apart, as even as they come."""
     parts = -(-len(items) // size)
     return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
@@ -51,7 +61,14 @@ def chunks(items: Sequence, size: int = len(COLOURS)) -> list[list]:
 def short(text: str, width: int = 34) -> str:
     """A label in lines of `width`, keys without the groups that they stand in."""
     words = [word.rpartition("=") for word in text.split(" ")]
-    return literal(textwrap.fill(" ".join(key.split(".")[-1] + equals + value for key, equals, value in words), width))
+    plain = " ".join(key.split(".")[-1] + equals + value for key, equals, value in words)
+    return literal(textwrap.fill(plain, width, break_long_words=False, break_on_hyphens=False))
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """Names without the words that all of them share; a name that has no other stays whole."""
+    shared = set.intersection(*(set(name.split(" ")) for name in names)) if len(names) > 1 else set()
+    return [" ".join(word for word in name.split(" ") if word not in shared) or name for name in names]
 
 
 def literal(text: str) -> str:
@@ -90,17 +107,27 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
             axis.set_ylabel(y)
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One legend for all panels, where it covers no data. A label must look alike in each."""
+def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Line2D] | None = None) -> None:
+    """One legend for all panels, where it covers no data. A label must look alike in each. more: label -> handle, at the end."""
     labels = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4)
+    labels |= more or {}
+    if labels:
+        width = max(len(line) for label in labels for line in label.splitlines())
+        figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=max(1, min(4, 120 // (width + 6))))
+
+
+def key(mark: Mark, line: bool = True, **options) -> Line2D:
+    """The handle of a legend: a source of mismatch as its line, a correction as its marker."""
+    if line:
+        return Line2D([], [], linewidth=1.6, **mark.line, **options)
+    return Line2D([], [], linestyle="", marker=mark.marker, color=mark.colour, **options)
 
 
 class Drawn(NamedTuple):
     """An SVG element, and where its curves of single runs lie.
 
     curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
-    "curves": [{"id": of the SVG element, "run", "panel", "colour", "x": [...], "y": [...]}]}.
+    "curves": [{"id": of the SVG element, "run", "panel", "x": [...], "y": [...]}]}.
     """
 
     svg: str
@@ -121,8 +148,7 @@ def draw(figure: Figure, name: str) -> Drawn:
                 line.set_gid(f"{name}-curve-{len(curves)}")
                 x, y = (np.asarray(values, float) for values in line.get_data())
                 points = {"x": [_plain(value) for value in x], "y": [_plain(value) for value in y]}
-                colour = to_hex(line.get_color())
-                curves.append({"id": line.get_gid(), "run": run, "panel": number, "colour": colour, **points})
+                curves.append({"id": line.get_gid(), "run": run, "panel": number, **points})
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
     panels = [_panel(figure, axis) for axis in figure.axes] if curves else []  # once the layout is settled

@@ -28,7 +28,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from analysis.figures.style import look
 from analysis.load import load
 from harness.run.metrics import METRICS
 
@@ -78,7 +77,7 @@ table.sort_values("early_k3")
 # %% [markdown]
 # ## A figure, from scratch
 # The mean held-out reward of each arm over its seeds, with their range. Step 1: the rows that hold an evaluation. Step 2: a
-# column per arm. Step 3: a line and a band for each. `look` gives a line its colour and its dash.
+# column per arm. Step 3: a line and a band for each. `results.marks` gives an arm its colour and its dash, as in every figure.
 
 # %%
 evaluated = results.steps.dropna(subset=["eval/reward"])
@@ -86,10 +85,10 @@ by_arm = evaluated.assign(arm=evaluated.run.astype(str).map(results.runs.arm)).g
 curves = by_arm.agg(["mean", "min", "max"])
 
 figure, axis = plt.subplots(figsize=(9, 4), layout="constrained")
-for place, arm in enumerate(results.arms[:8]):
-    curve = curves.loc[arm]
-    axis.plot(curve.index, curve["mean"], label=arm, **look(place))
-    axis.fill_between(curve.index, curve["min"], curve["max"], alpha=0.15, color=look(place)["color"], linewidth=0)
+for arm in results.arms[:8]:
+    curve, mark = curves.loc[arm], results.marks.arms[arm]
+    axis.plot(curve.index, curve["mean"], label=arm, color=mark.colour, linestyle=mark.dash)
+    axis.fill_between(curve.index, curve["min"], curve["max"], alpha=0.15, color=mark.colour, linewidth=0)
 axis.set(xlabel="RL step", ylabel="held-out reward")
 _ = figure.legend(loc="outside lower center", ncols=2, fontsize=8)
 

@@ -14,9 +14,16 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
 
 from analysis.figures.style import draw
 from analysis.frames import cells
+from analysis.marks import Mark
+from harness.progress import Progress
+
+SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
+"""Matplotlib's codes of a path as SVG has them."""
 
 
 class Section(NamedTuple):
@@ -55,13 +62,33 @@ def page(
     note: str = "",
     link: tuple[str, str] | None = None,
     runs: Mapping[str, Mapping[str, Any]] | None = None,
+    marks: Mapping[str, Mark] | None = None,
 ) -> str:
     """The page: title, answer as a list of sentences, note with a link (anchor, words), then the sections.
 
     runs: of the curves, id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}.
+    marks: of the arms, which stand before their names in the first column of a table.
     """
-    shown = [(section, _picture(section), _table(section.table)) for section in sections]
-    return _template().render(title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {})
+    shown, progress = [], Progress(len(sections))
+    for section in sections:
+        shown.append((section, _picture(section), _table(section.table)))
+        progress.show(f"page: {len(shown)} of {len(sections)} parts")
+    swatches = {arm: swatch(mark) for arm, mark in (marks or {}).items()}
+    return _template().render(
+        title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {}, swatches=swatches
+    )
+
+
+@functools.cache
+def swatch(mark: Mark) -> Markup:
+    """The marker of an arm in its colour, as an SVG element without text, drawn as matplotlib draws it."""
+    style = MarkerStyle(mark.marker)
+    words = []
+    for vertices, code in style.get_path().transformed(style.get_transform()).iter_segments(simplify=False):
+        points = " ".join(f"{x:.3f} {-y:.3f}" for x, y in vertices.reshape(-1, 2))
+        words.append("Z" if code == Path.CLOSEPOLY else f"{SVG[code]}{points}")
+    body = Markup('<path d="{}" fill="{}"/>').format(" ".join(words), mark.colour)
+    return Markup('<svg class="mark" viewBox="-.8 -.8 1.6 1.6" aria-hidden="true">{}</svg>').format(body)
 
 
 def _picture(section: Section) -> Picture | None:

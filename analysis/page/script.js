@@ -1,6 +1,7 @@
 // What the page can do with a script: without one it is the same page, without hover, sorting and filtering.
 "use strict";
 const runs = JSON.parse(document.getElementById("runs").textContent);  // id -> {arm, seed, href, settings}
+const marks = new Map([...document.querySelectorAll("td > .mark")].map(mark => [mark.parentNode.textContent, mark]));  // of arms
 let chosen = [];  // ids of up to two runs
 
 function element(tag, content = {}, parent = null) {
@@ -78,7 +79,7 @@ function nearest(figure, at) {
 
 const figures = [];
 for (const node of document.querySelectorAll("figure[data-curves]")) {
-  const svg = node.querySelector("svg"), curves = JSON.parse(node.dataset.curves);
+  const svg = node.querySelector(":scope > svg"), curves = JSON.parse(node.dataset.curves);
   if (!curves.curves.length) continue;
   const figure = { curves, node: curve => document.getElementById(curve.id) };
   figures.push(figure);
@@ -104,13 +105,12 @@ for (const node of document.querySelectorAll("figure[data-curves]")) {
   };
   const legend = element("div", { className: "legend" });
   node.prepend(legend);
-  const arms = new Map();
-  for (const { run, colour } of curves.curves) if (!arms.has(runs[run].arm)) arms.set(runs[run].arm, colour);
-  for (const [arm, colour] of arms) {
+  for (const arm of new Set(curves.curves.map(({ run }) => runs[run].arm))) {
     const button = element("button", { type: "button" }, legend);
     button.setAttribute("aria-pressed", "true");
-    element("i", {}, button).style.background = colour;
-    button.append(arm);
+    if (marks.has(arm)) button.append(marks.get(arm).cloneNode(true));
+    button.append(arm.replace(/[\w.]+\.(?=\w+=)/g, ""));  // keys without the groups that they stand in
+    button.title = arm;
     button.onclick = () => {
       const shown = button.getAttribute("aria-pressed") === "false";
       button.setAttribute("aria-pressed", String(shown));

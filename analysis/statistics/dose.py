@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
 
+from analysis.statistics.measures import median
 from analysis.statistics.survival import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
@@ -157,7 +158,7 @@ def curves(table: pd.DataFrame) -> list[Curve]:
             continue
         arms = [(arm.k3.median(), arm.response.to_numpy()) for _, arm in part.groupby("noise")]
         arms.sort(key=lambda arm: arm[0])
-        found.append(_curve(key, arms, control.response.to_numpy(), part.measured.dropna().median()))
+        found.append(_curve(key, arms, control.response.to_numpy(), median(part.measured)))
     return found
 
 
@@ -188,7 +189,7 @@ def precisions(table: pd.DataFrame) -> list[Real]:
             correction,
             precision,
             part.k3.median(),
-            part.measured.dropna().median(),
+            median(part.measured),
             part.response.to_numpy(),
         )
         for (policy, loss, setting, correction, precision), part in other.groupby(

@@ -97,9 +97,15 @@ def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: fl
                 "arm": name,
                 "reached_healthy": reached,
                 "probed": precision,
-                "k3": own[f"probe/{precision}/k3_kl"].median(),
+                "k3": median(own[f"probe/{precision}/k3_kl"]),
                 "ess_sequence_min": own[f"probe/{precision}/ess_sequence"].min(),
                 "log_ratio_max": own[f"probe/{precision}/log_ratio_max_abs"].max(),
             }
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def median(values: pd.Series) -> float:
+    """Of those that are there; NaN of none, of which numpy would warn."""
+    known = values.dropna()
+    return float(known.median()) if len(known) else np.nan

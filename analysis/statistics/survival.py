@@ -22,6 +22,8 @@ FEW = 5
 The median of three runs hides one collapse. No interval within the range of so few values covers 95%: all n values lie on one
 side of the median with probability 2^(1−n), which is 0.0625 for five.
 """
+ENOUGH = 10
+"""Collapses from which on times to collapse are drawn and diagnostics ranked: the best of several at a handful is chance."""
 
 
 class Interval(NamedTuple):

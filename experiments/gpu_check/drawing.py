@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.marks import HUES, NEUTRAL
 from harness.dumps.files import read
 
 DECADES = 6
@@ -75,7 +76,7 @@ def draw(folder: Path) -> Figure:
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     (size, place), (length, probability) = figure.subplots(2, 2)
-    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name.split("-", 1)[1] for name in arms))}
+    colors = {name: HUES.get(name, NEUTRAL) for name in dict.fromkeys(name.split("-", 1)[1] for name in arms)}
     for name, tokens in arms.items():
         engine, arm = name.split("-", 1)
         look = {"color": colors[arm], "linestyle": "-" if engine == "local" else "--", "label": name.replace("-", " ", 1)}

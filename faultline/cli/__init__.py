@@ -8,7 +8,21 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, Protocol
 
-from faultline.cli import branch, completion, doctor, gradient, import_config, power, replay, report, search, sweep, train, watch
+from faultline.cli import (
+    branch,
+    completion,
+    doctor,
+    gradient,
+    import_config,
+    memory,
+    power,
+    replay,
+    report,
+    search,
+    sweep,
+    train,
+    watch,
+)
 from harness import boundary
 
 
@@ -38,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "replay": replay,
     "gradient": gradient,
     "import-config": import_config,
+    "memory": memory,
     "doctor": doctor,
     "completion": completion,
 }

@@ -9,7 +9,8 @@ HELP = "translate a verl, SkyRL or TRL config into an experiment file"
 DESCRIPTION = """\
 Print a verl, SkyRL or TRL config as an experiment file of this project.
 A comment in the file names each key without a counterpart here: read the lines marked "not translated".
-A correction's value that cannot be used is an error (exit code 2)."""
+A correction's value that cannot be used is an error (exit code 2).
+With --launch the file has its model and its task too. It is checked and written, and the command that runs it is printed."""
 EXAMPLES = """\
 echo '{algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}}' > theirs.yaml
 faultline import-config theirs.yaml"""
@@ -18,10 +19,17 @@ faultline import-config theirs.yaml"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `faultline.cli.Command`."""
     parser.add_argument("file", type=Path, help="YAML or JSON file; its keys are nested or dotted")
+    parser.add_argument(
+        "--launch", nargs="+", metavar=("DIR", "KEY=VALUE"),
+        help="write DIR/experiment/NAME.yaml, ready to run with these keys, as task.path=FILE.jsonl",
+    )  # fmt: skip
 
 
-def run(file: Path) -> None:
-    """Print the experiment file."""
-    from faultline.tools.import_config import import_config
+def run(file: Path, launch: list[str] | None) -> None:
+    """Print the experiment file, or the command that runs it."""
+    from faultline.tools import import_config
 
-    print(import_config(file), end="")
+    if launch is not None:
+        print(import_config.launch(file, Path(launch[0]), launch[1:]))
+    else:
+        print(import_config.import_config(file), end="")

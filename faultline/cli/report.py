@@ -16,29 +16,39 @@ faultline report runs/demo
 faultline report runs/demo --seeds 0,1 --out report
 faultline report runs/demo --deployed rollout --margin 0.05 --out report
 faultline report runs/demo --watch
+faultline report runs/demo --wandb faultline
 faultline report wandb-offline:wandb"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `faultline.cli.Command`."""
     parser.add_argument("sweep", help="its folder, as runs/demo; or wandb-offline:FOLDER, or wandb:[entity/]project[:group]")
-    parser.add_argument("--out", type=folder, help="folder of the report; by default report in the sweep's folder")
+    parser.add_argument("--out", type=folder, help="folder of the report; by default the sweep's own folder")
     parser.add_argument("--into", type=Path, help="Markdown file that takes the results between its two marks, as README.md")
     parser.add_argument("--seeds", type=seeds_type, default=(), help="only runs of these seeds, as 3,4,5; by default all")
     parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--deployed", choices=("trainer", "rollout"), help="judge the trainer's own policy or the sampling one")
     parser.add_argument("--margin", type=float, help="of the held-out reward, as 0.05: adds tests of equivalence within it")
+    parser.add_argument("--wandb", metavar="PROJECT", help="push the report to W&B too, or into an offline run without a key")
     parser.add_argument("--watch", action="store_true", help="follow the sweep instead, as faultline watch does")
 
 
-def run(sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, **options: Any) -> None:
+def run(
+    sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, wandb: str | None, **options: Any
+) -> None:
     """Write the report and print its path, or follow the sweep."""
     if watch:
-        _watch(sweep, {"out": out, "into": into, "seeds": seeds, **options})
+        _watch(sweep, {"out": out, "into": into, "seeds": seeds, "wandb": wandb, **options})
         return
     from analysis.report import report
 
-    print(f"Page: {report(sweep, out, into, seeds, **options).resolve()}")
+    page = report(sweep, out, into, seeds, pictures=wandb is not None, **options).resolve()
+    print(f"Page: {page}")
+    if wandb is not None:
+        from harness.run.wandb import push_report
+
+        where = push_report(page.parent, Path(sweep).resolve().name, wandb)
+        print(f"W&B: {where}" if where.startswith("http") else f"W&B, offline: {where}; this sends it: wandb sync {where}")
 
 
 def _watch(sweep: str, options: dict[str, Any]) -> None:

@@ -16,12 +16,13 @@ from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, Ru
 from harness.config.reading import parse, parse_recorded, recorded
 from harness.config.rollout import FilterConfig, PrecisionConfig, RolloutConfig
 from harness.config.run import Config
-from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
+from harness.config.task import REPLY_LENGTH, ArithmeticConfig, ChainConfig, SumsConfig, TaskConfig, TextConfig, ToolsConfig
 from harness.config.warmstart import WarmStartConfig
 
 __all__ = [
     "OPERATION",
     "RENAMED",
+    "REPLY_LENGTH",
     "ActorConfig",
     "ArithmeticConfig",
     "ChainConfig",
@@ -51,8 +52,10 @@ __all__ = [
     "ScheduleConfig",
     "SizesConfig",
     "Strict",
+    "SumsConfig",
     "TaskConfig",
     "TextConfig",
+    "ToolsConfig",
     "TrackingConfig",
     "WarmStartConfig",
     "explain",

@@ -17,7 +17,7 @@ from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.rollout import MULTIPLES, RolloutConfig
-from harness.config.task import ArithmeticConfig, ChainConfig, TaskConfig, TextConfig
+from harness.config.task import ChainConfig, SumsConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
 
 
@@ -99,7 +99,7 @@ class Config(Strict):
             return
         if self.warmstart is None:
             raise ValueError(f"warmstart is missing: model={self.model.name} has random weights")
-        if isinstance(self.task, TextConfig | ArithmeticConfig):
+        if isinstance(self.task, TextConfig | SumsConfig):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for name, precision in {"rollout": self.rollout.precision, "actor": self.actor.precision}.items():
             weights = None if precision is None else precision.weights

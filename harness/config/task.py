@@ -72,11 +72,9 @@ class TextConfig(Strict):
         return self
 
 
-class ArithmeticConfig(Strict):
-    """Generated sums in the chat template, see harness/tasks/arithmetic.py. It needs no file."""
+class SumsConfig(Strict):
+    """What the tasks of generated sums share, see harness/tasks/arithmetic.py. They need no file."""
 
-    name: Literal["arithmetic"]
-    """The task."""
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
     """Operators between the numbers, drawn with equal probability."""
     digits: Annotated[int, Field(gt=0, le=18)]
@@ -91,16 +89,13 @@ class ArithmeticConfig(Strict):
     """Put after each prompt."""
     max_prompt: Count
     """Longest prompt, in tokens."""
-    answer_length: Count
-    """Longest response, in tokens."""
 
-    prompt: ClassVar[str] = "prompt"  # these four are what a TextConfig leaves to its user
-    verifier: ClassVar[str] = "arithmetic"
+    prompt: ClassVar[str] = "prompt"  # these three are what a TextConfig leaves to its user
     chat: ClassVar[bool] = True
     long_prompts: ClassVar[str] = "drop"
 
     @model_validator(mode="after")
-    def _enough(self) -> ArithmeticConfig:
+    def _enough(self) -> SumsConfig:
         operators = len(set(self.operators))
         there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
         if (wanted := self.train + self.held_out) > there // 2:
@@ -111,7 +106,40 @@ class ArithmeticConfig(Strict):
         return self
 
 
-_TAGS = {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>"}
+class ArithmeticConfig(SumsConfig):
+    """Generated sums in the chat template, see harness/tasks/arithmetic.py."""
+
+    name: Literal["arithmetic"]
+    """The task."""
+    answer_length: Count
+    """Longest response, in tokens."""
+
+    verifier: ClassVar[str] = "arithmetic"
+
+
+REPLY_LENGTH = 24
+"""Most characters of the calculator's reply in task=tools, and so most tokens."""
+
+
+class ToolsConfig(SumsConfig):
+    """Generated sums with a calculator that answers between the turns of a response, see harness/tasks/tools.py."""
+
+    name: Literal["tools"]
+    """The task."""
+    turns: Annotated[int, Field(gt=0, le=1000)]
+    """Most turns of a response. After each but the last the calculator may answer."""
+    turn_length: Count
+    """Longest turn, in tokens of the policy."""
+
+    verifier: ClassVar[str] = "tools"
+
+    @property
+    def answer_length(self) -> int:
+        """Most tokens of a response, the calculator's included."""
+        return self.turns * self.turn_length + (self.turns - 1) * REPLY_LENGTH
+
+
+_TAGS = {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>", "tools": "<tools>"}
 
 
 def _tag(value: Any) -> str:
@@ -122,6 +150,7 @@ TaskConfig = Annotated[
     Annotated[ChainConfig, Tag("<chain>")]
     | Annotated[TextConfig, Tag("<text>")]
     | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
+    | Annotated[ToolsConfig, Tag("<tools>")]
     | Annotated[PluginConfig, Tag("<plugin>")],
     Discriminator(_tag),
 ]

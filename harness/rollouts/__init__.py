@@ -30,6 +30,8 @@ class Rollout(NamedTuple):
     the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
     routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them. support: the
     tokens that top_p and top_k left at each place (`recorded.Recorded`); None of an engine not built with `record_support`.
+    turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
+    are None for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -38,11 +40,14 @@ class Rollout(NamedTuple):
     expert_ids: Tensor | None = None
     expert_weights: Tensor | None = None
     support: Tensor | None = None
+    turns: Tensor | None = None
+    environment: Tensor | None = None
 
     @property
     def written(self) -> Tensor:
-        """[B, T] bool: the tokens of the responses."""
-        return self.tokens != PAD
+        """[B, T] bool: the tokens that the policy wrote."""
+        present = self.tokens != PAD
+        return present if self.environment is None else present & ~self.environment
 
     @property
     def mask(self) -> Tensor:

@@ -3,13 +3,15 @@
 The mirror is offline unless a key is present. Its id is the hash of the config, and the step is always explicit, so that the
 fragments that resumed runs leave behind can be merged. It holds everything that `analysis` needs of a run: the config with the
 provenance, every row, and each event and the outcome as flat summary scalars. The folder is the record: a failure of the mirror
-never stops a run.
+never stops a run. A report can be pushed beside the runs (`push_report`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 from harness.arms import arm
 from harness.config import Config
+from harness.errors import UserError, first_line
 from harness.extras import absence
 from harness.run.folder import RunFolder, changes
 
@@ -24,6 +27,11 @@ CONNECT_SECONDS = 20
 """How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
 FINISH_SECONDS = 60
 """How long the end of a run waits for an upload; what is left can be sent with `wandb sync`."""
+
+FILES = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
+"""Of a report."""
+REPORT = "report-"
+"""How the id of a W&B run begins that holds a report; those of training runs are hexadecimal."""
 
 
 class Tracker:
@@ -92,8 +100,7 @@ class Tracker:
     def _start(self, config: Config, folder: Path, mode: Any) -> None:
         import wandb
 
-        for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):  # else the home directory fills
-            os.environ.setdefault(variable, str(Path(config.run.root).resolve() / ".wandb"))
+        _keep_home_empty(Path(config.run.root))
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
         settings["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", CONNECT_SECONDS))
@@ -121,3 +128,44 @@ def _record(config: dict[str, Any], folder: Path) -> str:
     recorded = (folder / "provenance.json").exists()
     processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})
+
+
+def _keep_home_empty(root: Path) -> None:
+    for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        os.environ.setdefault(variable, str(root.resolve() / ".wandb"))
+
+
+# --- a report ----------------------------------------------------------------------------------------------------------
+
+
+def push_report(folder: Path, sweep: str, project: str) -> str:
+    """Make a W&B run of the report in `folder`: the page, its figures as images, the table of arms, and an artifact of its files.
+
+    With WANDB_API_KEY it goes to the server, else into an offline run below `folder`/wandb, which `wandb sync` sends later.
+    Returns the address of the run, or the folder of the offline one. Raises UserError with the cause when W&B refuses.
+    """
+    import pandas as pd
+    import wandb
+
+    _keep_home_empty(folder / "wandb")
+    (folder / "wandb").mkdir(exist_ok=True)  # else W&B makes .wandb, which hides
+    online = bool(os.environ.get("WANDB_API_KEY"))
+    pictures = sorted((folder / "figures").glob("*.png"))
+    try:
+        settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, finish_timeout=FINISH_SECONDS)
+        options: dict[str, Any] = {"mode": "online" if online else "offline", "settings": settings, "dir": str(folder)}
+        title, place = f"report of {sweep}", re.sub(r"[^a-zA-Z0-9_.-]+", "-", sweep)
+        run = wandb.init(project=project, id=f"{REPORT}{secrets.token_hex(4)}", name=title, job_type="report", **options)
+        artifact = wandb.Artifact(f"{REPORT}{place}", type="report", description=title)
+        for path in [*(path for name in FILES if (path := folder / name).exists()), *pictures]:
+            artifact.add_file(str(path), name=str(path.relative_to(folder)))
+        arms = wandb.Table(dataframe=pd.read_csv(folder / "arms.csv"), allow_mixed_types=True)
+        page = wandb.Html((folder / "report.html").read_text(encoding="utf-8"), inject=False)
+        run.log({"arms": arms, "report": page, **{f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+        run.log_artifact(artifact)
+        where = run.url if online else str(Path(run.dir).parent)
+        run.finish()
+    except (wandb.Error, ValueError) as error:
+        remedy = "check the project's name, WANDB_BASE_URL and WANDB_API_KEY"
+        raise UserError(f"--wandb {project}: {first_line(error)}; {remedy}") from None
+    return str(where)

@@ -1,6 +1,6 @@
 """Tasks with a verifier: their interface and their registry.
 
-`chain` is embedded and has tokens of its own. `gsm8k`, `jsonl` and `arithmetic` are text and need a tokenizer.
+`chain` is embedded and has tokens of its own. The others are text and need a tokenizer; in `tools` a calculator answers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TASKS = Registry(
         "gsm8k": "harness.tasks.gsm8k:Gsm8k",
         "jsonl": "harness.tasks.text:Jsonl",
         "arithmetic": "harness.tasks.arithmetic:Sums",
+        "tools": "harness.tasks.tools:Tools",
     },
 )
 
@@ -36,7 +37,7 @@ class Task(Protocol):
     tokenizer: the pretrained model's with model=hub, else None.
 
     Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end.
-    A task is a TokenTask or a TextTask too, by the model that it is for, and may be a TurnTask.
+    A task is a TokenTask or a TextTask too, by the model that it is for, and may be a TurnTask or an EnvironmentTask.
     """
 
     answer_length: int
@@ -79,3 +80,30 @@ class TurnTask(Protocol):
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
         """[N, T] -> int64 [N, T], 0 ≤ id < T: the number of each token's turn."""
+
+
+@runtime_checkable
+class EnvironmentTask(Protocol):
+    """A text task with an environment, which answers between the turns of a response.
+
+    An answer [T] is turn, reply, turn, ..., turn. Its tokens from the environment are context: nothing is trained on them, and no
+    metric counts them. `harness.rollouts.turns` samples such answers.
+    """
+
+    turns: int
+    """Most turns of an answer."""
+    turn_length: int
+    """Most tokens of a turn."""
+    pauses: tuple[int, ...]
+    """Tokens after which the environment is asked; the engine stops there."""
+
+    def reply(self, turn: list[int]) -> list[int]:
+        """Tokens of the environment after these of a turn; empty where it has nothing to answer, and the turn goes on.
+
+        A function of the turn alone.
+        """
+
+
+def stops(task: Task) -> tuple[int, ...]:
+    """The tokens after which an engine stops sampling a row."""
+    return (*task.stop, *task.pauses) if isinstance(task, EnvironmentTask) else task.stop

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config import ArithmeticConfig
+from harness.config import ArithmeticConfig, ToolsConfig
 from harness.seeding import derive
 from harness.tasks.text import Text
 
@@ -22,7 +22,7 @@ NUMBER = re.compile(r"(?<![\d.])-?\d+")
 class Sums(Text):
     """See harness.config.ArithmeticConfig. Multiplication binds first, as everywhere."""
 
-    config: ArithmeticConfig
+    config: ArithmeticConfig | ToolsConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
         """The records of `train` or `held_out`: prompt, and value, the right answer."""
@@ -34,7 +34,11 @@ class Sums(Text):
             between = rng.choice(sorted(set(c.operators)), c.terms - 1)
             drawn[" ".join([numbers[0], *(f"{o} {n}" for o, n in zip(between, numbers[1:], strict=True))])] = None
         chosen = list(drawn)[: c.train] if split == "train" else list(drawn)[c.train :]
-        return [{"prompt": f"What is {written}?", "value": value(written)} for written in chosen]
+        return [{"prompt": self.ask(written), "value": value(written)} for written in chosen]
+
+    def ask(self, written: str) -> str | list[dict[str, str]]:
+        """The prompt for a sum, as text or as messages of a chat."""
+        return f"What is {written}?"
 
 
 def value(written: str) -> int:

@@ -12,11 +12,18 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from algos.registry import Registry
-from harness.config import ArithmeticConfig, TextConfig
+from harness.config import ArithmeticConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.tasks import PAD
 
-VERIFIERS = Registry("verifiers", {"gsm8k": "harness.tasks.gsm8k:verify", "arithmetic": "harness.tasks.arithmetic:verify"})
+VERIFIERS = Registry(
+    "verifiers",
+    {
+        "gsm8k": "harness.tasks.gsm8k:verify",
+        "arithmetic": "harness.tasks.arithmetic:verify",
+        "tools": "harness.tasks.tools:verify",
+    },
+)
 """Functions `(response: str, record: dict) -> float`, 0 to 1; `record` is the prompt's whole line."""
 
 
@@ -27,7 +34,7 @@ class Text(ABC):
     prompts the first is kept. `load` gives the records.
     """
 
-    def __init__(self, config: TextConfig | ArithmeticConfig, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, config: TextConfig | ArithmeticConfig | ToolsConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
         self.verifier: Callable[[str, dict[str, Any]], float] = VERIFIERS[config.verifier]
         self.answer_length = config.answer_length

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import ActorConfig
-from harness.models import device
+from harness.models import DTYPES, device
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, no_route
@@ -70,7 +70,8 @@ class DeepSpeedActor(DeepSpeedModel):
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
         join()  # which chooses this rank's device
-        model = model.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
+        # Before a GPU holds it: a whole model in fp32 may not fit. DeepSpeed's own cast, which comes next, finds nothing to do.
+        model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
         self.routing = RoutingHooks(model)
         if config.precision is not None:
             cast_linear_layers(model, config.precision)

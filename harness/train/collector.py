@@ -20,9 +20,10 @@ from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
 from harness.rollouts.sync import SyncCheck
+from harness.rollouts.turns import respond, respond_greedily, turn_metrics
 from harness.routing import REPLAYS
 from harness.seeding import generator
-from harness.tasks import PAD, Task, TurnTask
+from harness.tasks import PAD, Task, TurnTask, stops
 from harness.train.actor import Actor
 from harness.train.clock import Clock
 from harness.train.collected import Collected, Scores
@@ -56,7 +57,7 @@ class Collector:
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
-        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": task.stop}
+        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
         if r.replay_sampling_mask:
             sampling["record_support"] = True
         if r.engine.params.get("noise_seed", 0) is None:
@@ -84,7 +85,7 @@ class Collector:
     def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
         """An embedded engine for this policy, at the temperature of the run."""
         return LocalEngine(
-            self.shape, precision, temperature=self.config.rollout.temperature, stop=self.task.stop, **settings
+            self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings
         )
 
     def load_weights(self, version: int) -> dict[str, float]:
@@ -158,7 +159,7 @@ class Collector:
 
     def answers(self, policy: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Tensor:
         """The tokens alone of `generate`, [B, T]."""
-        return self.ranks.gather(policy.generate(self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
+        return self.ranks.gather(respond(policy, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)).tokens)
 
     def compute_rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """[B]: the task's reward of each response, each rank asking for its share."""
@@ -169,7 +170,7 @@ class Collector:
         """[N]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
         with self.clock.phase("generate"):
             distinct = prompts[:: self.config.rollout.group_size]
-            tokens = engine.greedy(distinct, self.task.answer_length)
+            tokens = respond_greedily(engine, self.task, distinct)
         self.clock.sampled_tokens += int((tokens != PAD).sum())
         rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
         return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
@@ -194,12 +195,12 @@ class Collector:
                 own = Rollout(**{name: self.ranks.share(part) for name, part in begun._asdict().items() if part is not None})
                 shares = self.ranks.share(prompts), own, self.ranks.share(uniforms)
                 rollout = continued(self.engine, *shares, self.task.stop)
-        self.clock.sampled_tokens += int((rollout.tokens[:, start:] != PAD).sum()) * self.ranks.size
+        self.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * self.ranks.size
         return rollout
 
     def _generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """This rank's share of the responses, without the weights of experts that nothing replays."""
-        rollout = engine.generate(self.ranks.share(prompts), self.ranks.share(uniforms))
+        rollout = respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms))
         return rollout if self.replay.weights else rollout._replace(expert_weights=None)
 
     def _gather(self, rollout: Rollout) -> Rollout:
@@ -302,12 +303,11 @@ class Collector:
     def segment_numbers(self, rollout: Rollout) -> Tensor | None:
         """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of
         tokens that one version of the weights sampled."""
-        tokens = rollout.tokens
         if self.config.segments == "version":
             return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):
-            return None
-        return torch.from_numpy(self.task.segments(tokens.cpu().numpy())).to(tokens.device)
+            return rollout.turns
+        return torch.from_numpy(self.task.segments(rollout.tokens.cpu().numpy())).to(rollout.tokens.device)
 
     def _kept_responses(self, batch: Batch) -> Tensor:
         """[B] bool: whether the correction keeps a token of the response."""
@@ -330,6 +330,7 @@ class Collector:
             "rollout/response_tokens": lengths.float().mean(),
             "rollout/version_lag": (updates - sampled.rollout.version)[written].double().mean(),
         }
+        metrics |= turn_metrics(sampled.rollout)
         if self.config.rollout.partial_tokens is not None:
             version = torch.where(written, sampled.rollout.version, sampled.rollout.version[:, :1])
             metrics["rollout/version_lag_max"] = updates - version.amin()

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from harness.config import ActorConfig
 from harness.errors import UserError
+from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
 from harness.tasks import PAD
 from harness.train.distinct import Index, distinct
@@ -112,8 +113,9 @@ class DeepSpeedModel:
         return float(self.engine.get_global_grad_norm() if norm is None else norm)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        with self._gathered():
-            yield from self.engine.module.named_parameters()
+        for group in _groups(self.engine.module.named_parameters()):
+            with deepspeed.zero.GatheredParameters([p for _, p in group], enabled=self.config.zero_stage == 3):
+                yield from group
 
     def save(self, folder: Path) -> None:
         self.engine.save_checkpoint(str(folder), tag=TAG)
@@ -140,12 +142,23 @@ class DeepSpeedModel:
         if resharded and self.ranks.rank == 0:
             shutil.rmtree(folder / RESHARDED)
 
-    def _gathered(self):
-        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.config.zero_stage == 3)
-
     def _grad_norm(self) -> Tensor:
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+
+
+def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """The parameters in order, in groups of at most GATHERED numbers, or of a single one that has more."""
+    group: list[tuple[str, nn.Parameter]] = []
+    numbers = 0
+    for name, parameter in parameters:
+        size = getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
+        if group and numbers + size > GATHERED:
+            yield group
+            group, numbers = [], 0
+        group.append((name, parameter))
+        numbers += size
+    yield group
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class Persistence:
         length = collector.task.answer_length
         self.uniforms = torch.rand(len(self.prompts), length, generator=generator(config.seed, "persistence"))
         self.tokens: Tensor | None = None
+        self.written: Tensor | None = None
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
@@ -49,14 +50,15 @@ class Persistence:
             return {}
         with self.collector.clock.phase("persistence"):
             if age == 0:
-                self.tokens = self.collector.answers(self.collector.engine, self.prompts, self.uniforms)
-                self.first = self._log_ratio(self.tokens)
-            elif self.tokens is not None and self.first is not None:
-                value = correlation(self.first, self._log_ratio(self.tokens))
+                rollout = self.collector.generate(self.collector.engine, self.prompts, self.uniforms)
+                self.tokens, self.written = rollout.tokens, rollout.written
+                self.first = self._log_ratio(self.tokens, self.written)
+            elif self.tokens is not None and self.written is not None and self.first is not None:
+                value = correlation(self.first, self._log_ratio(self.tokens, self.written))
                 return {} if value is None else {f"mismatch/persistence_{age}": value}
         return {}
 
-    def _log_ratio(self, tokens: Tensor) -> Tensor:
+    def _log_ratio(self, tokens: Tensor, written: Tensor) -> Tensor:
         collector = self.collector
         ranks = collector.ranks
         prompts_share, tokens_share = ranks.share(self.prompts), ranks.share(tokens)
@@ -65,18 +67,18 @@ class Persistence:
             own = ranks.gather(collector.policy.score(prompts_share, tokens_share))
         else:
             own = collector.forward(self.prompts, tokens)
-        usable = (tokens != PAD) & rollout.isfinite() & own.isfinite()
+        usable = written & rollout.isfinite() & own.isfinite()
         return torch.where(usable, own - rollout, 0.0)
 
     def state(self) -> dict[str, Tensor]:
         """The responses of the window and their first log ratios, for a checkpoint."""
-        if self.tokens is None or self.first is None:
-            return {}
-        return {"tokens": self.tokens.contiguous(), "first": self.first.contiguous()}
+        parts = {"tokens": self.tokens, "written": self.written, "first": self.first}
+        return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """The counterpart of `state`."""
+        """The counterpart of `state`. Older checkpoints do not say who wrote a token: all were the policy's."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
+        self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:

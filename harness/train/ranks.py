@@ -42,8 +42,8 @@ class Ranks(NamedTuple):
         """The rows of all ranks in order, from each rank's `share`. Collective."""
         if self.size == 1:
             return part
-        if part.dtype == torch.int16:  # which no backend exchanges
-            return self.gather(part.contiguous().view(torch.uint8)).view(torch.int16)
+        if part.dtype in (torch.int16, torch.bool):  # which no backend exchanges
+            return self.gather(part.contiguous().view(torch.uint8)).view(part.dtype)
         rows = part.new_empty(self.size * len(part), *part.shape[1:])
         dist.all_gather_single(rows, part.contiguous())
         return rows

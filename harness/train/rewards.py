@@ -32,12 +32,12 @@ class RewardShaping:
 
         old, reference: log π_old and log π_ref [B, T], which a KL penalty needs.
         """
-        rewards, penalty = sampled.rewards, None
-        metrics: dict[str, Tensor] = {}
+        rewards, metrics = sampled.rewards, dict[str, Tensor]()
+        penalty: Tensor | None = None
         if self.overlong.buffer is not None:
             lengths = sampled.rollout.written.sum(1).view_as(rewards)
-            buffer, penalty = self.overlong.buffer, self.overlong.penalty
-            punishment = overlong_punishment(lengths, longest=self.answer_length, buffer=buffer, penalty=penalty)
+            longest, most = self.answer_length, self.overlong.penalty
+            punishment = overlong_punishment(lengths, longest=longest, buffer=self.overlong.buffer, penalty=most)
             rewards = rewards + punishment.to(rewards.dtype)
             metrics |= {"reward/overlong_penalty": -punishment.mean(), "reward/overlong": (punishment < 0).double().mean()}
         if self.kl.name is not None and self.kl.place == "reward":

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.labels import coarseness
+from analysis.marks import Marks, Styled, marks
 from analysis.records import Status, checked
+from analysis.sources import is_control, source_of
 from harness.arms import Arm, arms
 from harness.config import recorded
 from harness.errors import UserError, first_line
@@ -41,12 +43,18 @@ class Point(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported, or a step whose tokens were all rejected."""
+    """An event that a detector reported at `step`, or a step whose tokens were all rejected. onset: the step at which it began,
+    as the report has it; None where the event names none."""
 
     time: float
     step: int
     kind: str
     detector: str
+    onset: int | None = None
+
+    def __str__(self) -> str:
+        by = f" by {self.detector}" if self.detector else ""
+        return f"{self.kind}{by} at step {self.step}" + ("" if self.onset is None else f", onset {self.onset}")
 
 
 class Tail:
@@ -121,7 +129,8 @@ class Followed:
 class Follower:
     """The runs of one sweep. `look` brings them up to date.
 
-    look_number: counts the looks. renewed: the last look at which arms got other names or a run was gone.
+    marks: how the arms look, as in the report. look_number: counts the looks. renewed: the last look at which arms got other
+    names or a run was gone.
     behind: runs with rows that no look has reached yet.
     """
 
@@ -132,6 +141,7 @@ class Follower:
         if (path / "config.json").exists():
             raise UserError(f"{path}: a run, not a sweep; give the folder above it")
         self.path, self.runs, self.names = path, dict[str, Followed](), dict[str, Arm]()
+        self.marks: Marks = marks([])
         self.ledger, self.ledger_states = Tail(str(path / ".sweep" / "ledger.jsonl")), dict[str, RunState]()
         self.ended_at: dict[str, float] = {}
         self.look_number = self.renewed = self.behind = 0
@@ -175,9 +185,11 @@ class Follower:
             self.runs[name] = self._begin(name)
         if new or gone:
             configs = {name: run.config for name, run in self.runs.items() if run.config is not None}
-            self.names = arms(configs)
+            self.names, looks = arms(configs), []
             for name, arm in self.names.items():
-                self.runs[name].arm = str(arm)
+                self.runs[name].arm, config = str(arm), configs[name]
+                looks.append(Styled(str(arm), arm.precision, source_of(config), arm.correction, is_control(config, arm)))
+            self.marks = marks(looks)
             self.renewed = self.look_number
 
     def _begin(self, name: str) -> Followed:
@@ -216,8 +228,9 @@ class Follower:
         for event in _objects(run.events.lines(BUDGET)[0]):
             step, kind = event.get("step"), event.get("kind")
             if kind in ALARMS and type(step) is int and 0 <= step <= LAST_STEP:
-                detector = event.get("detector", "")
-                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, step, str(kind), str(detector)))
+                detector, onset = event.get("detector", ""), event.get("onset")
+                onset = onset if type(onset) is int and 0 <= onset <= step else None
+                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, step, str(kind), str(detector), onset))
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from analysis.page import swatch
 from harness.errors import UserError
 from sweeps.watch.follow import Follower
-from sweeps.watch.summary import Summary, colours, duration, summarise
+from sweeps.watch.summary import Summary, duration, summarise
 
 HOSTS = ("127.0.0.1", "localhost")
 EVERY = 2.0
@@ -61,7 +62,8 @@ class WatchServer(ThreadingHTTPServer):
             fresh = since < follower.renewed
             changed = [run for run in follower.runs.values() if run.points and (fresh or run.changed > since)]
             runs = {run.name: {"arm": run.arm, "seed": run.seed, "points": run.points} for run in changed}
-            return {"look": follower.look_number, "fresh": fresh, "colours": colours(follower), "runs": runs}
+            colours = {arm: mark.colour for arm, mark in follower.marks.arms.items()}
+            return {"look": follower.look_number, "fresh": fresh, "colours": colours, "runs": runs}
 
     def _summary(self) -> Summary:
         with self.reading:
@@ -123,5 +125,5 @@ def _local(host: str) -> bool:
 def _template(name: str) -> Any:
     loader = ChoiceLoader([PackageLoader("sweeps", "watch"), PackageLoader("analysis", "page")])  # the report's style
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["duration"] = duration
+    environment.filters |= {"duration": duration, "swatch": swatch}
     return environment.get_template(name)

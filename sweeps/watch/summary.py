@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import NamedTuple
 
-from analysis.figures.style import COLOURS
+from analysis.marks import Mark
 from harness.run.folder import FINISHED
 from sweeps.watch.follow import Alarm, Followed, Follower, regular
 
@@ -26,7 +26,7 @@ class ArmState(NamedTuple):
     """A row: runs by state, steps done and to do in all, mean of the last evaluations, median of the last K3."""
 
     name: str
-    colour: str
+    mark: Mark
     counts: Counter[str]
     step: int
     steps: int
@@ -70,7 +70,7 @@ def summarise(follower: Follower, now: float | None = None) -> Summary:
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
-    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=lambda pair: pair[0], reverse=True)
+    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=lambda pair: pair[0][:4], reverse=True)
     lost = sorted((run for run in runs if run.state in ("failed", "interrupted")), key=lambda run: run.time, reverse=True)
     failures = [Failure(run, last_lines(f"{follower.path}/{run.name}/log.txt")) for run in lost[:LISTED]]
     unreadable = [Failure(run, "") for run in runs if run.state == "unreadable"]
@@ -91,14 +91,8 @@ def summarise(follower: Follower, now: float | None = None) -> Summary:
     )
 
 
-def colours(follower: Follower) -> dict[str, str]:
-    """Arm -> its colour, in the order in which arms are shown."""
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(follower.arms)}
-
-
 def _arms(follower: Follower) -> list[ArmState]:
-    colour = colours(follower)
-    members: dict[str, list[Followed]] = {name: [] for name in colour}
+    members: dict[str, list[Followed]] = {name: [] for name in follower.arms}
     for run in follower.runs.values():
         if run.arm in members:
             members[run.arm].append(run)
@@ -110,7 +104,7 @@ def _arms(follower: Follower) -> list[ArmState]:
         rows.append(
             ArmState(
                 name=name,
-                colour=colour[name],
+                mark=follower.marks.arms[name],
                 counts=Counter(run.state for run in runs),
                 step=sum(min(run.step, run.steps) for run in runs),
                 steps=sum(run.step if run.state in FINISHED else run.steps for run in runs),

@@ -59,9 +59,8 @@ def view(summary: Summary) -> RenderableType:
     for run in summary.silent[:EACH]:
         parts.append(_line(f"{run.name} ({run.arm}, seed {run.seed}) has written nothing for a long time", "yellow"))
     for alarm, run in summary.alarms[:EACH]:
-        by = f" by {alarm.detector}" if alarm.detector else ""
         style = "red" if alarm.kind == "collapse" else "yellow"
-        parts.append(_line(f"{alarm.kind}{by} at step {alarm.step}: {run.arm}, seed {run.seed} ({run.name})", style))
+        parts.append(_line(f"{alarm}: {run.arm}, seed {run.seed} ({run.name})", style))
     for failure in summary.failures[:EACH]:
         run = failure.run
         parts.append(_line(f"{run.name} ({run.arm}, seed {run.seed}): {run.state} at step {run.step}. {run.error}", "red"))
@@ -73,7 +72,7 @@ def view(summary: Summary) -> RenderableType:
 
 def _arms(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("arm", "steps", "state", "held-out reward", "", "K3 (nats)"):
+    for name in ("arm", "steps", "state", "held-out reward", "last", "last K3 (nats)"):
         table.add_column(name, overflow="fold")
     rows = sorted(summary.arms, key=lambda arm: not arm.counts["running"])[:ROWS]
     for arm in rows:

@@ -13,6 +13,7 @@ LOSS_PARAMS = {
     "luspo": {"eps_low": 0.2, "eps_high": 0.2},
     "gmpo": {"lower": 0.67, "upper": 1.49},
     "ctpo": {"log_low": 0.3, "log_high": 0.5, "log_dual_clip": 0.6, "power": 0.5},
+    "minpro": {"lower": 0.5, "upper": 2.0},
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
     "dro": {"beta": 0.05},
     "dppo": {"divergence": "tv", "delta_low": 0.2, "delta_high": 0.2, "upper": 1.5},

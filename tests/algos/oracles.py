@@ -63,6 +63,9 @@ def token_loss(name: str, d: list[float], lp: list[float], a: list[float], i: in
         if p["log_dual_clip"] is not None and adv < 0 and value > -adv * math.exp(p["log_dual_clip"] * width):
             value, slope = -adv * math.exp(p["log_dual_clip"] * width), 0.0
         return value, slope
+    if name == "minpro":
+        weight = clip(exp(d[i] + min(d[:i], default=0.0)), p["lower"], p["upper"])
+        return -weight * adv * lp[i], -weight * adv
     if name == "gmpo":
         low, high = math.log(p["lower"]), math.log(p["upper"])
         cut = [min(x, high) if y >= 0 else max(x, low) for x, y in zip(d, a, strict=True)]

@@ -139,6 +139,8 @@ BAD = [
     ("rollout_is", "upper", 0.9, "an absolute ratio ≥ 1"),
     ("ctpo", "log_low", 0.0, "nats, positive, up to 20"),
     ("ctpo", "log_dual_clip", -0.1, "nats, positive, up to 20"),
+    ("minpro", "lower", 1.5, "an absolute ratio in [0, 1]"),
+    ("minpro", "upper", 0.5, "an absolute ratio ≥ 1"),
     ("ctpo", "power", 1.5, "an exponent in [0, 1]"),
     ("sapo", "tau_pos", 0.0, "a positive temperature"),
     ("sapo", "tau_neg", -1.0, "a positive temperature"),

@@ -16,9 +16,10 @@ import torch
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
-from algos.losses import cispo, clip_cov, ctpo, dppo, gmpo, gspo, kl_cov, luspo, ppo, rollout_is, sapo, topr, vespo
+from algos.losses import cispo, clip_cov, ctpo, dppo, gmpo, gspo, kl_cov, luspo, minpro, ppo, rollout_is, sapo, topr, vespo
 from algos.losses.covariance import covariance, select_band
 from algos.objective import Objective
+from algos.ratios import at_level
 from algos.reductions import Counts, reduce
 from algos.registry import LOSSES
 from tests.algos.algo_cases import correction as kept
@@ -365,6 +366,27 @@ def test_ctpo_by_hand():
     assert torch.autograd.grad(dual.loss.sum(), logp)[0][1, 1] == 0
     flat = ctpo(logp, batch.logp_old, batch.advantages, batch.mask, **window | {"power": 0.0}, log_dual_clip=None)
     assert flat.clipped[batch.mask].tolist() == [False, False, False, True, False]
+
+
+def test_minpro_by_hand():
+    """log r: .1, −.2, 0 | −.3, .4. Least before: 1, e^.1, e^−.2 | 1, e^−.3. Products: .1, −.1, −.2 | −.3, .1.
+
+    In [e^−.15, 1.1] the third and the fourth are raised to e^−.15, the first and the last lowered to 1.1. A is 1, then −1.
+    """
+    logp, batch = shared_batch()
+    logp.requires_grad_()
+    low = math.exp(-0.15)
+    out = minpro(logp, batch.logp_old, batch.advantages, batch.mask, lower=low, upper=1.1)
+    weights = [1.1, math.exp(-0.1), low, -low, -1.1]
+    gradient = torch.autograd.grad(out.loss.sum(), logp)[0]
+    assert gradient[batch.mask].tolist() == pytest.approx([-w for w in weights], rel=1e-12)
+    values = [-w * value for w, value in zip(weights, logp[batch.mask].tolist(), strict=True)]
+    assert out.loss[batch.mask].tolist() == pytest.approx(values, rel=1e-12)
+    assert out.clipped[batch.mask].tolist() == [True, False, True, True, True]
+    free = minpro(logp, batch.logp_old, batch.advantages, batch.mask, lower=0.0, upper=1e9)
+    exact = at_level((logp - batch.logp_old).detach(), batch.mask, "prefix").exp()
+    assert torch.allclose((free.loss / (-batch.advantages * logp))[:, :2], exact[:, :2])  # the product of two, and not of three
+    assert (free.loss / (-batch.advantages * logp))[0, 2].item() == pytest.approx(math.exp(-0.2)) != exact[0, 2].item()
 
 
 def test_luspo_is_gspo_without_the_length_mean():

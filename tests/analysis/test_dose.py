@@ -133,14 +133,18 @@ def test_the_tables_of_the_report_say_it(sweep):
 
 
 def test_the_figure_places_a_precision_beside_the_noise_that_persists_as_it_does(sweep):
-    """A row per policy, a column per persistence. FP8 measured 0.9, so it stands with the fixed noise, at its K3 and reward."""
+    """A row per policy and correction, a column per persistence. FP8 measured 0.9, so it stands with the fixed noise, at its K3
+    and its reward."""
     fresh, fixed, *_ = axes = response(load(sweep)).axes
     titles = [axis.get_title(loc="left") for axis in axes[:2]]
     assert titles == ["fresh noise, persistence 0", "fixed noise, persistence 1"]
-    assert len(axes) == 4
+    assert len(axes) == 8
     assert [text.get_text() for axis in (fresh, fixed) for text in axis.texts] == ["fp8_tensor"]
     assert fixed.texts[0].xy == pytest.approx((0.04, 0.7))
-    assert {"no correction", "token-truncate", "control", "control − 0.05"} <= {line.get_label() for line in fixed.lines}
+    titles = [axis.get_title(loc="left") for axis in axes[2:4]]
+    assert titles == ["fresh noise, persistence 0,\ntoken-truncate", "fixed noise, persistence 1,\ntoken-truncate"]
+    legend = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
+    assert legend[:4] == ["control", "control − 0.05", "fit to the arms", "fit without a correction"]
 
 
 def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
@@ -150,12 +154,21 @@ def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
         if "0.4" not in run.name:
             shutil.copytree(run, few / run.name)
     assert response(load(few)) == (
-        "No correction and persistence has 3 doses of noise (the most is 2), so no curve can be fitted."
+        "no correction and persistence has 3 doses of noise (the most is 2), so no curve can be fitted"
     )
     page = report(few, out=tmp_path / "out").read_text()
-    assert "Reward by dose: No correction and persistence has 3 doses of noise (the most is 2)" in page
+    assert "Reward by dose (no correction and persistence has 3 doses of noise (the most is 2)" in page
     assert "too few doses" in page
 
 
 def test_without_noise_or_control_there_is_no_dose(made):
-    assert response(load(made[0])).startswith("No run has noise on its weights beside an exact control")
+    assert response(load(made[0])).startswith("no run has noise on its weights beside an exact control")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_precision_whose_persistence_no_run_measured_has_none(tmp_path):
+    """A median of nothing is missing, and numpy is not asked for it: it would warn."""
+    for precision in (FP32, FP8):
+        write(tmp_path, precision, drop=("mismatch/persistence_20",))
+    (found,) = dose.precisions(load(tmp_path).dosed)
+    assert found.precision == "fp8_tensor" and np.isnan(found.measured)

@@ -12,36 +12,45 @@ import pytest
 from analysis import labels, tables
 from analysis.figures import FIGURES
 from analysis.figures.dumped import Dumped, by_position, exceedance, hill
-from analysis.figures.style import chunks, draw, grid, label_outer, short
+from analysis.figures.style import apart, chunks, draw, grid, label_outer, short
 from analysis.load import load
 from tests.analysis.synthetic import FP8, FP32, write
 
 
 def test_of_few_seeds_each_is_drawn(tmp_path):
-    """One of three collapses: a median would hide it. The interval at the end is Clopper and Pearson's of two in three."""
+    """One of three collapses: a median would hide it."""
     for seed in range(3):
         write(tmp_path, FP8, seed=seed, collapse=50 if seed == 1 else None)
-    sweep = load(tmp_path)
-    (axis,) = FIGURES["reward"].draw(sweep).axes
+    (axis,) = FIGURES["reward"].draw(load(tmp_path)).axes
     assert sorted(line.get_ydata()[-1] > 0.9 for line in axis.lines) == [False, True, True]
-    (axis,) = FIGURES["survival"].draw(sweep).axes
+
+
+def test_the_interval_of_a_survival_curve(tmp_path):
+    """Ten of twelve collapse. The interval at the end is Clopper and Pearson's of two in twelve (0.0209 to 0.4841)."""
+    for seed in range(12):
+        write(tmp_path, FP8, seed=seed, collapse=50 if seed > 1 else None)
+    (axis,) = FIGURES["survival"].draw(load(tmp_path)).axes
     band = next(line.get_ydata() for line in axis.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2)
-    assert list(band) == pytest.approx([0.0943, 0.9916], abs=1e-4)
+    assert list(band) == pytest.approx([0.0209, 0.4841], abs=1e-4)
+    assert [text.get_text() for text in axis.texts] == ["12", "12", "12", "2", "2"]  # at risk at 0, 25, 50, 75, 100 of the steps
 
 
 def test_every_run_that_ended_is_a_point(tmp_path):
-    """Three of fp8, one of them collapsed, one of fp32, and one that goes on: four points, a cross, a mean per arm."""
+    """Three of fp8, one of them collapsed, one of fp32, and one that goes on: four points, one of them filled, a mean per arm."""
     write(tmp_path, FP32, seed=0)
     write(tmp_path, FP32, seed=1, until=30, state="running")
     for seed in range(3):
         write(tmp_path, FP8, seed=seed, collapse=50 if seed == 1 else None)
     sweep = load(tmp_path)
     (axis,) = FIGURES["ends"].draw(sweep).axes
-    last = {marker: sorted(x for line in axis.lines if line.get_marker() == marker for x in line.get_xdata()) for marker in "ox|"}
+    kinds = {"open": ("o", True), "filled": ("o", False)}
+    looks = [(line, (line.get_marker(), line.get_markerfacecolor() == "none")) for line in axis.lines]
+    last = {name: sorted(x for line, look in looks if look == kind for x in line.get_xdata()) for name, kind in kinds.items()}
+    means = [x for line in axis.lines if line.get_marker() == "|" for x in line.get_xdata()]
     final = sweep.rewards.final[sweep.runs.outcome != "unfinished"]
-    assert [len(last[marker]) for marker in "ox|"] == [3, 1, 2] and last["x"][0] == final.min()
-    assert sorted(last["o"] + last["x"]) == sorted(final)
-    assert final[sweep.runs.arm == "fp8_tensor ppo"].mean() in last["|"]
+    assert [len(last["open"]), len(last["filled"]), len(means)] == [3, 1, 2] and last["filled"][0] == final.min()
+    assert sorted(last["open"] + last["filled"]) == sorted(final)
+    assert final[sweep.runs.arm == "fp8_tensor ppo"].mean() in means
 
 
 def test_the_tail_of_the_log_ratios_holds_its_largest():
@@ -90,25 +99,38 @@ def test_the_lengths_of_what_a_correction_drops(tmp_path):
     assert figure.axes[2].collections[0].get_offsets().tolist() == [[15.0, 30.0]]
 
 
-@pytest.mark.slow
 def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
-    """20 bounds of one correction: panels of at most eight lines, each line of a panel with a colour and a dash of its own."""
+    """Nine sizes of noise under one correction: two panels, each line of a panel with a colour and a dash of its own."""
+    for noise in range(9):
+        write(tmp_path, FP32, f"rollout.engine.noise={0.1 + noise / 100:g}", steps=20)
+    figure = FIGURES["reward"].draw(load(tmp_path))
+    assert [len(axis.lines) for axis in figure.axes] == [4, 5]
+    for axis in figure.axes:
+        assert len({(line.get_color(), str(line.get_linestyle())) for line in axis.lines}) == len(axis.lines)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == [f"fp32, noise {0.1 + noise / 100:g}" for noise in range(9)]
+
+
+@pytest.mark.slow
+def test_a_column_per_bound_of_a_correction(tmp_path):
+    """20 bounds: the share of the one run at each, and a panel for each, since each is a correction."""
     for upper in range(20):
         at = 40 + upper if upper % 3 == 0 else None
         write(tmp_path, FP8, "correction=token_truncate", f"correction.weight.upper={1.5 + upper}", collapse=at, steps=80)
     sweep = load(tmp_path)
-    for name in ("survival", "reward"):
-        figure = FIGURES[name].draw(sweep)
-        assert len(figure.axes) == 3
-        for axis in figure.axes:
-            lines = [line for line in axis.lines if not line.get_label().startswith("_")]
-            assert 6 <= len(lines) <= 8 and len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == len(lines)
+    assert len(FIGURES["reward"].draw(sweep).axes) == 20
     cells = [text.get_text() for text in FIGURES["bounds"].draw(sweep).axes[0].texts]
     assert sorted(cells) == ["0/1"] * 13 + ["1/1"] * 7  # threshold x level, with the number of seeds
 
 
 def test_a_label_loses_the_groups_of_its_keys_and_nothing_of_their_values():
     assert short("fp8_tensor ppo actor.lr=0.0003 correction.weight.upper=2.5", 99) == "fp8_tensor ppo lr=0.0003 upper=2.5"
+
+
+def test_names_lose_what_all_of_them_share():
+    assert apart(["pg noise=0.1 lr=1", "pg noise=0.2 lr=1"]) == ["noise=0.1", "noise=0.2"]
+    assert apart(["fp32 pg", "fp32 pg icepop"]) == ["fp32 pg", "icepop"] and apart(["fp32 pg"]) == ["fp32 pg"]
+    assert short("noise=0.1 noise_persistence=1", 16) == "noise=0.1\nnoise_persistence=1"  # a word is never broken
 
 
 def test_chunks_are_even():
@@ -165,4 +187,4 @@ def test_the_two_parts_of_k3_and_the_flips_by_layer_are_drawn(tmp_path):
 
 def test_without_a_mixture_there_is_no_routing_to_draw(tmp_path):
     write(tmp_path, FP8, steps=4)
-    assert FIGURES["routing"].draw(load(tmp_path)).startswith("No run has recorded routing")
+    assert FIGURES["routing"].draw(load(tmp_path)).startswith("no run has recorded routing")

@@ -20,17 +20,17 @@ from tests.waiting import PATIENCE
 
 
 def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
-    """Ten arms: the first screen is loss x correction. Of two arms with two seeds each it is every seed's reward, with four seeds
-    it is the survival."""
+    """Ten arms: the first screen is the last reward of every run. Of two arms with two seeds each it is the reward over the
+    steps, with ten collapses it is the survival."""
     page = made[1].read_text()
     assert "which loss and correction survive, against the control?" in page
-    assert page.index('id="heatmaps"') < page.index('id="survival"')
-    for seeds, first, second in ((range(2), "reward", "survival"), (range(2, 4), "survival", "reward")):
+    assert page.index('id="ends"') < page.index('id="arms"') < page.index('id="reward"')
+    for seeds, figures in ((range(2), ["reward", "heatmaps"]), (range(2, 10), ["survival", "reward", "heatmaps"])):
         for seed in seeds:
             write(tmp_path, FP32, seed=seed)
             write(tmp_path, FP8, seed=seed, collapse=50)
         page = report(tmp_path).read_text()
-        assert page.index(f'id="{first}"') < page.index(f'id="{second}"') < page.index('id="heatmaps"')
+        assert [name for name in re.findall(r'<section id="(.*?)"', page) if name in ("survival", *figures)] == figures
 
 
 def test_the_page_needs_nothing_else_and_is_small(made):
@@ -39,8 +39,9 @@ def test_the_page_needs_nothing_else_and_is_small(made):
     assert page.count("<script") == 2  # the runs, and what the page does with them
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|http://creativecommons\.org/\S+", "", page)
     assert len(page) < 1_500_000
-    assert page.count("<svg") == len(FIGURES) - 7  # no noise, search, bounds, dumps, learning rates or experts to compare
-    assert "Edge of stability: The sweep has one learning rate" in page
+    # no noise, search, bounds, dumps, learning rates or experts to compare, and six collapses
+    assert page.count("<figure") == len(FIGURES) - 12
+    assert "Edge of stability (the sweep has one learning rate)" in page
 
 
 def test_markdown_holds_no_html_of_a_run(tmp_path):
@@ -82,7 +83,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     """The document as the browser has it: each figure has a size, and nothing is wider than the window."""
     copy = tmp_path / "measured.html"
     script = """<script>onload = () => { const r = e => e.getBoundingClientRect();
-      document.title = JSON.stringify({ svg: [...document.querySelectorAll("svg")].map(e => [r(e).width, r(e).height]),
+      document.title = JSON.stringify({ svg: [...document.querySelectorAll("figure > svg")].map(e => [r(e).width, r(e).height]),
       wide: document.documentElement.scrollWidth, tables: document.querySelectorAll("table").length }) }</script>"""
     copy.write_text(made[1].read_text().replace("</body>", f"{script}</body>"))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
@@ -91,7 +92,7 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     )
 
     found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
-    assert len(found["svg"]) == len(FIGURES) - 7 and all(w > 800 and h > 100 for w, h in found["svg"])
+    assert len(found["svg"]) == len(FIGURES) - 12 and all(w > 800 and h > 100 for w, h in found["svg"])
     assert found["wide"] <= 1280 and found["tables"] == 8
 
 
@@ -101,7 +102,7 @@ CLICKS = """<script>onload = () => {
   head.click(); said.up = rows(table); head.click(); said.down = rows(table);
   const filter = document.querySelector("#arms .filter");
   filter.value = "fp8 mask"; filter.oninput(); said.filtered = rows(table); filter.value = ""; filter.oninput();
-  const figure = document.querySelector("#reward figure"), svg = figure.querySelector("svg");
+  const figure = document.querySelector("#reward figure"), svg = figure.querySelector(":scope > svg");
   const {curves, panels} = JSON.parse(figure.dataset.curves), curve = curves[curves.length - 1], panel = panels[curve.panel];
   const at = place(panel, curve.x[3], curve.y[3]), there = new DOMPoint(...at).matrixTransform(svg.getScreenCTM());
   const event = (kind, more) => svg.dispatchEvent(new MouseEvent(kind, {clientX: there.x, clientY: there.y, ...more}));
@@ -201,7 +202,8 @@ def test_no_collapse_anywhere(tmp_path):
     page = report(tmp_path).read_text()
     # 2/C(4, 2)
     assert "last reward: no comparison could be significant (1 tested). With 2 seeds an arm, p ≥ 0.33 before adjustment." in page
-    assert "Survival of the arms: No run collapsed" in page
+    assert "Survival of the arms, Steps gained on the reference arm, Early mismatch and time to collapse" in page
+    assert "(it takes 10 collapses, and there are none)" in page
 
 
 def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):

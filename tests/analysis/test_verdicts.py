@@ -216,7 +216,9 @@ def test_what_is_a_control(tmp_path):
 def test_staleness_is_a_source_of_mismatch_of_its_own(tmp_path):
     for stale in (0, 1, 4):
         write(tmp_path, FP32, f"rollout.staleness={stale}", collapse=50 if stale else None)
-    assert sorted(load(tmp_path).runs.source) == ["fp32", "fp32, 1 step stale", "fp32, 4 steps stale"]
+    write(tmp_path, FP32, "rollout.partial_tokens=2")
+    sources = ["fp32", "fp32, 1 step stale", "fp32, 4 steps stale", "fp32, parts of 2 tokens"]
+    assert sorted(load(tmp_path).runs.source) == sources
 
 
 def test_rewards_are_pooled_within_losses_that_all_rows_have(made):

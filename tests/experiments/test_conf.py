@@ -44,7 +44,7 @@ def override(path):
     return f"{'+' if group == 'experiment' else ''}{group}={path.relative_to(group)}"
 
 
-COMPLETE = ("model/smollm2", "task/arithmetic")
+COMPLETE = ("model/smollm2", "task/arithmetic", "task/tools")
 """Options of these groups that need nothing more of the user."""
 
 

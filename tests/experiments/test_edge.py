@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from experiments.edge import SEEDS, compared, endpoints, table
+from experiments.edge import SEEDS, compared, endpoints, main, table
+from harness.errors import UserError
 from tests.analysis.synthetic import FP8, FP32, write
 
 W4A4 = "nvfp4_w4a4 pg"
@@ -43,3 +44,9 @@ def test_the_endpoint_is_the_mean_of_the_last_three_evaluations(tmp_path):
     assert len(evaluated) > 3 and found.reward["fp32 pg", 34] == pytest.approx(sum(evaluated[-3:]) / 3)
     assert found.reward["dense, fp32 pg", 34] < 0.1 and found.outcome["dense, fp32 pg", 34] == "collapsed"
     assert "fp32 pg" in set(table(found.reset_index()).arm)
+
+
+def test_no_sweep_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="name the sweeps of the study"):
+        main(tmp_path / "new", [])
+    assert not (tmp_path / "new").exists()

@@ -21,6 +21,7 @@ from experiments.second import (
     placed,
     unchanged,
 )
+from harness.errors import UserError
 from tests.analysis.synthetic import FP32, write
 
 BASE = ("loss=pg", "task.modulus=7")
@@ -129,3 +130,9 @@ def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     assert endpoints(tmp_path / "one").reward.notna().all()
     text = (tmp_path / "out" / "table.md").read_text()
     assert "F8 precision" in text and text.strip() in capsys.readouterr().out
+
+
+def test_a_folder_without_runs_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no endpoints\.csv, and no sweep is named"):
+        main(tmp_path / "new", [])
+    assert not (tmp_path / "new").exists()

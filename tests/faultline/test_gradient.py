@@ -15,7 +15,6 @@ from faultline.tools.gradient.enumerable import _scores, exact_table
 from faultline.tools.gradient.estimate import Grams
 from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
 from faultline.tools.gradient.page import answer
-from faultline.tools.gradient.progress import Progress
 from harness.errors import UserError
 
 
@@ -118,16 +117,6 @@ def test_noise_is_not_taken_for_bias():
         g, r = (e + 5 * torch.randn(64, 50, generator=generator) for _ in range(2))
         draws.append(Grams(g, r).summary()["bias"] ** 2)
     assert np.nanmedian(draws) < 6.2**2 / 4
-
-
-def test_what_need_not_be_computed_is_not_waited_for(capsys, monkeypatch):
-    """Two methods of two batches, the second equal to the first: nothing is left after two gradients."""
-    monkeypatch.setattr(Progress, "EVERY", 0.0)
-    progress = Progress(4)
-    progress.skip(2)
-    progress.show("method 1/2, pg none, batch 1/2")
-    progress.show("method 1/2, pg none, batch 2/2")
-    assert capsys.readouterr().out == "method 1/2, pg none, batch 2/2  about 0 s left\n"
 
 
 def test_the_answer_in_words():

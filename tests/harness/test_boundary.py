@@ -3,7 +3,11 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import yaml
@@ -13,6 +17,7 @@ from omegaconf import OmegaConf
 from harness.boundary import command, refusing
 from harness.errors import UserError
 from harness.yaml_file import LARGEST_CONTENT, LARGEST_FILE, read_yaml
+from tests.waiting import PATIENCE
 
 
 def refused(capsys, act) -> str:
@@ -137,3 +142,20 @@ def test_a_file_is_read_as_hydra_reads_it(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not a text file"):
         read_yaml(tmp_path / "binary.yaml")
+
+
+def test_a_pipe_that_nobody_reads_ends_the_command_quietly():
+    """As `| head` does: 100,000 lines are more than a pipe holds, and one is less, which is noticed at the flush."""
+    for lines in (1, 100_000):
+        script = f"from harness.boundary import command\nwith command():\n    input()\n    print('line\\n' * {lines})"
+        child = subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+        child.stdout.close()
+        assert child.communicate("go\n", timeout=PATIENCE)[1] == "" and child.returncode == 128 + signal.SIGPIPE
+
+
+def test_another_broken_pipe_is_a_bug():
+    def broken_pipe():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError), command():
+        broken_pipe()

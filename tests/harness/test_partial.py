@@ -160,6 +160,20 @@ def test_a_run_knows_the_age_of_each_token_and_corrects_with_its_own_mu(tiny):
 
 
 @pytest.mark.slow
+def test_a_run_whose_weights_stand_still_samples_in_parts_what_it_samples_whole(tiny):
+    """Each part has uniform numbers of its own, those that the whole response has at its places."""
+    tokens = []
+    for part in ("null", "2"):
+        config = tiny("rollout/precision=fp32", "actor.lr=1e-12", "dump.every=1", f"rollout.partial_tokens={part}")
+        with folder_of(config).claim() as folder:
+            trainer = Trainer(config, folder)
+            for step in range(2):
+                trainer.step(step)
+        tokens.append(read_table(folder_of(config).path / "dumps" / "step-00000001.parquet")["tokens"].to_pylist())
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.slow
 def test_a_run_of_partial_rollouts_resumes_to_the_bit(tiny):
     """Killed with responses half done: they are in the checkpoint, and their weights are gone."""
     overrides = [*PARTS, "steps=5", "rollout.staleness=1", "rollout.top_k=3", "rollout.replay_sampling_mask=true"]

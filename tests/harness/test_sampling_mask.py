@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from faultline.tools.gradient.progress import Progress
 from pyarrow.parquet import read_table
 
 from algos.batch import Batch
@@ -14,7 +15,6 @@ from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.losses import pg
 from algos.objective import Objective
 from algos.reductions import Counts
-from faultline.tools.gradient.progress import Progress
 from faultline.tools.gradient.sampled import SampledGradients
 from harness.config import PrecisionConfig
 from harness.errors import UserError

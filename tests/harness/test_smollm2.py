@@ -11,7 +11,8 @@ from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
 from harness.models import hub_config
 from harness.rollouts.local import LocalEngine
-from harness.tasks import PAD
+from harness.rollouts.turns import respond
+from harness.tasks import PAD, stops
 
 FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 pytestmark = [pytest.mark.llm, pytest.mark.slow]
@@ -71,6 +72,21 @@ def test_the_engine_agrees_with_transformers_in_fp64_and_is_exact_to_itself(engi
             logits = exact(torch.cat([prompt[prompt != PAD], answer])[None]).logits[0, -len(answer) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0]
         assert (logp[: len(answer)] - expected).abs().max() < net.config.intermediate_size * 2**-24
+
+
+def test_it_uses_a_calculator(net, tokenizer):
+    """90 · 94 is beyond it without one. The reply is the environment's, and what it has written is kept token by token."""
+    task = build_task(parse(compose("tracking=disabled", "model=smollm2", "warmstart=none", "task=tools")))
+    local = LocalEngine(net.config, FP32, stop=stops(task))
+    local.load_weights(net.float().named_parameters(), 0)
+    row = next(row for row in task.train if task.records[row.tobytes()]["prompt"][-1]["content"] == "What is 90 * 94?")
+    prompts = torch.from_numpy(row)[None]
+    rollout = respond(local, task, prompts, torch.full((1, task.answer_length), 0.5))
+    assert tokenizer.decode(rollout.tokens[0][rollout.written[0]]) == "<<90 * 94>>8460<|im_end|>"
+    assert tokenizer.decode(rollout.tokens[0][rollout.environment[0]]) == " = 8460\n"
+    assert task.reward(row[None], rollout.tokens.numpy()).tolist() == [1.0]
+    scored = local.score(prompts, rollout.tokens)
+    assert (scored - rollout.logp)[rollout.mask].abs().max() < 2 * net.config.intermediate_size * 2**-24
 
 
 def test_a_folder_that_is_not_there_names_the_remedy():

@@ -361,3 +361,15 @@ def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):
         assert left.value.code == 2 and told in capsys.readouterr().err
     main(["watch", str(tmp_path), "--tui"])
     assert "1 runs, 1 running" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_an_alarm_names_its_step_and_the_onset_that_the_report_has(tmp_path):
+    """A drawdown that was seen at 85, 15 steps after it began; and an event without an onset."""
+    folder = write(tmp_path, FP8, steps=20)
+    folder.log_event("collapse", 85, detector="drawdown", onset=70)
+    folder.log_event("all_rejected", 90, onset="none")
+    follower = Follower(tmp_path)
+    follower.look()
+    (run,) = follower.runs.values()
+    told = [str(alarm) for alarm in run.alarms]
+    assert "collapse by drawdown at step 85, onset 70" in told and told[-1] == "all_rejected at step 90"

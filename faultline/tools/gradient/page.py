@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, subplots
+from analysis.figures.style import legend_below, series, subplots
 from analysis.frames import show
+from analysis.marks import CONTROL
 from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
 
@@ -71,15 +72,15 @@ def _page(table: pd.DataFrame, title: str, note: str) -> str:
 def _figure(table: pd.DataFrame) -> Figure:
     figure, ((axis,),) = subplots(1, 1, 6.0)
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
-        axis.plot(part.bias, part.sd, color=COLOURS[i + 1], marker=".", linewidth=1.2, label=family)
+        axis.plot(part.bias, part.sd, **series(i), marker=".", linewidth=1.2, label=family)
         for bound, x, y in part[["bound", "bias", "sd"]].to_numpy(float):
-            axis.annotate(f"{bound:g}", (x, y), fontsize=7, color=COLOURS[i + 1], xytext=(3, 3), textcoords="offset points")
+            axis.annotate(f"{bound:g}", (x, y), fontsize=7, color=series(i)["color"], xytext=(3, 3), textcoords="offset points")
     named = table[table.family.isna()]
     for method, x, y in zip(named.method, named.bias, named.sd, strict=True):
-        axis.plot(x, y, marker="x", color=COLOURS[0])
+        axis.plot(x, y, marker="x", color=CONTROL)
         axis.annotate(method, (x, y), fontsize=8, xytext=(5, -9), textcoords="offset points")
     axis.set_xlabel("bias")
     axis.set_ylabel("standard deviation")
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
+    legend_below(figure, [axis])
     return figure

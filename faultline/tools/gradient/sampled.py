@@ -13,10 +13,10 @@ from algos.corrections.spec import Correction
 from algos.objective import Objective
 from faultline.tools.gradient.estimate import Grams, drowned
 from faultline.tools.gradient.methods import Method, coefficients, load_loss
-from faultline.tools.gradient.progress import Progress
 from harness.config import SizesConfig
 from harness.errors import UserError
 from harness.models import build
+from harness.progress import Progress
 from harness.rollouts import RolloutEngine
 from harness.rollouts.recorded import Recorded, unpack
 from harness.seeding import generator

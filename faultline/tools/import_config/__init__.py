@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from faultline.tools.import_config import skyrl, trl, verl
@@ -12,13 +16,15 @@ from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
-"""Name → module with `recognises(keys)`, `shorten(key)` and `translate(source, translation)`; the first that recognises it."""
+"""Name → module with `recognises(keys)`, `shorten(key)`, `translate(source, translation)` and `POLICY`, the keys of the model and
+its data; the first that recognises it."""
 
 
-def import_config(path: Path) -> str:
+def import_config(path: Path, *, ready: bool = False) -> str:
     """The text of an experiment file equivalent to the config at `path` (YAML or JSON, nested or dotted keys).
 
-    Raises UserError when the file cannot be read, is of no known format, or holds a value that is not what its key takes.
+    ready: with model, task and a sweep of its own. Raises UserError when the file cannot be read, is of no known format, holds a
+    value that is not what its key takes, or names no model where one is needed.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
@@ -27,9 +33,42 @@ def import_config(path: Path) -> str:
             f"{path}: no key of a verl, SkyRL or TRL config; known are algorithm.rollout_correction, "
             "trainer.algorithm.off_policy_correction, vllm_importance_sampling_correction and their neighbours"
         )
-    source, translation = Source(flat, FORMATS[name].shorten), Translation()
+    source, translation = Source(flat, FORMATS[name].shorten), Translation(ready)
     FORMATS[name].translate(source, translation)
+    if ready:
+        translation.policy(source, FORMATS[name].POLICY)
+        translation.set("run.sweep", experiment_name(path))
     return translation.render(f"{name} config {path.name}", source.left())
+
+
+def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> str:
+    """Write the config at `path` as folder/experiment/NAME.yaml, and return the command that runs it with these overrides.
+
+    Nothing is written before the whole was composed and its keys were checked. Raises UserError as `import_config` does, where
+    a key that a run needs is missing, and where the file is there already.
+    """
+    from harness.compose import compose
+    from harness.config import parse
+
+    name, text = experiment_name(path), import_config(path, ready=True)
+    file = folder / "experiment" / f"{name}.yaml"
+    if file.exists():
+        raise UserError(f"{file}: is there already; remove it, or give --launch another folder")
+    with TemporaryDirectory() as trial:
+        (Path(trial) / "experiment").mkdir()
+        (Path(trial) / "experiment" / f"{name}.yaml").write_text(text)
+        composed = compose(f"+experiment={name}", *overrides, f"hydra.searchpath=[file://{trial}]")
+    if missing := [key for key, value in flatten(composed).items() if value == "???"]:
+        raise UserError(f"{', '.join(missing)}: missing; give what no key of {path.name} says, as {missing[0]}=VALUE")
+    parse(composed)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides])
+
+
+def experiment_name(path: Path) -> str:
+    """The name of the file without what no option's name may have."""
+    return re.sub(r"[^\w-]+", "-", path.stem).strip("-") or "imported"
 
 
 def _read(path: Path) -> dict[str, Any]:

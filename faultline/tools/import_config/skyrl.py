@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from faultline.tools.import_config.translation import UNREACHED_OFFSET, Source, Translation, unusable
+from faultline.tools.import_config.translation import UNREACHED_OFFSET, PolicyKeys, Source, Translation, unusable
 
+POLICY = PolicyKeys(
+    "trainer.policy.model.path", "data.train_data", "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
+)
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
 UNCORRECTED = ("importance_sampling", "cross_entropy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, overload
 
 import yaml
 
@@ -58,6 +58,14 @@ class Source:
         value = self.take(*names, default=default)
         return None if value is None else as_number(self.key(*names), value)
 
+    def text(self, name: str) -> str | None:
+        """Likewise, a text, or the first of a list of texts."""
+        value = self._values.get(name, ("", None))[1]
+        if isinstance(value, list) and value:
+            self._values[name] = (self._values[name][0], value[0])
+        value = self.take(name)
+        return None if value is None else str(value)
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """Likewise, true or false."""
         value = self.take(*names, default=default)
@@ -80,10 +88,23 @@ class Source:
         return [f"{key}={value}" for key, value in kept if value is not None]
 
 
-class Translation:
-    """An experiment file in the making: options of config groups, values, and what a reader must know."""
+class PolicyKeys(NamedTuple):
+    """The other program's keys of the pretrained model, of its data, and of the longest prompt and response, in tokens."""
 
-    def __init__(self) -> None:
+    model: str
+    data: str
+    prompt: str
+    response: str
+
+
+class Translation:
+    """An experiment file in the making: options of config groups, values, and what a reader must know.
+
+    ready: whether it is to have its model and its task too, which else stay those of the defaults.
+    """
+
+    def __init__(self, ready: bool = False) -> None:
+        self.ready = ready
         self.options: dict[str, str] = {}
         self.values: dict[str, Any] = {}
         self.ratio: RatioNumerator = "old"
@@ -109,6 +130,25 @@ class Translation:
         for group in groups:
             place = place.setdefault(group, {})
         place[last] = value
+
+    def policy(self, source: Source, keys: PolicyKeys) -> None:
+        """Set the pretrained model, and the task of text that its data are for."""
+        model, data = source.text(keys.model), source.text(keys.data)
+        if model is None:
+            raise UserError(f"{keys.model} is missing: name the model that --launch is to train, or import without it")
+        task = "gsm8k" if "gsm8k" in str(data).lower() else "jsonl"
+        self.options |= {"model": "hub", "warmstart": "none", "task": task}
+        self.set("model.path", model)
+        if task == "jsonl" and data is not None and data.endswith((".json", ".jsonl")):
+            self.set("task.path", data)
+        elif data is not None:
+            read = "task=gsm8k reads it from the hub" if task == "gsm8k" else "give task.path, JSON lines, and task.verifier"
+            self.notes.append(f"{source.key(keys.data)}={data}: no run reads it here; {read}")
+        if "rollout/precision" not in self.options:
+            self.options["rollout/precision"] = "bf16"
+            self.notes.append("the dtype of the rollout is not set: bf16, as theirs is by default")
+        self.set("task.max_prompt", source.number(keys.prompt))
+        self.set("task.answer_length", source.number(keys.response))
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
         """Set the nucleus and the top k; −1 there and 0 here are all tokens."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from faultline.tools.import_config.translation import Source, Translation, unusable
+from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, unusable
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
+POLICY = PolicyKeys("model_name_or_path", "dataset_name", "max_prompt_length", "max_completion_length")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "luspo": "seq_mean_token_mean",
               "dr_grpo": "seq_mean_token_sum_norm"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections import spec
-from faultline.tools.import_config.translation import Source, Translation, as_number, unusable
+from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
 from faultline.tools.import_config.verl_presets import PRESETS
 from harness.errors import UserError
 
@@ -37,6 +37,7 @@ RENAMED = {
     "trainer.total_training_steps": "steps",
 }
 
+POLICY = PolicyKeys("model.path", "data.train_files", "data.max_prompt_length", "data.max_response_length")
 KWARGS = "reward_kwargs.overlong_buffer_cfg"
 OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{KWARGS}")
 """Where verl has had the settings of DAPO's punishment of length."""
@@ -281,7 +282,7 @@ def _rest(source: Source, out: Translation) -> None:
     out.choose("rollout/engine", source, "rollout.name", {"vllm": "vllm"})
     if "rollout/engine" in out.options:  # of another engine the key is left, and named so
         out.set("rollout.engine.tensor_parallel", source.number("rollout.tensor_model_parallel_size"))
-    if (path := source.take("model.path")) is not None:
+    if not out.ready and (path := source.take("model.path")) is not None:
         out.notes.append(f"{source.key('model.path')}={path}: model=hub model.path={path} warmstart=none, and a task of text")
     if source.has("model.enable_gradient_checkpointing"):
         out.set("actor.gradient_checkpointing", source.flag("model.enable_gradient_checkpointing"))
@@ -372,5 +373,7 @@ def _sampling(source: Source, out: Translation) -> None:
         ours = "drop" if source.flag("data.filter_overlong_prompts") else {"left": "cut", "error": "error"}.get(long)
         if ours is None:
             out.lost.append(f"data.truncation={long}: a long prompt here loses its beginning, as by left, or is an error")
+        elif out.ready:
+            out.set("task.long_prompts", ours)
         else:
             out.notes.append(f"data.truncation={long}: task.long_prompts={ours}, of a task of text")

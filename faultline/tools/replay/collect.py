@@ -20,6 +20,7 @@ from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import Thresholds
 from faultline.tools.replay.versions import Versions
 from harness.errors import UserError
+from harness.progress import Progress
 
 Parts = dict[str, list[Rows]]
 
@@ -67,7 +68,10 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
     advisor: takes in the same batches. Raises UserError when no correction can be replayed.
     """
     sums, thresholds, versions, ratios, batches = _Sums(), Thresholds(), Versions(), [], 0
+    progress, read = Progress(sum(path.stat().st_size for path in dump.files)), 0
     for responses in dump.batches():
+        progress.show(f"{batches} batches replayed", dump.read - read)
+        read = dump.read
         thresholds.add(responses)
         versions.add(responses)
         if advisor is not None:

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures.style import COLOURS, literal, subplots
+from analysis.figures.style import ink, literal, subplots
+from analysis.marks import CONTROL, HUES, NEUTRAL
 from faultline.tools.replay.example import EXAMPLES
 from faultline.tools.replay.verdict import PresetEffect
 
@@ -15,7 +16,7 @@ BAR = 0.2
 INSIDE = 0.15
 """ESS from which the number stands within its bar."""
 
-EXAMPLE_COLOURS = {EXAMPLES["fp8"]: COLOURS[2], EXAMPLES["bf16"]: COLOURS[1]}
+EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
 """What is not shipped is black."""
 
 
@@ -31,17 +32,17 @@ def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
         by_name = {preset.preset: preset for preset in presets}
         shown = [(place, by_name[preset.preset]) for place, preset in enumerate(first) if preset.preset in by_name]
         places = [place - 0.4 + (i + 0.5) * height for place, _ in shown]
-        colour = EXAMPLE_COLOURS.get(name, COLOURS[0])
+        colour = EXAMPLE_COLOURS.get(name, CONTROL)
         axis.barh(places, [preset.tokens_kept for _, preset in shown], 0.9 * height, color=colour, alpha=0.25)
         axis.barh(places, [preset.ess for _, preset in shown], 0.9 * height, color=colour, label=literal(name))
         for place, (_, preset) in zip(places, shown, strict=True):
             within = preset.ess > INSIDE
-            x, colours = (preset.ess - 0.008, "white") if within else (max(preset.tokens_kept, preset.ess) + 0.008, colour)
+            x, hue = (preset.ess - 0.008, ink(colour)) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
             side = "right" if within else "left"
-            axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=colours, fontsize=8, fontweight="bold")
+            axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
     _finish(axis, first)
     handles, labels = axis.get_legend_handles_labels()
-    handles.append(Patch(color="grey", alpha=0.4))
+    handles.append(Patch(color=NEUTRAL, alpha=0.4))
     figure.legend(
         handles,
         [*labels, "pale: tokens kept, but weighted unevenly"],

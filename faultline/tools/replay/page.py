@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.style import COLOURS, literal, subplots
+from analysis.figures.style import literal, series, subplots
 from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure
@@ -164,7 +164,7 @@ def _curves(replayed: Replayed, null: Replayed | None) -> Figure:
         for table, style in tables:
             for i, family in enumerate(CURVES):
                 part = table[table.family == family]
-                axis.plot(np.log(part.c), part[metric], color=COLOURS[i], linestyle=style, linewidth=1.3, label=family)
+                axis.plot(np.log(part.c), part[metric], **series(i) | {"linestyle": style}, linewidth=1.3, label=family)
         axis.set_xscale("log")
         axis.set_ylabel(label)
         axis.set_ylim(-0.02, 1.02)
@@ -175,7 +175,7 @@ def _curves(replayed: Replayed, null: Replayed | None) -> Figure:
     axes[-1, 0].set_xlim(1e-5, end)
     axes[-1, 0].set_xlabel("bound C")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(handles[: len(CURVES)], labels[: len(CURVES)], loc="outside lower center", ncols=3)
     return figure
 
 
@@ -187,11 +187,10 @@ def _profiles(replayed: Replayed) -> Figure:
     for axis, by in zip(axes, ("position", "length"), strict=True):
         for i, name in enumerate(own):
             part = replayed.profiles[(replayed.profiles.correction == name) & (replayed.profiles.by == by)]
-            style = ("-", "--", ":")[i // len(COLOURS) % 3]
-            axis.plot(part.upto, part.weight, color=COLOURS[i % len(COLOURS)], linestyle=style, marker=".", label=literal(name))
+            axis.plot(part.upto, part.weight, **series(i), marker=".", label=literal(name))
         axis.set_xscale("log", base=2)
         axis.set_xlabel("position up to" if by == "position" else "length up to")
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("mean effective weight")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

@@ -23,16 +23,17 @@ class Dump:
     """The training batches of a dump. path: a file, a folder of files, or a run folder.
 
     skip_bad: leave bad rows out and count them in `bad`, instead of raising UserError that lists them by row and column.
+    read: bytes of the files that have been read to their end.
     """
 
     def __init__(self, path: Path, *, skip_bad: bool = False):
         self.path, self.skip_bad = path, skip_bad
         self.files = _files(path)
-        self.rows, self.bad = 0, 0
+        self.rows, self.bad, self.read = 0, 0, 0
 
     def batches(self) -> Iterator[Responses]:
         """One training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
-        self.rows, self.bad = 0, 0
+        self.rows, self.bad, self.read = 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
             for part in _by_step(table):
@@ -54,6 +55,7 @@ class Dump:
                 start += len(table)
                 if len(sound):
                     yield sound
+            self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
         """The sound rows. unreadable: problems that the reader saw. start: of the table's first row within the file."""

@@ -1,0 +1,96 @@
+"""The one map from an arm to its colour, marker and dash. Every figure, every table of a page and `faultline watch` use it.
+
+The control is black. Any other arm has the hue of its source of mismatch, above all of the precision of its rollouts, and the
+marker of its correction; a circle is no correction. A precision has the same hue on every page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from analysis.labels import coarseness
+
+CONTROL = "#000000"
+NEUTRAL = "#505050"
+"""What belongs to no arm: reference lines, and the trainer's own precision under a correction."""
+HUES = {
+    "fp32": NEUTRAL,
+    "bf16": "#0072B2",
+    "fp16": "#56B4E9",
+    "fp8_block_w8a16": "#443300",
+    "fp8_channel": "#FFD98C",
+    "fp8_block": "#8A4B00",
+    "fp8_tensor": "#E69F00",
+    "mxfp8": "#3322AA",
+    "int8": "#CC79A7",
+    "nvfp4": "#009E73",
+    "nvfp4_w4a4": "#D55E00",
+}
+"""Okabe and Ito's palette without yellow, which print loses, and with indigo. The kinds of FP8 share a hue and differ in
+lightness. No two are alike to a reader without red or green cones: tests/analysis/test_marks.py."""
+SPARE = ("#CC79A7", "#009E73", "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#3322AA", "#8A4B00", "#443300", "#FFD98C")
+"""Of sources that are no plain precision, as noise: those that no precision of the sweep has come first."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+"""The first is no correction."""
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
+"""A line differs by colour and by dash, so that it survives a grey printer."""
+
+Dash = str | tuple[int, tuple[int, ...]]
+
+
+class Mark(NamedTuple):
+    """How an arm looks. colour: #RRGGBB. marker, dash: matplotlib's."""
+
+    colour: str
+    marker: str
+    dash: Dash
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Of a line without markers, as matplotlib's keywords."""
+        return {"color": self.colour, "linestyle": self.dash}
+
+
+class Styled(NamedTuple):
+    """What decides the look of an arm. source: see analysis.sources."""
+
+    arm: str
+    precision: str
+    source: str
+    correction: str
+    control: bool
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The looks of a sweep. arms: by the name of an arm. sources: those of a source of mismatch without a correction.
+    corrections: the marker of each correction."""
+
+    arms: Mapping[str, Mark]
+    sources: Mapping[str, Mark]
+    corrections: Mapping[str, str]
+
+    def source(self, name: str) -> Mark:
+        """Of a source, or of a precision that no arm has without anything else."""
+        return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
+
+
+def marks(arms: Iterable[Styled]) -> Marks:
+    """The looks of the arms of a sweep; an arm may come more than once."""
+    arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
+    own = {arm.source for arm in arms if arm.control}
+    names = dict.fromkeys(arm.source for arm in arms)
+    used = {HUES[name] for name in names if name in HUES and name not in own}
+    spare = [hue for hue in SPARE if hue not in used] + [hue for hue in SPARE if hue in used]
+    others = [name for name in names if name not in own and name not in HUES]
+    hues = HUES | {name: spare[place % len(spare)] for place, name in enumerate(others)} | dict.fromkeys(own, CONTROL)
+    dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(sorted(names, key=lambda name: name not in own))}
+    corrections = ["none", *sorted({arm.correction for arm in arms} - {"none"})]
+    markers = {name: MARKERS[place % len(MARKERS)] for place, name in enumerate(corrections)}
+    looks = {}
+    for arm in arms:
+        grey = arm.source in own and not arm.control  # the control alone is black
+        looks[arm.arm] = Mark(NEUTRAL if grey else hues[arm.source], markers[arm.correction], dashes[arm.source])
+    return Marks(looks, {name: Mark(hues[name], MARKERS[0], dashes[name]) for name in names}, markers)

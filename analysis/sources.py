@@ -1,0 +1,44 @@
+"""What makes the rollouts of a run differ from its trainer, by its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.arms import NONE, Arm
+
+NOISES = ("noise", "router_noise")
+"""Synthetic mismatch of the local engine, by its key."""
+DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
+"""Keys of the config that make the noise."""
+
+
+def source_of(config: Mapping[str, Any]) -> str:
+    """Precision, an 8-bit cache, synthetic noise with its persistence, staleness, parts of a response."""
+    rollout = config["rollout"]
+    cache, stale = rollout["kv_cache"], rollout["staleness"]
+    cached = [f"{cache} cache"] if cache != "compute" else []
+    aged = [f"{stale} step{'s' if stale > 1 else ''} stale"] if stale else []
+    partial = [f"parts of {tokens} tokens"] if (tokens := rollout.get("partial_tokens")) else []
+    return ", ".join([rollout["precision"]["name"], *cached, *_noises(rollout["engine"]), *aged, *partial])
+
+
+def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
+    """Whether an uncorrected run's rollouts differ from the trainer by the age of their weights at most.
+
+    Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
+    """
+    rollout, actor = config["rollout"], config["actor"]
+    own = (actor.get("precision") or {"name": actor["dtype"]})["name"]
+    same = rollout["precision"]["name"] == own and rollout["kv_cache"] == "compute" and not _noises(rollout["engine"])
+    return arm.correction == NONE and same and (own == "fp32" or rollout["engine"]["name"] == "local")
+
+
+def _noises(engine: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key in NOISES:
+        size, persistence = engine.get(key), engine.get(f"{key}_persistence")
+        if isinstance(size, int | float) and size:
+            lasting = f" of persistence {persistence:g}" if isinstance(persistence, int | float) and persistence else ""
+            found.append(f"{key.replace('_', ' ')} {size:g}{lasting}")
+    return found

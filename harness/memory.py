@@ -1,0 +1,301 @@
+"""The memory of a run, computed from its config and the sizes of its model: no weight is read, none is made.
+
+Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; N ranks; b bytes of
+actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a row, C logits of a chunk (`CHUNK` in
+harness/train/head.py), R rows that a rank samples. Everything is in bytes.
+
+What is divided by which stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
+activations are what autograd keeps of the layers of transformers. tests/harness/test_memory.py compares each with the bytes that
+a small run allocates, and says how closely. What vLLM takes beside weights and cache, CUDA's context, NCCL's buffers and the gaps
+of an allocator are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from harness.build import build_task, needs_own_sampler, samples_as_trainer
+from harness.config import Config, HubConfig
+from harness.config.task import TextConfig
+from harness.errors import UserError
+from harness.models import policy_config
+from harness.tasks import TextTask
+from harness.train.head import CHUNK
+from harness.train.ranks import check_ranks
+
+Moment = Literal["start", "sync", "sampling", "head", "layers", "step"]
+MOMENTS: tuple[Moment, ...] = ("start", "sync", "sampling", "head", "layers", "step")
+"""start: the model has been put on the GPU. sync: the engine takes its weights. sampling. head, layers: a micro-batch's backward
+pass in the head and in a layer. step: the optimizer's."""
+HELD: tuple[Moment, ...] = ("sync", "sampling", "head", "layers", "step")
+TRAINING: tuple[Moment, ...] = ("head", "layers", "step")
+BACKWARD: tuple[Moment, ...] = ("head", "layers")
+
+GATHERED = 2**28
+"""Numbers that ZeRO-3 gathers at a time while the actor's weights are read; a single matrix may have more."""
+REDUCED, LIVE, UPDATED = 5 * 10**8, 10**9, 10**9
+"""DeepSpeed's defaults, in numbers: a bucket of gradients (reduce_bucket_size), gathered weights that are kept
+(stage3_max_live_parameters), weights that an optimizer step takes at a time under ZeRO-3 (sub_group_size)."""
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+MODELS = ("llama", "qwen2", "qwen3")
+PUBLISHED = Path(__file__).with_name("published.json")
+
+
+class Part(NamedTuple):
+    """at: bytes at each moment; absent where there are none."""
+
+    name: str
+    equation: str
+    at: Mapping[Moment, float]
+
+
+class Memory(NamedTuple):
+    """gpu: of each rank. host: bytes of each rank in the memory of its node. disk: bytes of a checkpoint of all ranks."""
+
+    gpu: list[Part]
+    host: dict[str, float]
+    disk: float
+
+    def total(self, moment: Moment) -> float:
+        """Bytes of a GPU at this moment."""
+        return sum(part.at.get(moment, 0) for part in self.gpu)
+
+
+class Sizes(NamedTuple):
+    """Of a model. numbers: Ψ. matrices: numbers in the linear layers but for the head. queries, keys: heads x width of a head."""
+
+    numbers: int
+    matrices: int
+    vocabulary: int
+    width: int
+    mlp: int
+    layers: int
+    heads: int
+    queries: int
+    keys: int
+    qk_norm: bool
+    tied: bool
+
+    @property
+    def head(self) -> int:
+        """V·h."""
+        return self.vocabulary * self.width
+
+
+class Load(NamedTuple):
+    """What a rank computes at a time: tokens T of a micro-batch and their responses' tokens, tokens L of a row, rows R that it
+    samples."""
+
+    tokens: int
+    answers: int
+    row: int
+    sampled: int
+
+
+def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
+    """The memory of a run on `ranks` ranks. device: of the actor, "cuda" or "cpu": they differ in the size of a chunk of logits.
+
+    Raises UserError on a model whose sizes are not known here, or for which the equations do not hold.
+    """
+    check_ranks(config, ranks)
+    shape = shape_of(config)
+    sizes, load = sizes_of(shape), _load(config, ranks, shape)
+    engines, host = _engines(config, sizes, load)
+    parts = [*_states(config, sizes, ranks), *_activations(config, sizes, load), *_head(config, sizes, load, CHUNK[device])]
+    a, psi = config.actor, sizes.numbers
+    host = {"the model in fp32 while it is loaded, 4·Ψ": 4 * psi} | host
+    copies = 8 + 4 * _has_master(config) + BYTES[a.dtype]
+    return Memory([part for part in parts + engines if any(part.at.values())], host, copies * psi)
+
+
+def shape_of(config: Config) -> PretrainedConfig:
+    """The transformers config of the policy, from this machine alone. Raises UserError if it is not here."""
+    if not isinstance(config.model, HubConfig):
+        return policy_config(config.model, build_task(config))
+    path = config.model.path
+    published = json.loads(PUBLISHED.read_text())["models"]
+    if path in published:
+        return AutoConfig.for_model(**published[path])
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):
+        raise UserError(
+            f"model.path={path}: its sizes are not known here, and nothing is downloaded; give the folder of a model, one of "
+            f"{', '.join(published)}, or model=qwen3 with its sizes"
+        ) from None
+
+
+def sizes_of(shape: PretrainedConfig) -> Sizes:
+    """The sizes of a model. Raises UserError on an architecture whose activations are not computed."""
+    kind = shape.model_type
+    if kind not in MODELS:
+        raise UserError(f"model: the memory of {kind} is not computed; it is of {', '.join(MODELS)}")
+    with torch.device("meta"):
+        net = AutoModelForCausalLM.from_config(shape)
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return Sizes(
+        numbers=sum(weight.numel() for weight in net.parameters()),
+        matrices=sum(weight.numel() for name, weight in net.named_parameters() if name.endswith("_proj.weight")),
+        vocabulary=shape.vocab_size,
+        width=shape.hidden_size,
+        mlp=shape.intermediate_size,
+        layers=shape.num_hidden_layers,
+        heads=shape.num_attention_heads,
+        queries=shape.num_attention_heads * width,
+        keys=shape.num_key_value_heads * width,
+        qk_norm=kind == "qwen3",
+        tied=shape.tie_word_embeddings,
+    )
+
+
+def _load(config: Config, ranks: int, shape: PretrainedConfig) -> Load:
+    r, a, t = config.rollout, config.actor, config.task
+    if isinstance(t, TextConfig):
+        answer, row = t.answer_length, t.max_prompt + t.answer_length
+    else:
+        task = build_task(config)
+        answer = task.answer_length
+        row = task.train.shape[1] + answer if isinstance(task, TextTask) else shape.max_position_embeddings
+    sampled = r.prompts * r.group_size // ranks
+    rows = sampled // a.num_minibatches
+    if a.micro_tokens is not None:
+        rows = min(rows, max(1, a.micro_tokens // row))
+    return Load(rows * row, rows * answer, row, sampled)
+
+
+def _has_master(config: Config) -> bool:
+    """Whether the optimizer has fp32 weights of its own: DeepSpeed's does in 16 bit, and under ZeRO in fp32 too."""
+    return config.actor.dtype != "fp32" or config.actor.zero_stage > 0
+
+
+def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
+    """Weights, gradients and optimizer.
+
+    Of Ψ numbers ZeRO-1 divides AdamW's moments 8·Ψ and the fp32 weights 4·Ψ by N, ZeRO-2 the gradients b·Ψ too, ZeRO-3 the
+    weights b·Ψ too. A step makes fp32 gradients, beside a flat copy in 16 bit: 4·Ψ + b·Ψ, divided alike, and under ZeRO-3 of
+    UPDATED numbers at a time. ZeRO-3 gathers weights for a pass and keeps LIVE of them, and the largest matrix beside them;
+    while an engine takes the weights, GATHERED more.
+    """
+    stage, psi, b = config.actor.zero_stage, s.numbers, BYTES[config.actor.dtype]
+    share = psi / ranks if stage else psi
+    by_n = "/N" if stage else ""
+    weights = share if stage == 3 else psi
+    gradients = share if stage >= 2 else psi
+    held = HELD if stage == 3 else BACKWARD
+    flat = b if stage and b < 4 else 0
+    fp32 = 4 + flat if stage or b < 4 else 0
+    updated = min(share, UPDATED) if stage == 3 else share
+    parts = [
+        Part("the whole model, before it is divided", "b·Ψ", {"start": b * psi}),
+        Part("weights", f"b·Ψ{by_n if stage == 3 else ''}", dict.fromkeys(HELD, b * weights)),
+        Part(
+            "gradients",
+            f"b·Ψ{by_n if stage >= 2 else ''}",
+            dict.fromkeys(held, b * gradients) | {"step": b * share},
+        ),
+        Part("AdamW's moments", f"8·Ψ{by_n}", dict.fromkeys(HELD, 8 * share)),
+        Part("fp32 weights of AdamW", f"4·Ψ{by_n}", dict.fromkeys(HELD, 4 * share if _has_master(config) else 0)),
+        Part("fp32 gradients of a step", f"{fp32}·{'min(Ψ/N, 1e9)' if stage == 3 else f'Ψ{by_n}'}", {"step": fp32 * updated}),
+    ]
+    if stage:
+        parts.append(Part("DeepSpeed's bucket of gradients", "b·5e8", dict.fromkeys(held, b * REDUCED)))
+    if stage == 3 and ranks > 1:
+        passing, read = (b * min(psi, numbers + s.head) for numbers in (LIVE, LIVE + GATHERED))
+        parts.append(Part("gathered weights", "b·(1e9 + V·h) ≤ b·Ψ", dict.fromkeys(BACKWARD, passing) | {"sync": read}))
+    return parts
+
+
+def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
+    """What the layers keep for the backward pass, and what that adds in one layer.
+
+    Of a token a layer keeps a bytes: of each of two RMS norms its input in fp32, the normalised and the scaled one,
+    (4 + 2b)·h; with norms of queries and keys (4 + b)·(q + k) more; queries, keys and values (as many as queries, since rows are
+    padded) and the output, 4·b·q, the sums of a softmax 4·heads, a row of the mask b·L; of SwiGLU the gate, its SiLU, the other
+    factor and the product, 4·b·m. The final norm keeps (4 + 2b)·h. Recomputation keeps the input alone, b·h of a token and
+    layer, and all of one layer in its turn. The backward pass holds gradients of three of SwiGLU's tensors and of the residual
+    stream in fp32, 3·b·m + 4·h.
+    """
+    b, tokens = BYTES[config.actor.dtype], load.tokens
+    norm = (4 + 2 * b) * s.width
+    layer = 2 * norm + 4 * b * s.queries + 4 * s.heads + b * load.row + 4 * b * s.mlp
+    if s.qk_norm:
+        layer += (4 + b) * (s.queries + s.keys)
+    backward = (3 * b * s.mlp + 4 * s.width) * tokens
+    if config.actor.gradient_checkpointing:
+        inputs = s.layers * b * s.width * tokens
+        return [
+            Part("inputs of the layers, kept", "l·b·h·T", dict.fromkeys(BACKWARD, inputs)),
+            Part("one layer, recomputed, and its gradients", "(a + 3·b·m + 4·h)·T", {"layers": layer * tokens + backward}),
+        ]
+    kept = (s.layers * layer + norm) * tokens
+    return [
+        Part("activations of the layers, kept", "(l·a + (4 + 2b)·h)·T", dict.fromkeys(BACKWARD, kept)),
+        Part("gradients in one layer", "(3·b·m + 4·h)·T", {"layers": backward}),
+    ]
+
+
+def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
+    """Logits, and the gradient of the head V·h.
+
+    Logits that are one chunk are kept as log π and π, 8 bytes a number, and their backward pass takes as much again. Of several
+    chunks one exists at a time: the product in b bytes, its fp32 copy and log π, 8 + b (8 where b is 4), or log π, π and their
+    product, 12, where the loss has an entropy. Their gradients add up in fp32, 4·V·h, and come in b bytes, b·V·h.
+    """
+    b, numbers = BYTES[config.actor.dtype], load.answers * s.vocabulary
+    copy = b if b < 4 else 0
+    if max(1, chunk // s.vocabulary) >= load.answers:
+        gradient = b * s.head
+        logits = Part("logits, one chunk", "16·C", {"head": 16 * numbers})
+    else:
+        each = 12 if config.entropy_coeff else 8 + copy
+        gradient = (4 + copy) * s.head
+        size = max(1, chunk // s.vocabulary) * s.vocabulary
+        logits = Part("a chunk of logits", f"{each}·C", {"head": each * size})
+    return [logits, Part("gradient of the head", f"{gradient // s.head}·V·h", {"head": gradient})]
+
+
+def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
+    """Engines, and what they keep in host memory.
+
+    The embedded engine holds values in fp32, the head apart from the embedding: 4·(Ψ + V·h) where they are tied, else 4·Ψ. While
+    it loads, the copy of the actor's weights and the version before are there too: twice as much again. Its cache has 4-byte keys
+    and values of every row and place, twice where the samples of a prompt part. vLLM holds the layers' matrices in one byte where
+    it quantises them, everything else in the compute dtype, divided by tensor_parallel, and a cache of a given size.
+    """
+    r, params = config.rollout, config.rollout.engine.params
+    local = 4 * (s.numbers + (s.head if s.tied else 0))
+    engines, parts, host = 0, [], {}
+    if r.engine.name == "local":
+        engines = 1 + (needs_own_sampler(config) and not samples_as_trainer(config))
+    elif r.engine.name == "vllm":
+        engines = int(needs_own_sampler(config))
+        compute, parallel = BYTES[r.precision.compute], params.get("tensor_parallel", 1)
+        quantised = 1 if r.precision.weights else compute
+        weights = (quantised * s.matrices + compute * (s.numbers - s.matrices)) / parallel
+        cache = params.get("kv_cache_gib", 1.0) * 2**30
+        held: tuple[Moment, ...] = ("sync", "sampling") if params.get("sleep") else HELD
+        equation = f"{quantised}·Ψ" + (f"/{parallel}" if parallel > 1 else "")
+        parts += [
+            Part("vLLM's weights", equation, dict.fromkeys(held, weights)),
+            Part("vLLM's cache", "kv_cache_gib·2^30", dict.fromkeys(held, cache)),
+        ]
+        if params.get("sleep"):
+            host["the engine's weights while it sleeps"] = weights
+    else:
+        raise UserError(f"rollout.engine.name={r.engine.name}: its memory is not known; local and vllm are")
+    engines += config.kl.name is not None and config.kl.reference == "start"
+    if engines:
+        cache = 2 * 2 * 4 * s.layers * load.row * load.sampled * s.keys
+        parts += [
+            Part("embedded engines", "4·Ψ each", dict.fromkeys(HELD, engines * local)),
+            Part("copies while one loads", "8·Ψ", {"sync": 2 * local}),
+            Part("cache of the embedded engine", "16·l·L·R·k", {"sampling": cache}),
+            Part("probabilities of the embedded engine", "32·R·V", {"sampling": 32 * load.sampled * s.vocabulary}),
+        ]
+    return parts, host

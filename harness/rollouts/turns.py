@@ -1,0 +1,135 @@
+"""Responses of several turns: the policy writes, the environment answers, and the policy goes on.
+
+A turn is sampled after the token ids of all before it. These are kept as they were sampled and are never decoded and tokenised
+again: a tokenizer would write the same text in other tokens, and π would be asked about a history that μ has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from harness.rollouts import Rollout, RolloutEngine
+from harness.tasks import PAD, EnvironmentTask, Task
+
+Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
+"""(contexts [n, L] with PAD on the left, their rows [n], the place [n] in its answer where each goes on, most tokens to write)
+-> what the policy writes, [n, most tokens] each."""
+
+
+def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor) -> Rollout:
+    """One response per row, as `RolloutEngine.generate` gives it, with the turns of a task that has an environment.
+
+    The token at place t of an answer is drawn by the uniform number at t, so that a response depends on its own row alone.
+    """
+    if not isinstance(task, EnvironmentTask):
+        return engine.generate(prompts, uniforms)
+
+    def write(contexts: Tensor, rows: Tensor, starts: Tensor, length: int) -> Rollout:
+        places = starts[:, None] + torch.arange(length)
+        return engine.generate(contexts, uniforms[rows[:, None], places])
+
+    return _converse(write, task, prompts, uniforms.shape[1])
+
+
+def respond_greedily(engine: RolloutEngine, task: Task, prompts: Tensor) -> Tensor:
+    """Tokens [B, task.answer_length], the most probable one at each place of a turn."""
+    if not isinstance(task, EnvironmentTask):
+        return engine.greedy(prompts, task.answer_length)
+
+    def write(contexts: Tensor, rows: Tensor, starts: Tensor, length: int) -> Rollout:
+        tokens = engine.greedy(contexts, length)
+        return Rollout(tokens, torch.zeros(tokens.shape), torch.zeros_like(tokens))
+
+    return _converse(write, task, prompts, task.answer_length).tokens
+
+
+def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
+    """How many turns a response has, and how much of it the environment wrote; {} for a task without an environment."""
+    if rollout.turns is None or rollout.environment is None:
+        return {}
+    turns = torch.where(rollout.written, rollout.turns + 1, 0).amax(1)
+    return {
+        "rollout/turns": turns.float().mean(),
+        "rollout/environment_tokens": rollout.environment.sum(1).float().mean(),
+    }
+
+
+class _Answer:
+    """One response while it grows. Each list has a value per token."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logp: list[float] = []
+        self.version: list[int] = []
+        self.turns: list[int] = []
+        self.environment: list[bool] = []
+        self.turn = self.start = 0  # the present turn, and the place where it begins
+        self.ended = False
+
+    def room(self, task: EnvironmentTask) -> int:
+        """How many tokens the policy may still write in this turn."""
+        return 0 if self.ended else task.turn_length - (len(self.tokens) - self.start)
+
+    def extend(self, tokens: list[int], logp: list[float], version: list[int], environment: bool) -> None:
+        self.tokens += tokens
+        self.logp += logp
+        self.version += version
+        self.turns += [self.turn] * len(tokens)
+        self.environment += [environment] * len(tokens)
+
+    def ask(self, task: EnvironmentTask) -> None:
+        """Let the environment answer what the policy has written, if it has a reply and a turn is left."""
+        last = self.tokens[-1]
+        reply = task.reply(self.tokens[self.start :]) if last in task.pauses else []
+        if reply and self.turn + 1 < task.turns:
+            self.extend(reply, [0.0] * len(reply), [self.version[-1]] * len(reply), environment=True)
+            self.turn, self.start = self.turn + 1, len(self.tokens)
+        elif reply or last not in task.pauses:  # asked in vain, at its end, or cut off
+            self.ended = True
+
+
+def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
+    """Answers to prompts [B, P], each turn of all rows in one call of `write` where they have the same room."""
+    asked = [row[row != PAD].tolist() for row in prompts.cpu()]
+    answers = [_Answer() for _ in asked]
+
+    def room(row: int) -> int:
+        return answers[row].room(task)
+
+    while going := sorted((row for row in range(len(answers)) if room(row)), key=room):
+        for most, group in groupby(going, key=room):
+            rows = list(group)
+            contexts = [asked[row] + answers[row].tokens for row in rows]
+            starts = torch.tensor([len(answers[row].tokens) for row in rows])
+            padded = torch.tensor(_padded(contexts, max(map(len, contexts)), PAD, left=True), device=prompts.device)
+            written = write(padded, torch.tensor(rows), starts, most)
+            columns = [written.tokens.tolist(), written.logp.tolist(), written.version.tolist()]
+            for row, tokens, logp, version in zip(rows, *columns, strict=True):
+                own = sum(token != PAD for token in tokens)
+                answers[row].extend(tokens[:own], logp[:own], version[:own], environment=False)
+        for row in going:
+            answers[row].ask(task)
+    return _rollout(answers, length, prompts.device)
+
+
+def _rollout(answers: list[_Answer], length: int, device: torch.device) -> Rollout:
+    def stacked(name: str, fill: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(_padded([getattr(a, name) for a in answers], length, fill), dtype=dtype, device=device)
+
+    integer = torch.int64
+    return Rollout(
+        stacked("tokens", PAD, integer),
+        stacked("logp", 0.0, torch.float32),
+        stacked("version", 0, integer),
+        turns=stacked("turns", 0, integer),
+        environment=stacked("environment", False, torch.bool),
+    )
+
+
+def _padded(rows: list[list], length: int, value: float, *, left: bool = False) -> list[list]:
+    fill = [[value] * (length - len(row)) for row in rows]
+    return [gap + row if left else row + gap for row, gap in zip(rows, fill, strict=True)]

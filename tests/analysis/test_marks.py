@@ -1,0 +1,121 @@
+"""The one map of looks: an arm looks the same wherever it is drawn, the control is black, no two hues are alike to any eye."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex, to_rgb
+
+from analysis.figures import FIGURES
+from analysis.labels import PRECISIONS
+from analysis.load import load
+from analysis.marks import CONTROL, HUES, MARKERS, NEUTRAL, SPARE, Styled, marks
+from analysis.page import swatch
+from analysis.report import report
+from sweeps.watch.follow import Follower
+from tests.analysis.synthetic import FP8, FP32, write
+
+# Machado, Oliveira and Fernandes 2009, table 1, severity 1: linear RGB as readers without red and green cones have it.
+EYES = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+def lab(colour: str, eye) -> np.ndarray:
+    """CIELAB (D65) of an sRGB colour as an eye sees it: IEC 61966-2-1 and CIE 15."""
+    srgb = np.array(to_rgb(colour))
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(eye) @ linear, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    ratio = to_xyz @ seen / np.array([0.9505, 1.0, 1.0890])
+    f = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def sweep(folder):
+    """The control, FP8 with two remedies and collapses, and weights with noise that lasts."""
+    for seed in range(2):
+        write(folder, FP32, seed=seed)
+        write(folder, FP8, seed=seed, collapse=40 + seed)
+        write(folder, FP8, "correction=token_truncate", seed=seed, collapse=50 + seed)
+        write(folder, FP8, "correction=sequence_mask", seed=seed)
+        write(folder, FP32, "rollout.engine.noise=0.1", "rollout.engine.noise_persistence=1.0", seed=seed)
+    return folder
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_no_two_hues_are_alike(eye):
+    """Just noticeable is a distance of about 2.3 in CIELAB; six times that tells thin lines apart."""
+    colours = [CONTROL, *HUES.values()]
+    apart = {(a, b): np.linalg.norm(lab(a, EYES[eye]) - lab(b, EYES[eye])) for a, b in itertools.combinations(colours, 2)}
+    assert min(apart.values()) > 14, min(apart, key=apart.__getitem__)
+
+
+def test_every_precision_has_a_hue_and_no_source_of_a_sweep_takes_it():
+    assert set(HUES) == set(PRECISIONS) and set(SPARE) <= set(HUES.values())
+    arms = [Styled("a", "int8", "int8", "none", False), Styled("b", "fp32", "fp32, noise 0.1", "none", False)]
+    looks = marks([*arms, Styled("c", "fp32", "fp32", "none", True), Styled("d", "fp32", "fp32", "icepop", False)]).arms
+    assert looks["a"].colour == HUES["int8"] == SPARE[0] and looks["b"].colour == SPARE[1]
+    assert looks["c"].colour == CONTROL and looks["d"].colour == NEUTRAL  # only the control is black
+    assert looks["c"].marker == MARKERS[0] != looks["d"].marker == MARKERS[1]
+    assert marks(arms[:1]).source("fp8_tensor").colour == HUES["fp8_tensor"]  # of a precision that no arm has
+
+
+def test_an_arm_looks_alike_in_two_figures_the_table_and_watch(tmp_path):
+    folder = sweep(tmp_path / "s")
+    results = load(folder)
+    wanted = {arm: (mark.colour.lower(), mark.marker) for arm, mark in results.marks.arms.items()}
+    assert len(set(wanted.values())) == 5
+    reward, arm_of = FIGURES["reward"].draw(results), results.runs.arm
+    lines = [line for axis in reward.axes for line in axis.lines if line.get_marker() != "None"]
+    assert {arm_of[line.get_gid()]: (to_hex(line.get_color()), line.get_marker()) for line in lines} == wanted
+    (ends,) = FIGURES["ends"].draw(results).axes
+    points = [line for line in ends.lines if line.get_marker() not in ("|", "None")]
+    assert {(to_hex(line.get_color()), line.get_marker()) for line in points} == set(wanted.values())
+    filled = {(line.get_marker(), line.get_markerfacecolor() != "none") for line in points}
+    assert filled == {("o", True), ("o", False), ("s", False), ("^", True)}  # collapsed without and with the truncation
+    page = report(folder, tmp_path / "out").read_text()
+    cells = dict(re.findall(r'<td>(<svg class="mark".*?</svg>)([^<]+)</td>', page)[::-1])
+    in_table = {arm.strip(): svg for svg, arm in cells.items()}
+    assert in_table == {arm: str(swatch(mark)) for arm, mark in results.marks.arms.items()}
+    follower = Follower(folder)
+    follower.look()
+    assert follower.marks == results.marks
+
+
+def test_the_control_is_black(tmp_path):
+    for seed in range(2):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, "correction=token_truncate", seed=seed)
+    results = load(tmp_path)
+    axes = FIGURES["reward"].draw(results).axes
+    control = set(results.runs.index[results.runs.control])
+    assert [axis.get_title("left") for axis in axes] == ["no correction", "token-truncate"]
+    for axis in axes:  # its own panel, and behind the others
+        drawn = [line for line in axis.lines if line.get_gid() in control]
+        assert len(drawn) == 2 and {to_hex(line.get_color()) for line in drawn} == {CONTROL}
+
+
+def test_below_ten_collapses_nothing_is_drawn_of_them(tmp_path):
+    """Nine collapses, then ten."""
+    names = ("survival", "forest", "dose", "aligned", "lead")
+    for seed in range(10):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, seed=seed, collapse=40 if seed < 9 else None)
+    nine = load(tmp_path)
+    assert {FIGURES[name].draw(nine) for name in names} == {"it takes 10 collapses, and there are 9"}
+    write(tmp_path, FP8, "correction=token_truncate", seed=0, collapse=50)
+    ten = load(tmp_path)
+    assert not any(isinstance(FIGURES[name].draw(ten), str) for name in names)
+
+
+def test_what_is_not_drawn_is_named_in_one_line(tmp_path):
+    write(tmp_path / "s", FP32)
+    write(tmp_path / "s", FP8, collapse=50)
+    page = report(tmp_path / "s", tmp_path / "out").read_text()
+    said = re.search(r'<section id="not-drawn">.*?<p class="note">(.*?)</p>', page, re.S)[1]
+    assert "Survival of the arms, Steps gained on the reference arm, Early mismatch and time to collapse" in said
+    assert "(it takes 10 collapses, and there is 1)" in said and said.endswith(").")

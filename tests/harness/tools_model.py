@@ -1,0 +1,31 @@
+"""A small pretrained model with a tokenizer of characters, for the tests of turns: made here, untrained."""
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PIECES = ["<eos>", "<unk>", *" \n=<>+-*0123456789", "12"]
+CALL = "<<1 + 2>>"
+"""A whole call as one token, so that an untrained policy calls in a quarter of its turns of six tokens."""
+IDS = {piece: i for i, piece in enumerate([*PIECES, CALL])}
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+def make(path, *, uniform: bool = False) -> str:
+    """Save model and tokenizer under `path`. uniform: every token is equally probable after any history."""
+    vocabulary = {piece: i for i, piece in enumerate(PIECES)}
+    pieces = Tokenizer(models.BPE(vocabulary, [("1", "2")], unk_token="<unk>", fuse_unk=True))
+    pieces.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<eos>", unk_token="<unk>", chat_template=TEMPLATE)
+    tokenizer.add_tokens([AddedToken(CALL, normalized=False)])
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=len(IDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=160, tie_word_embeddings=False, eos_token_id=0,
+    )  # fmt: skip
+    net = Qwen3ForCausalLM(shape)
+    with torch.no_grad():
+        net.lm_head.weight.mul_(0.0 if uniform else 20.0)  # so large that a change of the history changes what follows
+    net.save_pretrained(path)
+    return str(path)
