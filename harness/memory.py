@@ -5,9 +5,9 @@ actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a row, 
 harness/train/head.py), R rows that a rank samples. Everything is in bytes.
 
 What is divided by which stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
-activations are what autograd keeps of the layers of transformers. tests/harness/test_memory.py compares each with the bytes that
-a small run allocates, and says how closely. What vLLM takes beside weights and cache, CUDA's context, NCCL's buffers and the gaps
-of an allocator are not counted.
+activations are what autograd keeps of the layers of transformers. tests/harness/test_memory.py compares these with the bytes that
+a small run allocates, and says how closely; engines' caches are not compared. What a prefill works with, what vLLM takes beside
+weights and cache, CUDA's context, NCCL's buffers and the gaps of an allocator are not counted.
 """
 
 from __future__ import annotations

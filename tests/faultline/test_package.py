@@ -132,6 +132,7 @@ NEEDS = {
     "branch runs/a/b": "train",
     "gradient runs/a/b": "train",
     "doctor --parity": "train",
+    "memory": "train",
     "search token_upper": "search",
     "report wandb:project": "wandb",
 }

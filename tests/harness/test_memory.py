@@ -16,7 +16,7 @@ from harness.rollouts.local import LocalEngine
 from harness.train import head
 from harness.train.actor import DeepSpeedActor
 from harness.train.engine import _groups
-from tests.harness.live import live_bytes, measure, phase, tokens
+from tests.harness.live import live_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 SMALL = 16_384
@@ -100,27 +100,20 @@ def test_the_head_takes_a_chunk_and_its_gradient(config, dtype, coeff, monkeypat
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensor"])
 def test_the_embedded_engine(config, precision):
-    """Its weights to 1 %, the scales of a format. Loading and sampling are ceilings, at most twice what is measured."""
+    """Its weights to 1 %, the scales of a format. Loading to 15 %: a matrix that is being cast, large beside so small a model."""
     made = config(f"rollout/precision={precision}")
     parts = {part.name: part.at for part in memory(made, 1, "cpu").gpu}
     shape = shape_of(made)
     net = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     engine = LocalEngine(shape, made.rollout.precision)
-    prompts, answers = tokens(made, 16, shape.vocab_size, 0)
-    uniforms = torch.rand(answers.shape, generator=torch.Generator().manual_seed(0))
     with live_bytes() as measured:
         with phase("load"):
             engine.load_weights(net.named_parameters(), 0)
         with phase("reload"):
             engine.load_weights(net.named_parameters(), 1)
-        with phase("sample"):
-            engine.generate(prompts, uniforms)
     assert measured["load"].end == pytest.approx(parts["embedded engines"]["sampling"], rel=0.01)
-    reload, sample = (measured[name].peak - measured[name].start for name in ("reload", "sample"))
-    print("LOCAL", measured["load"], reload, sample, parts)
-    assert reload <= parts["copies while one loads"]["sync"] <= 2 * reload
-    ceiling = parts["cache of the embedded engine"]["sampling"] + parts["probabilities of the embedded engine"]["sampling"]
-    assert sample <= ceiling <= 2 * sample
+    reload = measured["reload"].peak - measured["reload"].start
+    assert parts["copies while one loads"]["sync"] == pytest.approx(reload, rel=0.15)
 
 
 @pytest.mark.parametrize(("name", "numbers"), [
