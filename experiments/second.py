@@ -235,7 +235,7 @@ def main(out: Path, sweeps: list[Path]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     runs = pd.concat(recorded + [endpoints(sweep) for sweep in sweeps])
     runs = runs.drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
-    runs.to_csv(kept, index=False, float_format="%.6g")
+    runs.to_csv(kept, index=False)  # to the last bit: rewards that are equal must stay so
     text = "\n\n".join(markdown(table) for table in (arms(runs), as_read(compared(runs)), placed(runs), unchanged(runs))) + "\n"
     (out / "table.md").write_text(text, encoding="utf-8")
     print(text)

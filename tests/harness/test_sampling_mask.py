@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from faultline.tools.gradient.progress import Progress
 from pyarrow.parquet import read_table
 
 from algos.batch import Batch
@@ -19,6 +18,7 @@ from faultline.tools.gradient.sampled import SampledGradients
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
+from harness.progress import Progress
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded, pack, sizes, unpack
 from harness.run.loop import train
