@@ -66,6 +66,24 @@ def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
         assert_resumes_alike(config, folder)
 
 
+CRITIC = ["kl=k3", "kl.place=reward", "kl.coef=0.1", "advantage=gae", "critic.lr=1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "metric"), [(CRITIC, "critic/loss"), (["rollout.partial_tokens=2"], "rollout/mixed_versions")]
+)
+def test_two_ranks_with_a_critic_or_with_parts_of_responses_train_as_one(tiny, root, settings, metric):
+    """Values, whitening and the penalty by token are of all rows, and parts go on with their rank."""
+    shared, sweep = [*SHARED, *settings, "steps=3"], metric.replace("/", "-")
+    config = tiny(*shared, "run.sweep=one-rank")
+    train(config)
+    run(torchrun("-m", *TINY, f"run.root={root}", f"run.sweep={sweep}", *shared, "actor.zero_stage=1,3"))
+    rows = folder_of(config).metrics()
+    assert rows[1][metric] > 0
+    for folder in run_folders(root / sweep):
+        assert_same(folder.metrics(), rows)
+
+
 def assert_resumes_alike(config, folder: RunFolder) -> None:
     """Weights, and the next step, which optimizer states that were lost would change by its whole size."""
     after = []
