@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from harness.build import build_task, needs_own_sampler, samples_as_trainer
+from harness.build import build_task, has_critic, needs_own_sampler, samples_as_trainer
 from harness.config import Config, HubConfig
 from harness.config.task import TextConfig
 from harness.errors import UserError
@@ -104,6 +104,8 @@ def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
     Raises UserError on a model whose sizes are not known here, or for which the equations do not hold.
     """
     check_ranks(config, ranks)
+    if has_critic(config):
+        raise UserError("advantage=gae: the memory of a critic is not computed; it is a second model as large as the policy")
     shape = shape_of(config)
     sizes, load = sizes_of(shape), _load(config, ranks, shape)
     engines, host = _engines(config, sizes, load)

@@ -28,8 +28,9 @@ def support(samples: list[Any], length: int, vocabulary: int, told: int) -> Tens
 
     Raises UserError where all that were told are finite, so that there may be more.
     """
-    left = torch.zeros(len(samples), length, vocabulary, dtype=torch.bool)
-    for row, sample in enumerate(samples):
+    rows = []
+    for sample in samples:
+        left = torch.zeros(length, vocabulary, dtype=torch.bool)
         for place, entries in enumerate(sample.logprobs):
             finite = [token for token, entry in entries.items() if entry.logprob > -torch.inf]
             if len(finite) >= told < vocabulary:
@@ -37,8 +38,9 @@ def support(samples: list[Any], length: int, vocabulary: int, told: int) -> Tens
                     f"rollout.replay_sampling_mask=true: {len(finite)} tokens of vLLM tie at rollout.top_k; lower it, or sample "
                     "in a wider rollout.precision"
                 )
-            left[row, place, finite] = True
-    return pack(left)
+            left[place, finite] = True
+        rows.append(pack(left))  # of all rows at once a byte per token of the vocabulary would be too much
+    return torch.stack(rows)
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:

@@ -16,8 +16,8 @@ from harness.tasks import arithmetic
 from harness.tasks.calculator import calculate
 
 CALL = re.compile(r"<<([^<>]*)>>")
-ANSWERED = re.compile(r"<<[^<>]*>>[^\n]*\n")
-"""A call with its reply: a token that ends a call may hold more than `>>`."""
+ANSWERED = re.compile(r"<<[^<>]*>>[^=]*= [^\n]*\n")
+"""A call with its reply: a token that ends a call may hold more than `>>`, a line's end too."""
 EXAMPLES = (("3 + 5", 8), ("12 * 17", 204))
 
 

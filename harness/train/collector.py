@@ -242,7 +242,7 @@ class Collector:
         the bits of the rollout again."""
         if self.policy is not self.engine or self.engine.version is None:
             return False
-        return bool(rollout.version.eq(self.engine.version).all())
+        return bool(rollout.version[rollout.written].eq(self.engine.version).all())
 
     def score_forward(self, sampled: Sampled, order: list[Tensor], replay: Recorded | None) -> Tensor:
         """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""

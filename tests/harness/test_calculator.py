@@ -51,6 +51,7 @@ def test_it_agrees_with_python(expression):
         ("84 <<1>> = 1\n", 0),  # nor is what stands before its last reply
         ("<<12*7>> = 84\n<<84>>", 0),  # nor a call that nobody answered
         ("84<<5", 0),
+        ("<<12*7>>\n = 84\n", 0),  # the same after a token that ended a call and a line
         ("<<12>>. = 12\n84", 1),  # a token that ended a call had more than its end
         ("<<12*7>> = 84\n83", 0),
     ],

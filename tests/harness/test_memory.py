@@ -150,6 +150,8 @@ def test_what_is_not_known_is_refused(config):
         memory(config("model.path=no/where"), 1)
     with pytest.raises(UserError, match="the memory of qwen3_moe is not computed; it is of llama, qwen2, qwen3"):
         memory(parse(compose("model=moe")), 1)
+    with pytest.raises(UserError, match="advantage=gae: the memory of a critic is not computed"):
+        memory(config("advantage=gae"), 1)
     with pytest.raises(UserError, match="cannot be shared evenly by 3 ranks"):
         memory(config(), 3)
 
