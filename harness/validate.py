@@ -155,7 +155,10 @@ def _check_partial(config: Config, answer_length: int) -> None:
 def _check_segments(config: Config, has_turns: bool) -> None:
     read = [f"{key}={level}" for key, level in config.correction.levels.items() if level.startswith("segment")]
     if config.segments == "version" and not read:
-        raise UserError("segments=version has no effect: no level of correction is segment or segment_geometric; use turn")
+        raise UserError(
+            "segments=version has no effect: no level of correction is segment or segment_geometric; use turn, or set "
+            "correction.weight.level=segment"
+        )
     if config.segments == "version" and config.rollout.partial_tokens is None:
         raise UserError(
             "segments=version: each response is of one version; set rollout.partial_tokens, or use level=sequence or geometric"

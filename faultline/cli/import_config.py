@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 HELP = "translate a verl, SkyRL or TRL config into an experiment file"
@@ -31,5 +32,6 @@ def run(file: Path, launch: list[str] | None) -> None:
 
     if launch is not None:
         print(import_config.launch(file, Path(launch[0]), launch[1:]))
+        print(f"written under {launch[0]}/experiment; the comments of the file say what was not translated", file=sys.stderr)
     else:
         print(import_config.import_config(file), end="")

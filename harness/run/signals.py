@@ -27,10 +27,11 @@ class Progress:
             return
         self.last = now
         left = (now - self.began) / (done - self.first) * (self.steps - done)
-        absent = float("nan")  # a rollout without a finite log-probability has no K3, a skipped step no gradient norm
+        # A rollout without a finite log-probability has no K3; a skipped step, or one of the critic alone, no gradient norm.
+        k3, gradient = metrics.get("rollout_corr/k3_kl"), metrics.get("actor/grad_norm")
         print(
             f"step {done}/{self.steps}  reward {metrics['reward/rollout']:.3f}{self.evaluated}  "
-            f"K3 {metrics.get('rollout_corr/k3_kl', absent):.1e}  gradient {metrics.get('actor/grad_norm', absent):.2g}  "
+            f"K3 {'–' if k3 is None else f'{k3:.1e}'}  gradient {'–' if gradient is None else f'{gradient:.2g}'}  "
             f"about {left:.0f} s left",
             flush=True,
         )
