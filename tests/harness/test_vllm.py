@@ -262,6 +262,7 @@ def test_noise_is_the_local_engines_at_every_version():
         assert torch.allclose(sampled.logp, local.score(prompts, sampled.tokens).float(), atol=1e-4)
     local.load_weights(net().named_parameters(), 1)
     assert (sampled.logp - local.score(prompts, sampled.tokens)).abs().mean() > 0.05
+    made.close()
 
 
 def test_an_engine_that_keeps_old_weights_is_found_out():
