@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from experiments.gpu_check import model
 from experiments.gpu_check.model import Policy, Size
 from experiments.gpu_check.section import Table, number
 from harness.errors import UserError
@@ -42,8 +43,14 @@ def check_cache(size: Size) -> Table:
         except UserError as error:
             rows.append({"cache": kv_cache, "rounding": f"not computed: {error}", "mean": "", "largest": ""})
             continue
-        made = VllmEngine(policy.net.config, precision, kv_cache=kv_cache, stop=policy.task.stop, kv_cache_gib=1,
-                          context=policy.prompts.shape[1] + size.answer)
+        made = VllmEngine(
+            policy.net.config,
+            precision,
+            kv_cache=kv_cache,
+            stop=policy.task.stop,
+            kv_cache_gib=model.KV_CACHE_GIB,
+            context=policy.prompts.shape[1] + size.answer,
+        )
         made.load_weights(policy.net.named_parameters(), 0)
         rollout = made.generate(policy.prompts, policy.uniforms)
         made.close()

@@ -20,6 +20,8 @@ from harness.rollouts.local import LocalEngine
 from harness.seeding import generator
 from harness.tasks import PAD
 
+KV_CACHE_GIB = 1.0
+"""Of each vLLM engine. On a CPU vLLM keeps it until the process ends."""
 ARMS = {
     "fp32": ("fp32", "compute"),
     "bf16": ("bf16", "compute"),
@@ -102,7 +104,7 @@ class Policy:
 
         VllmEngine.check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
-        return VllmEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop, context=context, kv_cache_gib=1)
+        return VllmEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop, context=context, kv_cache_gib=KV_CACHE_GIB)
 
     def scored(self, kind: str, arm: str) -> Scored:
         """What an engine samples in an arm, scored. Raises UserError where it cannot compute so here."""

@@ -22,6 +22,12 @@ from tests.harness.test_text import model  # noqa: F401  a Qwen3 with a tokenize
 SMALL = ["rollout.prompts=2", "rollout.group_size=2", "evaluation.prompts=2", "task.held_out=8", "task.max_prompt=32"]
 
 
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch):
+    """A dozen engines in one process would hold as many GiB."""
+    monkeypatch.setattr("experiments.gpu_check.model.KV_CACHE_GIB", 0.1)
+
+
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):  # noqa: F811
     """Exit code, section and folder of the checks named, with eight responses of four tokens."""
