@@ -104,7 +104,8 @@ class Policy:
 
         VllmEngine.check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
-        return VllmEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop, context=context, kv_cache_gib=KV_CACHE_GIB)
+        settings = {"kv_cache": kv_cache, "kv_cache_gib": KV_CACHE_GIB}
+        return VllmEngine(self.net.config, chosen, stop=self.task.stop, context=context, **settings)
 
     def scored(self, kind: str, arm: str) -> Scored:
         """What an engine samples in an arm, scored. Raises UserError where it cannot compute so here."""
