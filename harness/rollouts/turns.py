@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.lists import padded
 from harness.tasks import PAD, EnvironmentTask, Task
 
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
@@ -105,8 +106,8 @@ def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int)
             rows = list(group)
             contexts = [asked[row] + answers[row].tokens for row in rows]
             starts = torch.tensor([len(answers[row].tokens) for row in rows])
-            padded = torch.tensor(_padded(contexts, max(map(len, contexts)), PAD, left=True), device=prompts.device)
-            written = write(padded, torch.tensor(rows), starts, most)
+            whole = padded(contexts, max(map(len, contexts)), PAD, torch.int64, left=True).to(prompts.device)
+            written = write(whole, torch.tensor(rows), starts, most)
             columns = [written.tokens.tolist(), written.logp.tolist(), written.version.tolist()]
             for row, tokens, logp, version in zip(rows, *columns, strict=True):
                 own = sum(token != PAD for token in tokens)
@@ -118,7 +119,7 @@ def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int)
 
 def _rollout(answers: list[_Answer], length: int, device: torch.device) -> Rollout:
     def stacked(name: str, fill: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(_padded([getattr(a, name) for a in answers], length, fill), dtype=dtype, device=device)
+        return padded([getattr(a, name) for a in answers], length, fill, dtype).to(device)
 
     integer = torch.int64
     return Rollout(
@@ -128,8 +129,3 @@ def _rollout(answers: list[_Answer], length: int, device: torch.device) -> Rollo
         turns=stacked("turns", 0, integer),
         environment=stacked("environment", False, torch.bool),
     )
-
-
-def _padded(rows: list[list], length: int, value: float, *, left: bool = False) -> list[list]:
-    fill = [[value] * (length - len(row)) for row in rows]
-    return [gap + row if left else row + gap for row, gap in zip(rows, fill, strict=True)]

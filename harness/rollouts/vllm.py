@@ -31,6 +31,7 @@ from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.lists import padded
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.sync import QUANTISED, tolerance
 from harness.rollouts.vllm_support import (
@@ -45,7 +46,7 @@ from harness.rollouts.vllm_support import (
     slow_formats,
     weight_formats,
 )
-from harness.rollouts.vllm_told import LARGEST_TOP_K, TIES, expert_ids, padded, support
+from harness.rollouts.vllm_told import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.tasks import PAD
 
 INT8_CHECKPOINT = {

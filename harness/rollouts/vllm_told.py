@@ -18,11 +18,6 @@ LARGEST_TOP_K, TIES = 1000, 32
 """Of sampling masks: vLLM tells each token that was left with its log-probability, and leaves those that tie with the last."""
 
 
-def padded(rows: list[list], length: int, value: float, dtype: torch.dtype) -> Tensor:
-    """Lists of unequal lengths as [B, length]."""
-    return torch.tensor([row + [value] * (length - len(row)) for row in rows], dtype=dtype)
-
-
 def support(samples: list[Any], length: int, vocabulary: int, told: int) -> Tensor:
     """`Rollout.support`: the tokens that have a finite log-probability after the truncation, of the `told` most probable ones.
 

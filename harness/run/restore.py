@@ -83,9 +83,10 @@ def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     critic = Critic(copy.deepcopy(net), config) if has_critic(config) else None
     actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
     collector = Collector(config, actor, task, prompts, critic)
+    ranks = read_state(checkpoint.folder).ranks
     for name, model in {"actor": actor, "critic": critic}.items():
         if model is not None:
             with tempfile.TemporaryDirectory() as place:  # on another number of ranks a load writes beside what it reads
                 shutil.copytree(checkpoint.folder / name, Path(place) / name)
-                model.load(Path(place) / name, read_state(checkpoint.folder).ranks)
+                model.load(Path(place) / name, ranks)
     yield collector

@@ -1,6 +1,5 @@
 """Partial rollouts: responses of several versions of the weights, from the engine to the record."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -15,15 +14,13 @@ from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded
-from harness.run.loop import train
 from harness.tasks import PAD
 from harness.train.queue import RolloutQueue
 from harness.train.trainer import Trainer
 from harness.validate import check
 from tests.harness import test_routing
 from tests.harness.test_actor import SHAPE
-from tests.harness.test_queue import rows_of
-from tests.harness.test_ranks import train_until
+from tests.harness.test_queue import assert_resumes_to_the_bit
 from tests.harness.test_trainer import folder_of
 
 FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
@@ -177,13 +174,7 @@ def test_a_run_whose_weights_stand_still_samples_in_parts_what_it_samples_whole(
 def test_a_run_of_partial_rollouts_resumes_to_the_bit(tiny):
     """Killed with responses half done: they are in the checkpoint, and their weights are gone."""
     overrides = [*PARTS, "steps=5", "rollout.staleness=1", "rollout.top_k=3", "rollout.replay_sampling_mask=true"]
-    whole, cut = (tiny(*overrides, f"run.sweep=partial-{name}") for name in ("whole", "cut"))
-    train(whole)
-    with contextlib.suppress(SystemExit):
-        train_until(cut, 2)
-    assert folder_of(cut).state == "preempted"
-    train(cut)
-    assert rows_of(cut) == rows_of(whole) and rows_of(whole)[3]["rollout/mixed_versions"] == 1
+    assert assert_resumes_to_the_bit(tiny, "partial", *overrides)[3]["rollout/mixed_versions"] == 1
 
 
 SEGMENTS = ["correction=token_truncate", "correction.weight.level=segment"]

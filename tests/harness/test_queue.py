@@ -24,6 +24,18 @@ def rows_of(config) -> list[dict]:
     return untimed(folder_of(config).metrics())
 
 
+def assert_resumes_to_the_bit(tiny, name: str, *overrides: str) -> list[dict]:
+    """A run that is stopped after two steps and started again has the rows of one that is not, which are returned."""
+    whole, cut = (tiny(*overrides, f"run.sweep={name}-{kind}") for kind in ("whole", "cut"))
+    train(whole)
+    with contextlib.suppress(SystemExit):
+        train_until(cut, 2)
+    assert folder_of(cut).state == "preempted"
+    train(cut)
+    assert rows_of(cut) == rows_of(whole)
+    return rows_of(whole)
+
+
 def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
     """What it reported is, to the bit, what an engine with the weights of step s − 2 gives; π_old is that of the present ones."""
     config = tiny(*STALE)
@@ -55,14 +67,7 @@ def test_overlap_changes_no_number(tiny):
 @pytest.mark.parametrize("overlap", ["false", "true"])
 def test_a_stale_run_resumes_to_the_bit(tiny, overlap):
     """What was sampled ahead is in the checkpoint: it could not be sampled again, the weights being gone."""
-    overrides = [*STALE, "steps=6", f"rollout.overlap={overlap}", "actor.epochs=2"]
-    whole, cut = (tiny(*overrides, f"run.sweep=stale-{overlap}-{name}") for name in ("whole", "cut"))
-    train(whole)
-    with contextlib.suppress(SystemExit):
-        train_until(cut, 2)
-    assert folder_of(cut).state == "preempted"
-    train(cut)
-    assert rows_of(cut) == rows_of(whole)
+    assert_resumes_to_the_bit(tiny, f"stale-{overlap}", *STALE, "steps=6", f"rollout.overlap={overlap}", "actor.epochs=2")
 
 
 def test_epochs_pass_over_a_rollout_again(tiny):
