@@ -28,11 +28,17 @@ class Phase(NamedTuple):
 
 @contextmanager
 def live_bytes() -> Iterator[dict[str, Phase]]:
-    """Counts what is allocated within. Fills the phases, marked by `phase`, when it ends."""
+    """Counts what this thread allocates within. Fills the phases, marked by `phase`, when it ends."""
     phases: dict[str, Phase] = {}
     gc.collect()  # an engine of before, freed within, would count below zero
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield phases
+    enabled = gc.isenabled()
+    gc.disable()  # in another thread it would free what is counted here, and the profiler would not see that
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield phases
+    finally:
+        if enabled:
+            gc.enable()
     events = profiler.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     marks = sorted((event.start_ns(), event.end_ns(), event.name()) for event in events if event.name().startswith(MARK))
@@ -49,7 +55,8 @@ def live_bytes() -> Iterator[dict[str, Phase]]:
 
 
 def phase(name: str) -> record_function:
-    """A context whose bytes `live_bytes` tells under this name."""
+    """A context whose bytes `live_bytes` tells under this name. What is garbage when it begins is freed."""
+    gc.collect()
     return record_function(MARK + name)
 
 
