@@ -18,6 +18,7 @@ from harness.config import ActorConfig
 from harness.errors import UserError
 from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
+from harness.startup import environment
 from harness.train.distinct import Index, distinct
 from harness.train.layout import Layout
 from harness.train.ranks import join
@@ -30,6 +31,11 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
+
+# DeepSpeed imports Muon to see whether an optimizer is one, and Muon would compile a function with torch's compiler. No run has
+# that optimizer, and the compiler's import would be a second of every start.
+with environment("TORCHDYNAMO_DISABLE", "1"):
+    import deepspeed.runtime.zero.muon.muon_optimizer
 
 SAVED = (fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler)
 """The classes of DeepSpeed whose instances its checkpoints hold beside tensors and plain values. They only keep values."""
@@ -47,8 +53,9 @@ class DeepSpeedModel:
     def __init__(self, module: nn.Module, config: ActorConfig):
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
-        # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
+        # leave a lock on which later starts hang. To look which could be runs a C compiler.
+        deepspeed.ops.__compatible_ops__ = {}
         self.config = config
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
@@ -150,18 +157,13 @@ def _without_code(folder: Path) -> Iterator[None]:
 
     Raises UserError on a file in `folder` that holds anything else.
     """
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name, "0")
-    os.environ[name] = "1"
     try:
-        with torch.serialization.safe_globals(list(SAVED)):
+        with environment("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(list(SAVED)):
             yield
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f"names {named[1]}" if named else "is a pickle of another kind"
         raise UserError(f"{folder}: refused, since a file of it {what}, as no checkpoint of a run does") from None
-    finally:
-        os.environ[name] = before
 
 
 RESHARDED = "resharded"
