@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from analysis.labels import brief
 from analysis.marks import DASHES, HUES, Mark
 
 PANEL = 8
@@ -60,9 +61,7 @@ def chunks(items: Sequence, size: int = PANEL) -> list[list]:
 
 def short(text: str, width: int = 34) -> str:
     """A label in lines of `width`, keys without the groups that they stand in."""
-    words = [word.rpartition("=") for word in text.split(" ")]
-    plain = " ".join(key.split(".")[-1] + equals + value for key, equals, value in words)
-    return literal(textwrap.fill(plain, width, break_long_words=False, break_on_hyphens=False))
+    return literal(textwrap.fill(brief(text), width, break_long_words=False, break_on_hyphens=False))
 
 
 def apart(names: Sequence[str]) -> list[str]:
