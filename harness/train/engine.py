@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,9 @@ from harness.errors import UserError
 from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
 from harness.startup import environment
-from harness.tasks import PAD
 from harness.train.distinct import Index, distinct
+from harness.train.layout import Layout
 from harness.train.ranks import join
-from harness.train.routing import ARGUMENT
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -86,24 +84,9 @@ class DeepSpeedModel:
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
         """What the module gives, [B, T] each and 0 on padding, of rows that are on the device."""
-        full = tokens.shape[1]
-        asked, answered = ((part != PAD).any(0) for part in (prompts, tokens))
-        prompts, tokens = prompts[:, asked], tokens[:, answered]
-        ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
-        present = ids != PAD
-        padded = not present.all()
-        positions = (present.cumsum(-1) - 1).clamp(min=0)
-        places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
-        if replay is not None and replay.routes is not None:
-            places[ARGUMENT] = replay.routes.of(slice(None), torch.cat([asked, answered]).nonzero()[:-1, 0])
-        if replay is not None and replay.support is not None:
-            places["support"] = replay.support[:, answered]
-        ids = ids.clamp(min=0)
-        given = self.engine(input_ids=ids[:, :-1], targets=ids[:, -length:], **places)
-        if not padded and length == full:
-            return list(given)
-        here = tokens != PAD
-        return [torch.nn.functional.pad(torch.where(here, values, 0.0), (0, full - length)) for values in given]
+        layout = Layout.of(prompts, tokens, replay)
+        given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
+        return [layout.whole(values) for values in given]
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
