@@ -41,7 +41,8 @@ def correct(batch: Batch, spec: Correction) -> Corrected:
     For ratio=current give a batch whose logp_old is log π_θ. Advantages are read by filters with
     when=negative_advantage, segments by the segment levels. Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞
     gives w = ρ; an empty `reject` keeps the mask; tokens of different responses affect each other only through
-    normalize=batch and plug-ins. Raises ValueError on a missing input.
+    normalize=batch, level=group and plug-ins. At level=group, which reads the prompts, l = 0 gives no w of 1. Raises ValueError on a missing
+    input.
     """
     ratio = Ratio(batch)
     weights = token_weights(ratio, spec.weight)

@@ -13,10 +13,11 @@ from typing import Any, Literal, get_args
 
 from algos.parameters import LARGE, SMALL
 
-Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric"]
+Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
 """Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
 product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
-over each segment (turn) of the response."""
+over each segment (turn) of the response. group: GEPO's, the response's π over the expectation of μ among the responses to
+its prompt; a weight's only."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
@@ -176,6 +177,10 @@ class Correction:
             raise ValueError("normalize=batch has no effect while weight.level is null")
         if self.ratio == "current" and not self.active:
             raise ValueError("ratio=current has no effect without a weight or a filter")
+        if self.ratio == "current" and self.weight.level == "group":
+            raise ValueError(
+                "ratio=current with weight.level=group: it is taken in each mini-batch, where groups are not whole; use ratio=old"
+            )
         if self.denominator == "kept" and not self.reject:
             raise ValueError("denominator=kept has no effect without a filter under reject")
 
