@@ -150,8 +150,8 @@ def test_a_dump_with_no_token_on_the_mask_is_refused(tmp_path):
         ("correction: {weight: {level: token, uper: 2}}", r"correction.weight.uper: unknown key; remove it"),
         ("reject: {far: {level: token, upper: 0.5}}", r"correction.reject.far.upper=0.5 is below 1"),
         ("weight: [", r"own.yaml: neither YAML nor JSON \(line 1: "),
-        ("weight: {level: token, upper: '2'}", r"correction.weight.upper='2': input should be a number"),
-        ("weight: {level: token, upper: true}", r"correction.weight.upper=True: input should be a number"),
+        ("weight: {level: token, upper: '2'}", r"correction.weight.upper='2': must be a number"),
+        ("weight: {level: token, upper: true}", r"correction.weight.upper=True: must be a number"),
         ("- 1", r"own.yaml: holds no keys"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -71,8 +72,8 @@ def translate(source: Source, out: Translation) -> None:
     if bypass:
         out.ratio, out.denominator = "current", "original"
         if kind == "ppo_clip" and out.weight.level:
-            out.weight = type(out.weight)()
-            out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only; none here")
+            out.weight = dataclasses.replace(out.weight, apply=False)
+            out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only, as here")
     elif kind == "reinforce":
         out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
@@ -197,13 +198,12 @@ def _october_2025(source: Source, out: Translation, applied: bool) -> None:
     if mode == "mask":  # the later form: the tokens outside leave the mask, whether weights are applied or not
         out.denominator = "kept"
         out.filter(f"rollout_is_mode={mode}", "rollout_is", level, "ratio", lower, upper)
-    if applied:
-        action = "mask" if mode == "clip" else "truncate"
-        out.weigh(f"rollout_is_mode={mode}", level, action, lower if mode == "clip" else None, upper)
-        if mode == "clip":
-            out.notes.append("rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them")
-    else:
-        out.notes.append("rollout_is=false: verl computed the weights for its metrics only")
+    action = "mask" if mode == "clip" else "truncate"
+    out.weigh(f"rollout_is_mode={mode}", level, action, lower if mode == "clip" else None, upper, applied)
+    if mode == "clip":
+        out.notes.append("rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them")
+    if not applied:
+        out.notes.append("rollout_is=false: verl computed the weights for its metrics only, as here")
     if applied or mode == "mask":
         if not source.has("rollout_is_veto_threshold"):
             out.notes.append("rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here")
