@@ -229,7 +229,6 @@ def _check_model_and_task(config: Config) -> None:
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     shape, has_turns, can_end, answer_length, has_environment, held_out = _built(config)
-    _check_held_out(config, held_out)
     if has_environment:
         _check_environment(config)
     _check_overlong(config, can_end, answer_length)
@@ -257,3 +256,4 @@ def _check_model_and_task(config: Config) -> None:
             f"task.max_prompt + {length}: {task.max_prompt + answer_length} tokens exceed the model's context of {context}; "
             "lower one of them"
         )
+    _check_held_out(config, held_out)

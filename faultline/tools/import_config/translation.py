@@ -66,6 +66,14 @@ class Source:
         value = self.take(name)
         return None if value is None else str(value)
 
+    def numbers(self, name: str) -> list[float] | None:
+        """The numbers of a list; None of anything else, which is left."""
+        value = self._values.get(name, ("", None))[1]
+        if not isinstance(value, list):
+            return None
+        self._taken.add(name)
+        return [float(as_number(self.key(name), one)) for one in value]
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """Likewise, true or false."""
         value = self.take(*names, default=default)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections import spec
+from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
 from faultline.tools.import_config.verl_presets import PRESETS
 from harness.errors import UserError
@@ -25,7 +26,6 @@ ADVANTAGES = {
     **{name: "rloo" for name in ("rloo", "rloo_vectorized")},
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -277,15 +277,9 @@ def _rest(source: Source, out: Translation) -> None:
     out.entropy(source.number("actor.entropy_coeff"), source.key("actor.entropy_coeff"))
     _schedule(source, out)
     _sampling(source, out)
-    out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
+    out.choose("rollout/precision", source, "rollout.dtype", operation.PRECISIONS)
     out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
-    out.choose("rollout/engine", source, "rollout.name", {"vllm": "vllm"})
-    if "rollout/engine" in out.options:  # of another engine the key is left, and named so
-        out.set("rollout.engine.tensor_parallel", source.number("rollout.tensor_model_parallel_size"))
-    if not out.ready and (path := source.take("model.path")) is not None:
-        out.notes.append(f"{source.key('model.path')}={path}: model=hub model.path={path} warmstart=none, and a task of text")
-    if source.has("model.enable_gradient_checkpointing"):
-        out.set("actor.gradient_checkpointing", source.flag("model.enable_gradient_checkpointing"))
+    operation.of_verl(source, out)
 
 
 def _critic(source: Source, out: Translation) -> None:
