@@ -19,8 +19,9 @@ from harness.train.engine import _groups
 from tests.harness.live import live_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
-SMALL = 16_384
-"""Bytes of counters, rotary tables and norms, which are of no part."""
+SMALL = 131_072
+"""Bytes of counters, rotary tables and norms, which are of no part, and of what DeepSpeed keeps between the engines of a process:
+60 kB were seen. The states have 3.6 MB."""
 
 
 @pytest.fixture
