@@ -5,6 +5,7 @@ import torch
 
 from algos.objective import Objective
 from harness.run.metrics import check_named
+from harness.train.learner import Learner
 from harness.train.trained import over_minibatches
 from harness.train.trainer import Trainer
 from tests.harness.test_trainer import folder_of
@@ -78,6 +79,7 @@ def test_a_weight_for_its_metrics_alone_trains_as_none(tiny, monkeypatch):
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(float(ratios.exp().clamp(max=1.01).mean()), rel=1e-5)
     bypass = tiny("rollout/precision=nvfp4", "correction=verl_2025/ppo_is_bypass", "actor.num_minibatches=2", "actor.lr=0.01",
                   "correction.weight.upper=1.01", "entropy_coeff=0.1")  # fmt: skip
+    monkeypatch.setattr(Learner, "_current_correction", None)  # a forward pass that no weight needs
     metrics, minibatches = stepped(bypass, monkeypatch)
     assert all(torch.equal(corrected.weights, batch.mask.float()) for parts in minibatches for _, batch, corrected in parts)
     weight = token_means(minibatches, lambda logp, batch, _: (logp - batch.logp_rollout).exp().clamp(max=1.01))
