@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.labels import brief
+
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch: a run may lack them for good reasons."""
 LISTED = 5
@@ -16,6 +18,7 @@ def caveats(
     runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
     """Damaged and unfinished runs, missing seeds, metrics that only some runs of an arm have, and code that differs."""
+    runs = runs.assign(arm=runs.arm.map(brief))
     return [
         *(f"Run {run}: {what}." for run, what in damaged.items()),
         *_unfinished(runs),

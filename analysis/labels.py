@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 PRECISIONS = (
     "fp32",
     "fp16",
@@ -65,6 +67,14 @@ def metric(name: str, unit: bool = False) -> str:
     """The label of a metric, with its unit in parentheses if there is one and it is asked for."""
     label, measured_in = METRICS[name]
     return f"{label} ({measured_in})" if unit and measured_in else label
+
+
+def brief(name: str) -> str:
+    """The name of an arm with its keys less the groups that they stand in: `upper=2.5` for `correction.weight.upper=2.5`.
+
+    Sentences, captions and legends have it; tables have the whole keys.
+    """
+    return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 
 def coarseness(precision: str) -> int:

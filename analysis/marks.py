@@ -1,11 +1,13 @@
 """The one map from an arm to its colour, marker and dash. Every figure, every table of a page and `faultline watch` use it.
 
 The control is black. Any other arm has the hue of its source of mismatch, above all of the precision of its rollouts, and the
-marker of its correction; a circle is no correction. A precision has the same hue on every page.
+marker of its correction; a circle is no correction. A precision has the same hue on every page. Where more sources than hues
+are drawn, those that share a hue differ in their markers and dashes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,11 +68,11 @@ class Styled(NamedTuple):
 @dataclass(frozen=True)
 class Marks:
     """The looks of a sweep. arms: by the name of an arm. sources: those of a source of mismatch without a correction.
-    corrections: the marker of each correction."""
+    corrections: the markers of each correction, the first of sources with a hue of their own, the next of those that share it."""
 
     arms: Mapping[str, Mark]
     sources: Mapping[str, Mark]
-    corrections: Mapping[str, str]
+    corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
         """Of a source, or of a precision that no arm has without anything else."""
@@ -88,9 +90,24 @@ def marks(arms: Iterable[Styled]) -> Marks:
     hues = HUES | {name: spare[place % len(spare)] for place, name in enumerate(others)} | dict.fromkeys(own, CONTROL)
     dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(sorted(names, key=lambda name: name not in own))}
     corrections = ["none", *sorted({arm.correction for arm in arms} - {"none"})]
-    markers = {name: MARKERS[place % len(MARKERS)] for place, name in enumerate(corrections)}
+    turns = _turns([*(name for name in names if name in HUES and name not in own), *others], hues) | dict.fromkeys(own, 0)
+    every, rounds = len(corrections), range(max(turns.values(), default=0) + 1)
+    markers = {
+        name: tuple(MARKERS[(place + turn * every) % len(MARKERS)] for turn in rounds) for place, name in enumerate(corrections)
+    }
     looks = {}
     for arm in arms:
         grey = arm.source in own and not arm.control  # the control alone is black
-        looks[arm.arm] = Mark(NEUTRAL if grey else hues[arm.source], markers[arm.correction], dashes[arm.source])
-    return Marks(looks, {name: Mark(hues[name], MARKERS[0], dashes[name]) for name in names}, markers)
+        marker = markers[arm.correction][turns[arm.source]]
+        looks[arm.arm] = Mark(NEUTRAL if grey else hues[arm.source], marker, dashes[arm.source])
+    return Marks(looks, {name: Mark(hues[name], markers["none"][turns[name]], dashes[name]) for name in names}, markers)
+
+
+def _turns(sources: list[str], hues: Mapping[str, str]) -> dict[str, int]:
+    """How many sources before have the hue of a source."""
+    seen: Counter[str] = Counter()
+    turns = {}
+    for name in sources:
+        turns[name] = seen[hues[name]]
+        seen[hues[name]] += 1
+    return turns

@@ -156,7 +156,7 @@ def _figures(results: Results) -> list[Section]:
         drawn[name] = FIGURES[name].draw(results)
         progress.show(f"{len(drawn)} of {len(FIGURES)} figures")
     figures = [
-        Section(FIGURES[name].title, FIGURES[name].caption, figure=figure, anchor=name)
+        Section(FIGURES[name].title, FIGURES[name].explain(figure), figure=figure, anchor=name)
         for name, figure in drawn.items()
         if not isinstance(figure, str)
     ]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness.config import recorded
 from harness.errors import UserError
 from harness.progress import Progress
 
@@ -123,10 +124,15 @@ def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record],
         table = pq.read_table(cache)
     except (OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
         return {}, None  # no cache yet, or one that a kill cut short: it is made again from the record
-    fits = [run for run, signature in meta["signatures"].items() if run in sources and sources[run].signature == signature]
+    fits = {}
+    for run, signature in meta["signatures"].items():
+        if run in sources and sources[run].signature == signature:
+            record = Record(*meta["records"][run])
+            with suppress(UserError):  # an earlier version wrote the cache, and this one has other keys
+                fits[run] = record._replace(config=recorded(record.config))
     if len(fits) < len(meta["signatures"]):
         table = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(fits, pa.string())))
-    return {run: Record(*meta["records"][run]) for run in fits}, table
+    return fits, table
 
 
 def _write(cache: Path, signatures: dict[str, str], records: dict[str, Record], table: pa.Table) -> None:

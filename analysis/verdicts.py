@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.caveats import count, has, version
-from analysis.labels import metric
+from analysis.caveats import count, version
+from analysis.labels import brief, metric
 from analysis.results import Results
 from analysis.statistics import survival
 from analysis.statistics.outcomes import SIGNIFICANT
@@ -37,14 +37,15 @@ LISTED = 5
 def answer(results: Results) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
     runs = results.ended
+    some = not (runs.outcome == "never learned").all()  # else it is said once
     return [
         sentence
         for sentence in [
-            _collapses(results),
+            _headline(results),
             *([_stable(results)] if results.control_only else [*_comparisons(results.outcomes), _control(results)]),
-            *_by_source(runs),
-            _compatible(runs),
-            _never_learned(runs),
+            *(_by_source(runs) if some else []),
+            _compatible(runs) if some else "",
+            _never_learned(runs) if some else "",
             _definitions(results),
             _warned(results.warnings),
         ]
@@ -52,12 +53,29 @@ def answer(results: Results) -> list[str]:
     ]
 
 
-def _collapses(results: Results) -> str:
-    runs, left = results.ended, len(results.runs) - len(results.ended)
-    where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
-    collapsed = f"{runs.event.sum()} of {len(runs)} runs collapsed, in {where}."
-    more = f" Another {count(left, 'run')} {has(left)} not ended and {'counts' if left == 1 else 'count'} in no share."
-    return collapsed + (more if left else "")
+def _headline(results: Results) -> str:
+    """What became of the runs: how many collapsed, survived and never learned, and how many have not ended."""
+    runs, left = results.ended, results.runs[results.runs.outcome == "unfinished"]
+    if runs.empty:
+        return f"No run has ended: {_states(left)}."
+    number, kinds = len(runs), runs.outcome.value_counts()
+    fallen, never, survived = (int(kinds.get(kind, 0)) for kind in ("collapsed", "never learned", "survived"))
+    rest = ", ".join(f"{part} {kind}" for part, kind in ((survived, "survived"), (never, "never learned")) if part)
+    if fallen:
+        where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
+        said = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
+    elif never == number:
+        said = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
+    else:
+        said = f"0 of {number} runs collapsed: {rest}."
+    if left.empty:
+        return said
+    return f"{said} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
+
+
+def _states(runs: pd.DataFrame) -> str:
+    """`2 failed, 1 queued`."""
+    return ", ".join(f"{number} {state}" for state, number in sorted(runs.state.value_counts().items()))
 
 
 def _stable(results: Results) -> str:
@@ -83,7 +101,7 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
         if len(plain):
             sentences.append(f"Uncorrected {source} rollouts: {_share(plain)} runs collapsed{_where(plain)}.")
         groups = corrected.groupby("correction", sort=False)
-        if parts := [f"{name} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in groups]:
+        if parts := [f"{brief(str(name))} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in groups]:
             sentences.append(f"Corrected {source} rollouts, collapsed runs by correction: {'; '.join(parts)}.")
     return sentences
 
@@ -100,6 +118,7 @@ def _where(runs: pd.DataFrame) -> str:
     place = (runs.loss + " " + runs.setting).str.strip()
     if place.nunique() < 2 or not runs.event.any():
         return ""
+    place = place.map(brief)
     found = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
     return f" ({_listed(found)})"
 
@@ -123,22 +142,29 @@ def _never_learned(runs: pd.DataFrame) -> str:
     never = runs.arm[runs.outcome == "never learned"]
     if never.empty:
         return ""
-    arms = [f"{arm} {number}" for arm, number in never.value_counts(sort=False).items()]
+    arms = [f"{brief(str(arm))} {number}" for arm, number in never.value_counts(sort=False).items()]
     return f"{len(never)} of {len(runs)} runs never learned ({_listed(arms)}). They do not count as collapsed."
 
 
 def _control(results: Results) -> str:
-    control = results.ended[results.ended.control]
-    if control.empty:
+    every, control = (runs[runs.control] for runs in (results.runs, results.ended))
+    if every.empty:
         return (
-            "The sweep has no finished control, whose rollouts use the trainer's own precision. "
+            "The sweep has no control, whose rollouts use the trainer's own precision. "
             "Without it, no result can be attributed to the mismatch."
         )
+    if control.empty:
+        return f"The control has not ended: {_states(every)}. Without its end, no result can be attributed to the mismatch."
     name = " and ".join(control.precision.unique())
     if control.event.any():
         return (
             f"The {name} control collapsed in {_share(control)} runs{_where(control)}. "
             "The mismatch alone therefore does not explain a collapse there."
+        )
+    if never := int((control.outcome == "never learned").sum()):
+        return (
+            f"The {name} control never learned in {never} of {len(control)} runs. "
+            "What does not learn without a mismatch says nothing about one."
         )
     reached = int(results.healthy[control.index].sum())
     return (
@@ -174,7 +200,7 @@ def _compared(rows: pd.DataFrame, test: str) -> str:
 
 def _difference(row: dict, test: str) -> str:
     p = f"Holm-adjusted p {row[f'{test}_holm_p']:.2g}"
-    pair = f"{row['arm']} against {row['reference']}"
+    pair = f"{brief(row['arm'])} against {brief(row['reference'])}"
     if test == "reward":
         by = f" {row['reward_gained']:+.3f}" if pd.notna(row.get("reward_gained")) else ""
         return f"{pair}{by}, {p}"

@@ -55,7 +55,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     are left out, as if no run differed in them.
     """
     plain = {run: arm(config) for run, config in configs.items()}
-    flat = {run: _flat(config, but) for run, config in configs.items()}
+    flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
     found = {}
     for run, values in flat.items():
@@ -78,6 +78,15 @@ def _part(key: str, plain: Arm) -> str:
 def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
     flat = flatten({section: values for section, values in config.items() if section not in OPERATION})
     return {key: value for key, value in flat.items() if key not in but}
+
+
+def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Whole numbers as floats where another run has a float, since `noise=0` is `noise=0.0` to a plug-in."""
+    floats = {key for values in flat.values() for key, value in values.items() if type(value) is float}
+    return {
+        run: {key: float(value) if key in floats and type(value) is int else value for key, value in values.items()}
+        for run, values in flat.items()
+    }
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from analysis.figures import dose, dumped, mismatch, outcome, routing, search, settings
+from analysis.marks import CONTROL
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 
 
 class Output(NamedTuple):
-    """A figure with its title and its caption."""
+    """A figure with its title and what its caption says.
+
+    panels: words of a title, a label or a cell -> what is said where the figure has them. control: likewise where the control
+    is drawn.
+    """
 
     title: str
     caption: str
     draw: Callable[[Results], Figure | str]
+    panels: Mapping[str, str] = MappingProxyType({})
+    control: str = ""
+
+    def explain(self, figure: Figure) -> str:
+        """The caption of what was drawn."""
+        words = " ".join(text.get_text() for text in figure.findobj(Text))
+        said = [text for name, text in self.panels.items() if name in words]
+        black = any(to_hex(line.get_color()) == CONTROL for axis in figure.axes for line in axis.lines)
+        return " ".join(filter(None, (self.caption, *said, self.control if black else "")))
 
 
 FIGURES = {
@@ -30,9 +47,9 @@ FIGURES = {
     "reward": Output(
         "Held-out reward",
         "Reward of the trainer's own policy on held-out prompts, a panel per correction, loss and setting. Up to five seeds of "
-        "an arm are drawn one by one. Of more, the median is drawn until the first record ends, with ten seeds faint behind it. "
-        "Black: the control, thin and pale where it is repeated for comparison.",
+        "an arm are drawn one by one. Of more, the median is drawn until the first record ends, with ten seeds faint behind it.",
         outcome.reward_curves,
+        control="Black: the control, thin and pale where it is repeated for comparison.",
     ),
     "forest": Output(
         "Steps gained on the reference arm",
@@ -43,14 +60,20 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Losses and corrections",
-        "Left, where runs collapsed: collapsed of ended runs. Right: mean last reward, and below it the mean difference from the "
-        "control of the same loss and setting over shared seeds. † marks an arm with runs that never learned. Dark is bad.",
+        "A row per precision and correction, a column per loss and setting. Dark is bad.",
         outcome.heat_maps,
+        {
+            "collapsed": "Left: how many of the ended runs collapsed.",
+            "last reward": "Last reward: the mean of the ended runs.",
+            "; below": "Below it: the mean difference from the control of the same loss and setting over shared seeds.",
+            "†": "† marks an arm with runs that never learned.",
+        },
     ),
     "ends": Output(
         "Last reward of every run",
-        "Last held-out reward of every seed. Filled: collapsed runs; open: all others. Bars: means. Black: control.",
+        "Last held-out reward of every seed. Filled: collapsed runs; open: all others. Bars: means.",
         outcome.ends,
+        control="Black: the control.",
     ),
     "response": Output(
         "Reward by dose",
@@ -109,11 +132,15 @@ FIGURES = {
     ),
     "gap": Output(
         "Deployment gap, and tokens thrown away",
-        "Left: rollout reward on training prompts minus the trainer's reward on held-out prompts, median over runs of a source. "
-        "The control shows how much of it the prompts explain. Next: last reward over the share of tokens that a correction "
-        "keeps at a weight above 0, filled for collapsed runs. Last: mean length of dropped over used responses; above the line "
-        "long ones are dropped.",
+        "Difference: rollout reward on training prompts minus the trainer's reward on held-out prompts, median over runs of a "
+        "source.",
         mismatch.deployment_gap,
+        {
+            "Tokens used": "Tokens used: the share that a correction keeps at a weight above 0. A point is an ended run, filled "
+            "if it collapsed.",
+            "Length of dropped": "Length of dropped responses: a mean per run. Above the line long ones are dropped.",
+        },
+        "The black control shows how much of the difference the prompts explain.",
     ),
     "frontier": Output(
         "Edge of stability",
@@ -123,7 +150,11 @@ FIGURES = {
     ),
     "costs": Output(
         "Cost",
-        "Median seconds of a step, beside whatever else the machine computed; mean share of tokens rejected or weighted 0.",
+        "",
         settings.costs,
+        {
+            "step (s)": "Median seconds of a step, beside whatever else the machine computed.",
+            "tokens": "Mean share of tokens that a correction rejected or weighted 0.",
+        },
     ),
 }

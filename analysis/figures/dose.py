@@ -27,6 +27,8 @@ def response(results: Results) -> Figure | str:
     if all(curve.level is None for curve in curves):
         most = max(len(curve.doses) for curve in curves)
         return f"no correction and persistence has {LEAST} doses of noise (the most is {most}), so no curve can be fitted"
+    if any(curve.level is not None and curve.doses[-1] == 0 for curve in curves):
+        return "K3 is exactly 0 in arms with noise, so that they have no dose"
     columns = sorted({curve.persistence for curve in curves})
     families = list(dict.fromkeys(curve.family for curve in curves))
     by_family = sorted(curves, key=lambda curve: families.index(curve.family))
@@ -50,7 +52,7 @@ def response(results: Results) -> Figure | str:
             for arm in own:
                 if persistence == nearest(arm.measured, mine):
                     look = results.marks.source(arm.precision)
-                    _precision(axis, arm, look._replace(marker=results.marks.corrections[correction]))
+                    _precision(axis, arm, look._replace(marker=results.marks.corrections[correction][0]))
             axis.set_title(short(", ".join([_named(persistence), *apart]), 40))
         line[0].set_ylabel(f"held-out reward of\n{family[0]}")
     for axis in axes[-1]:
@@ -87,8 +89,8 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(doses, fit, lower, upper end of its band), from a tenth of the least dose on."""
-    x = np.geomspace(curve.doses[0] / 10, curve.doses[-1], POINTS)
+    """(doses, fit, lower, upper end of its band), from a tenth of the least dose above 0 on."""
+    x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
 

@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from analysis.figures.style import HEAT, apart, short
+from analysis.figures.style import HEAT, WIDTH, apart, lines, row_height, short, subplots
+from analysis.labels import brief
 
-FEW = 4
-"""Columns up to which labels are slanted: beside more they would run into each other."""
+FONT, LETTER, LINE = 7, 4.3, 8.6
+"""Points: of the text, of a letter's width, and of a line."""
 Cells = dict[tuple[str, str], tuple[float, str]]
 """(row, column) -> value in 0..1, words of the cell."""
 
 
-def heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], title: str, bad_is_high: bool) -> None:
+def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], columns: Sequence[str]) -> Figure:
+    """Maps side by side over the same rows and columns, high enough for the labels. maps: (cells, title, whether high is bad)."""
+    down = [short(row, 44) for row in apart(rows)]
+    least = 72 * WIDTH - LETTER * max(len(line) for label in down for line in label.splitlines())
+    across, upright = _column_labels(columns, 0.9 * least / len(maps) / len(columns))
+    above = LETTER * max(len(line) for label in across for line in label.splitlines()) if upright else LINE * lines(across)
+    figure, axes = subplots(1, len(maps), 0.6 + above / 72 + max(0.3, row_height(down, FONT)) * len(rows), sharey=True)
+    for axis, (cells, title, bad_is_high) in zip(axes[0], maps, strict=True):
+        _heat(axis, cells, rows, columns, bad_is_high)
+        axis.set_title(title)
+        axis.set_yticks(range(len(rows)), down, fontsize=FONT)
+        axis.xaxis.tick_top()
+        axis.set_xticks(range(len(columns)), across, fontsize=FONT, rotation=90 if upright else 0)
+        axis.tick_params(length=0)
+        axis.spines[:].set_visible(False)
+    return figure
+
+
+def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool]:
+    """(labels, whether they stand upright, since a word is wider than a column). room: points that a column has."""
+    names, most = apart(columns), int(room / LETTER)
+    if max(len(word) for name in names for word in brief(name).split(" ")) <= most:
+        return [short(name, most) for name in names], False
+    widths = (26, 40, 60, 400)
+    fitting = (width for width in widths if LINE * lines([short(name, width) for name in names]) <= room)
+    return [short(name, next(fitting, widths[-1])) for name in names], True
+
+
+def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
     """Dark is bad, so that a grey print reads the same; a combination that was not run stays white."""
     values = np.full((len(rows), len(columns)), np.nan)
     for (row, column), (value, words) in cells.items():
         at = rows.index(row), columns.index(column)
         values[at] = value
         dark = value > 0.5 if bad_is_high else value < 0.5
-        axis.text(at[1], at[0], words, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+        axis.text(at[1], at[0], words, ha="center", va="center", fontsize=FONT, color="white" if dark else "black")
     colours = f"{HEAT}_r" if bad_is_high else HEAT
     axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
-    axis.set_title(title)
-    axis.set_yticks(range(len(rows)), [short(row, 44) for row in apart(rows)], fontsize=7)
-    axis.xaxis.tick_top()
-    few = len(columns) <= FEW
-    labels = [short(column, 20 if few else 26) for column in apart(columns)]
-    turned: dict[str, Any] = {"rotation": 30, "ha": "left"} if few else {"rotation": 90, "ha": "center"}
-    axis.set_xticks(range(len(columns)), labels, fontsize=7, **turned)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-
-
-def height(rows: int) -> float:
-    """Inches of a heat map."""
-    return 1.0 + 0.3 * rows

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from analysis.figures.outcome import enough, thinned, too_few
-from analysis.figures.style import chunks, grid, key, label_outer, legend_below, literal, short, subplots
+from analysis.figures.outcome import enough, part_of, thinned, too_few
+from analysis.figures.style import Handle, chunks, grid, key, label_outer, legend_below, literal, short, subplots
 from analysis.labels import coarseness, metric
 from analysis.marks import NEUTRAL, Mark
 from analysis.results import Results
@@ -51,7 +50,8 @@ def dose_response(results: Results) -> Figure | str:
         _scatter(axis, mine.early.clip(lower=floor), mine.time, mine.event, results.marks.arms[str(arm)])
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
-    axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token); the exact control, 0, stands at the left end")
+    left = "; the exact control, 0, stands at the left end" if runs.control.any() else ""
+    axis.set_xlabel(f"K3, median of steps {first} to {last} (nats per token){left}")
     axis.set_ylabel("optimizer steps until collapse\n(open: none until the record ends)")
     legend_below(figure, [], _named(results, _sources(runs), runs.correction))
     return figure
@@ -65,13 +65,13 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
             axis.scatter(x[chosen], y[chosen], marker=mark.marker, edgecolors=mark.colour, facecolors=face, s=30)
 
 
-def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Line2D]:
+def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
     """The legend of points: the colour of each source, and the marker of each correction."""
-    found = {literal(source): key(results.marks.source(source), line=False) for source in sources}
+    found: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
         label = "no correction" if name == "none" else short(name)
-        found[label] = key(Mark(NEUTRAL, markers[name], "-"), line=False, markerfacecolor="none")
+        found[label] = tuple(key(Mark(NEUTRAL, marker, "-"), line=False, markerfacecolor="none") for marker in markers[name])
     return found
 
 
@@ -91,14 +91,15 @@ def aligned_traces(results: Results) -> Figure | str:
     at = steps.step - steps.run.astype(str).map(collapsed.onset)
     steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
     traces = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
-    shown = [(part, name) for part in chunks(_sources(collapsed)) for name in traces]
+    parts = chunks(_sources(collapsed))
+    shown = [(part, name, part_of(i, parts)) for i, part in enumerate(parts) for name in traces]
     figure, axes = grid(len(shown), 3, 2.2, sharex=True)
-    for axis, (part, name) in zip(axes, shown, strict=True):
+    for axis, (part, name, number_of) in zip(axes, shown, strict=True):
         for source in part:
             rows = steps[steps.source == source].dropna(subset=[name])
             _aligned(axis, rows, name, int((collapsed.source == source).sum()), results.marks.source(source))
         axis.axvline(0, color=NEUTRAL, linewidth=0.8, linestyle=":")
-        axis.set_title(metric(name, unit=True))
+        axis.set_title(metric(name, unit=True) + number_of)
         if name in LOG and not (steps[name] <= 0).any():
             axis.set_yscale("log")
         elif name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
@@ -126,8 +127,8 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
 
 
 def deployment_gap(results: Results) -> Figure | str:
-    """Reward of the rollout policy less the trainer's own at the same step; last reward against the share of tokens that the
-    correction left; length of the responses that it dropped."""
+    """Reward of the rollout policy less the trainer's own at the same step; last reward of the ended runs against the share of
+    tokens that the correction left; length of the responses that it dropped."""
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "the runs have not recorded both rewards"
     both = results.steps.dropna(subset=["eval/reward", "reward/rollout"])
@@ -135,18 +136,19 @@ def deployment_gap(results: Results) -> Figure | str:
         return "the runs have not recorded both rewards at one step"
     both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(results.runs.source))
     kept, zero = "correction/kept_tokens", "correction/weight_zero"
-    rejecting = list(results.runs.index[results.runs.correction != "none"]) if {kept, zero} <= set(results.steps.columns) else []
+    corrected = list(results.ended.index[results.ended.correction != "none"])
+    rejecting = corrected if {kept, zero} <= set(results.steps.columns) else []
     lengths = _lengths(results, rejecting)
     sources = [source for source in _sources(results.runs) if (both.source == source).any()]
     parts = chunks(sources)
     figure, axes = grid(len(parts) + bool(rejecting) + (not lengths.empty), 3, 3.4)
     gaps, rest = axes[: len(parts)], axes[len(parts) :]
-    for axis, part in zip(gaps, parts, strict=True):
+    for i, (axis, part) in enumerate(zip(gaps, parts, strict=True)):
         for source in part:
             middle = both[both.source == source].groupby("step").gap.median()
             axis.plot(*thinned(middle.index, middle.rolling(5, min_periods=1).mean()), **results.marks.source(source).line)
         axis.axhline(0, color=NEUTRAL, linewidth=0.8)
-        axis.set(xlabel="RL step", ylabel="difference", title="Rollout minus held-out reward")
+        axis.set(xlabel="RL step", ylabel="difference", title="Rollout minus held-out reward" + part_of(i, parts))
     if rejecting:
         steps = results.steps[results.steps.run.isin(rejecting)]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
@@ -163,7 +165,7 @@ def deployment_gap(results: Results) -> Figure | str:
         rest[-1].plot(ends, ends, color=NEUTRAL, linewidth=0.8)
         rest[-1].set(xlabel="mean length, used (tokens)", ylabel="mean length, dropped (tokens)")
         rest[-1].set_title("Length of dropped responses")
-    lines = {literal(source): key(results.marks.source(source)) for source in sources}
+    lines: dict[str, Handle] = {literal(source): key(results.marks.source(source)) for source in sources}
     points = _named(results, [], results.runs.correction[rejecting]) if rejecting else {}
     legend_below(figure, [], lines | points)
     return figure

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.heat import heat, height
-from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, literal, short, subplots
+from analysis.figures import heat
+from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, literal, row_height, short, subplots
 from analysis.marks import CONTROL, NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics import survival
@@ -105,8 +105,14 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     for calm, correction, loss in places:
         words = (loss, "no correction" if correction == "none" else correction, calm)
         title = " · ".join(word for word, told in zip(words, differ[::-1], strict=True) if told and word)
-        found += [Panel(short(title, 32), loss, calm, correction, part) for part in chunks(groups[calm, correction, loss])]
+        parts = chunks(groups[calm, correction, loss])
+        found += [Panel(short(title + part_of(i, parts), 32), loss, calm, correction, part) for i, part in enumerate(parts)]
     return found
+
+
+def part_of(place: int, parts: list) -> str:
+    """What the title of panel number `place` adds, where several panels share what they show."""
+    return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
 def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
@@ -114,7 +120,8 @@ def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     found: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
-        found.setdefault("control" if row.control else literal(row.source), key(results.marks.arms[str(arm)]))
+        look = results.marks.arms[str(arm)]._replace(marker=results.marks.source(row.source).marker)
+        found.setdefault("control" if row.control else literal(row.source), key(look))
     return found
 
 
@@ -126,7 +133,8 @@ def forest(results: Results) -> Figure | str:
         return too_few(results)
     if table.empty:
         return "no arm that ended can be compared: neither it nor its reference arm has a collapse"
-    figure, ((axis,),) = subplots(1, 1, 1.2 + 0.32 * len(table))
+    labels = [f"{short(arm, 48)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
+    figure, ((axis,),) = subplots(1, 1, 1.2 + max(0.32, row_height(labels, 8)) * len(table))
     for i, row in table.iterrows():
         dash = ":" if row.known <= survival.FEW else "-"
         mark = results.marks.arms[row.arm]
@@ -138,7 +146,6 @@ def forest(results: Results) -> Figure | str:
         axis.annotate(p, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axis.axvline(0, color=NEUTRAL, linewidth=0.8)
     axis.set_ylim(-0.7, len(table) - 0.3)
-    labels = [f"{short(arm, 76)}  (n={known})" for arm, known in zip(apart(table.arm), table.known, strict=True)]
     axis.set_yticks(range(len(table)), labels, fontsize=8)
     axis.set_xlabel(
         "RMST difference from the reference arm (optimizer steps)\n"
@@ -155,7 +162,9 @@ def ends(results: Results) -> Figure | str:
         return "no run has ended"
     rows = runs.drop_duplicates("arm").set_index("arm").loc[order(runs)].reset_index()
     rows = rows.sort_values(["loss", "setting"], kind="stable").reset_index(drop=True)
-    figure, ((axis,),) = subplots(1, 1, 1.0 + 0.24 * len(rows))
+    sizes = runs.groupby("arm").size()[rows.arm]
+    labels = [f"{short(arm, 48)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
+    figure, ((axis,),) = subplots(1, 1, 1.0 + max(0.24, row_height(labels, 8)) * len(rows))
     for y, arm in rows.iterrows():
         mine = runs[runs.arm == arm.arm]
         mark = results.marks.arms[arm.arm]
@@ -165,8 +174,6 @@ def ends(results: Results) -> Figure | str:
         axis.plot(mine.final.mean(), y, "|", color=mark.colour, markersize=14, markeredgewidth=1.8)
         if y and (arm.loss, arm.setting) != tuple(rows.loc[y - 1, ["loss", "setting"]]):
             axis.axhline(y - 0.5, color=NEUTRAL, linewidth=0.5)
-    sizes = runs.groupby("arm").size()[rows.arm]
-    labels = [f"{short(arm, 76)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
     axis.set_yticks(range(len(rows)), labels, fontsize=8)
     low, high = runs.final.min(), runs.final.max()
     axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(low, high - LEAST_SPAN) - 0.02, high + 0.02), xlabel="last held-out reward")
@@ -187,13 +194,11 @@ def heat_maps(results: Results) -> Figure | str:
             difference = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
             last[place] = found["mean"], f"{found['mean']:.2f}{never}{difference}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
-    maps = [(last, "last reward; below, its difference from the control", False)]
+    below = "; below, its difference from the control" if table.from_control.notna().any() else ""
+    maps = [(last, f"last reward{below}", False)]
     if table.collapsed.any():  # else a map of zeros
         maps.insert(0, (shares, "collapsed, of ended runs", True))
-    figure, axes = subplots(1, len(maps), height(len(rows)), sharey=True)
-    for axis, (cells, title, bad_is_high) in zip(axes[0], maps, strict=True):
-        heat(axis, cells, rows, columns, title, bad_is_high)
-    return figure
+    return heat.heat_maps(maps, rows, columns)
 
 
 def reward_curves(results: Results) -> Figure | str:

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures.outcome import sparse
+from analysis.figures.outcome import part_of, sparse
 from analysis.figures.style import chunks, key, legend_below, short, subplots
 from analysis.marks import Mark
 from analysis.results import Results
@@ -30,15 +30,15 @@ def routing(results: Results) -> Figure | str:
     rows = chunks(shown)
     figure, axes = subplots(len(rows), 2, 3.2 * len(rows) + 0.3)
     smallest = steps["routing/k3_rest"][steps["routing/k3_rest"] > 0]
-    for (parts, flips), row in zip(axes, rows, strict=True):
+    for i, ((parts, flips), row) in enumerate(zip(axes, rows, strict=True)):
         for arm in row:
             _arm(parts, flips, steps[arms == arm], layers, results.marks.arms[arm])
         # An exact 0 and a negative part are values.
         parts.set_yscale("symlog", linthresh=smallest.min() if len(smallest) else 1e-9)
-        parts.set_title("K3: routing (solid) and rest (dashed), nats per token")
+        parts.set_title("K3: routing (solid) and rest (dashed), nats per token" + part_of(i, rows))
         parts.set_xlabel("RL step")
         flips.set_xticks(range(len(layers)))
-        flips.set_title("Tokens with other experts than the engine's, %")
+        flips.set_title("Tokens with other experts than the engine's, %" + part_of(i, rows))
         flips.set_xlabel("layer")
     legend_below(figure, [], {short(arm): key(results.marks.arms[arm], line=False) for arm in shown})
     return figure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.heat import heat, height
+from analysis.figures.heat import heat_maps
 from analysis.figures.outcome import enough, too_few
-from analysis.figures.style import apart, grid, legend_below, short, subplots
+from analysis.figures.style import apart, grid, legend_below, row_height, short
 from analysis.labels import column as label
 from analysis.labels import metric
 from analysis.marks import NEUTRAL
@@ -72,10 +72,8 @@ def bounds(results: Results) -> Figure | str:
                 shares[row, column] = part.event.mean(), f"{part.event.sum()}/{len(part)}"
             if part.final.notna().any():
                 last[row, column] = part.final.mean(), f"{part.final.mean():.2f}\nn={len(part)}"
-    figure, axes = subplots(1, 2, height(len(rows)))
-    heat(axes[0, 0], shares, rows, [*ends, "no correction"], "collapsed, by upper bound", True)
-    heat(axes[0, 1], last, rows, [*ends, "no correction"], "last reward, mean, by upper bound", False)
-    return figure
+    maps = [(shares, "collapsed, by upper bound", True), (last, "last reward, mean, by upper bound", False)]
+    return heat_maps(maps, rows, [*ends, "no correction"])
 
 
 def frontier(results: Results) -> Figure | str:
@@ -88,14 +86,14 @@ def frontier(results: Results) -> Figure | str:
         return "the sweep has one learning rate"
     plain["row"] = (plain.precision + " " + plain.loss + " " + plain.setting).str.strip()
     rows, columns = sorted(plain.row.unique()), [f"{lr:g}" for lr in sorted(plain.lr.unique())]
-    figure, axes = subplots(1, 2, height(len(rows)), sharey=True)
-    for axis, name, title in zip(axes[0], ("event", "healthy"), ("collapsed", f"reached {HEALTHY}"), strict=True):
+    maps = []
+    for name, title in (("event", "collapsed"), ("healthy", f"reached {HEALTHY}")):
         cells = {
             (row, f"{lr:g}"): (part[name].mean(), f"{part[name].sum()}/{len(part)}")
             for (row, lr), part in plain.groupby(["row", "lr"])
         }
-        heat(axis, cells, rows, columns, f"{title}, by learning rate", name == "event")
-    return figure
+        maps.append((cells, f"{title}, by learning rate", name == "event"))
+    return heat_maps(maps, rows, columns)
 
 
 def costs(results: Results) -> Figure | str:
@@ -105,11 +103,12 @@ def costs(results: Results) -> Figure | str:
     shown = [column for column in columns if column in table and table[column].any()]
     if not shown:
         return "no run recorded the time of a step"
-    figure, axes = grid(len(shown), 3, 1.2 + 0.26 * len(table), sharey=True)
+    labels = [short(arm, 44) for arm in apart(table.arm)]
+    figure, axes = grid(len(shown), 3, 1.2 + max(0.26, row_height(labels, 8)) * len(table), sharey=True)
     for axis, column in zip(axes, shown, strict=True):
         axis.barh(table.index, table[column], color=[results.marks.arms[arm].colour for arm in table.arm], height=0.6)
         axis.set_xlabel(label(column))
         axis.locator_params(axis="x", nbins=4)
         axis.set_ylim(-0.6, len(table) - 0.4)
-    axes[0].set_yticks(table.index, [short(arm, 76) for arm in apart(table.arm)], fontsize=8)
+    axes[0].set_yticks(table.index, labels, fontsize=8)
     return figure

@@ -14,10 +14,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from analysis.marks import DASHES, HUES, Mark
+from analysis.labels import brief
+from analysis.marks import DASHES, HUES, MARKERS, Mark
 
 PANEL = 8
 """Lines of a panel at most."""
@@ -60,9 +62,17 @@ def chunks(items: Sequence, size: int = PANEL) -> list[list]:
 
 def short(text: str, width: int = 34) -> str:
     """A label in lines of `width`, keys without the groups that they stand in."""
-    words = [word.rpartition("=") for word in text.split(" ")]
-    plain = " ".join(key.split(".")[-1] + equals + value for key, equals, value in words)
-    return literal(textwrap.fill(plain, width, break_long_words=False, break_on_hyphens=False))
+    return literal(textwrap.fill(brief(text), width, break_long_words=False, break_on_hyphens=False))
+
+
+def lines(labels: Iterable[str]) -> int:
+    """Of the highest label."""
+    return max((label.count("\n") + 1 for label in labels), default=1)
+
+
+def row_height(labels: Sequence[str], points: float) -> float:
+    """Inches of a row that has one of these labels beside it, in a font of `points`."""
+    return 0.08 + lines(labels) * points * 1.2 / 72
 
 
 def apart(names: Sequence[str]) -> list[str]:
@@ -107,19 +117,31 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
             axis.set_ylabel(y)
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Line2D] | None = None) -> None:
-    """One legend for all panels, where it covers no data. A label must look alike in each. more: label -> handle, at the end."""
+Handle = Line2D | tuple[Line2D, ...]
+"""Of a legend; several lines stand side by side."""
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
+    """One legend for all panels, where it covers no data. A label must look alike in each. more: label -> handle, at the end.
+
+    A handle is long enough for two periods of every dash: of one the gap may not be seen.
+    """
     labels = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     labels |= more or {}
     if labels:
         width = max(len(line) for label in labels for line in label.splitlines())
-        figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=max(1, min(4, 120 // (width + 6))))
+        columns = max(1, min(4, 120 // (width + 10), len(labels)))
+        options: dict[str, Any] = {"ncols": columns, "handlelength": 4.0, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
+        rows = -(-len(labels) // columns) * lines(list(labels))
+        figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))  # else a long legend takes it off the panels
+        figure.legend(labels.values(), labels.keys(), loc="outside lower center", **options)
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """The handle of a legend: a source of mismatch as its line, a correction as its marker."""
+    """The handle of a legend: a source of mismatch as its line, with a marker if it shares a hue; a correction as its marker."""
     if line:
-        return Line2D([], [], linewidth=1.6, **mark.line, **options)
+        marker = "" if mark.marker == MARKERS[0] else mark.marker
+        return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)
     return Line2D([], [], linestyle="", marker=mark.marker, color=mark.colour, **options)
 
 

@@ -2,6 +2,7 @@
 "use strict";
 const runs = JSON.parse(document.getElementById("runs").textContent);  // id -> {arm, seed, href, settings}
 const marks = new Map([...document.querySelectorAll("td > .mark")].map(mark => [mark.parentNode.textContent, mark]));  // of arms
+const MANY = 24;  // arms whose buttons stand open above a figure
 let chosen = [];  // ids of up to two runs
 
 function element(tag, content = {}, parent = null) {
@@ -79,7 +80,7 @@ function nearest(figure, at) {
 
 const figures = [];
 for (const node of document.querySelectorAll("figure[data-curves]")) {
-  const svg = node.querySelector(":scope > svg"), curves = JSON.parse(node.dataset.curves);
+  const svg = node.querySelector(":scope > .scroll > svg"), curves = JSON.parse(node.dataset.curves);
   if (!curves.curves.length) continue;
   const figure = { curves, node: curve => document.getElementById(curve.id) };
   figures.push(figure);
@@ -103,9 +104,14 @@ for (const node of document.querySelectorAll("figure[data-curves]")) {
     const found = find(event);
     choose(found ? [found.curve.run] : [], event.shiftKey);
   };
-  const legend = element("div", { className: "legend" });
+  const arms = new Set(curves.curves.map(({ run }) => runs[run].arm)), legend = element("div", { className: "legend" });
   node.prepend(legend);
-  for (const arm of new Set(curves.curves.map(({ run }) => runs[run].arm))) {
+  if (arms.size > MANY) {  // behind a click, so that they do not push the figure off the screen
+    const more = element("details");
+    legend.replaceWith(more);
+    more.append(element("summary", { textContent: `${arms.size} arms` }), legend);
+  }
+  for (const arm of arms) {
     const button = element("button", { type: "button" }, legend);
     button.setAttribute("aria-pressed", "true");
     if (marks.has(arm)) button.append(marks.get(arm).cloneNode(true));

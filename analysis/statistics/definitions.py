@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.labels import brief
 from analysis.statistics.arms import order
 from harness.collapse import replay
 
@@ -64,7 +65,8 @@ def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evalua
         for name in watched:
             if again.get(name) != mine.onsets.get(name):
                 by_rows, by_events = (_onset(onsets.get(name)) for onsets in (again, mine.onsets))
-                sentences.append(f"{mine.arm} seed {mine.seed}: {name} has {by_rows} by the rows and {by_events} by the events.")
+                run_name = f"{brief(mine.arm)} seed {mine.seed}"
+                sentences.append(f"{run_name}: {name} has {by_rows} by the rows and {by_events} by the events.")
     return sentences
 
 

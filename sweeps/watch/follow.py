@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +25,8 @@ from sweeps.states import RunState, is_event
 
 BUDGET = 64 << 20
 """Bytes of rows that one look reads, so that the first looks at thousands of runs answer soon too."""
+TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
+"""Of a row that is no evaluation the time alone is read: to parse the rest would cost ten times as much."""
 LONGEST = 1 << 20
 """Bytes of a line; no run writes a longer one."""
 MOST = 400
@@ -89,7 +92,7 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A run. seconds: of a step, between two looks, and before that as its last row says. first: (time, step) of the former look.
+    """A run. timed: its rows with a time. spent: seconds of their steps but the first, which holds what a process does once.
 
     changed: number of the look that last saw it change. over: there is nothing more to read.
     """
@@ -103,8 +106,8 @@ class Followed:
     step: int = 0
     time: float = 0.0
     error: str = ""
-    seconds: float | None = None
-    first: tuple[float, int] | None = None
+    timed: int = 0
+    spent: float = 0.0
     points: list[Point] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     changed: int = 0
@@ -114,6 +117,11 @@ class Followed:
     @property
     def seed(self) -> int | None:
         return self.config["seed"] if self.config else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, in the mean: evaluations take several times as long as other steps. None before two steps."""
+        return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
     def steps(self) -> int:
@@ -216,13 +224,8 @@ class Follower:
         if damage or status is None:
             run.state, run.error = "unreadable", damage[0]
             return
-        starting, fallen_back = "phase" in values, status.step < run.step
         run.state, run.error, run.step = status.state, status.error, status.step
         run.time = _finite(values.get("time")) or found.st_mtime
-        if run.first is None or starting or fallen_back or run.step <= run.first[1]:
-            run.first = (run.time, run.step)  # the pace counts from a step, not from a start
-        else:
-            run.seconds = max(0.0, run.time - run.first[0]) / (run.step - run.first[1])
 
     def _read_events(self, run: Followed) -> None:
         for event in _objects(run.events.lines(BUDGET)[0]):
@@ -235,6 +238,12 @@ class Follower:
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
         """Add the evaluations among the lines. A row of an earlier step is of a resumed run, and replaces what came after it."""
+        for line in lines:
+            place = line.rfind(TIME)
+            number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None
+            if number and math.isfinite(seconds := float(number[0])):
+                run.spent += seconds if run.timed else 0.0
+                run.timed += 1
         evaluations = [line for line in lines if b'"eval/reward"' in line]  # the others would be parsed for nothing
         for row in _objects(evaluations):
             step, reward = row.get("step"), _finite(row.get("eval/reward"))
@@ -243,7 +252,6 @@ class Follower:
             while run.points and run.points[-1].step >= step:
                 run.points.pop()
             run.points.append(Point(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
-            run.seconds = run.seconds or _finite(row.get("time/step"))
             if len(run.points) > MOST:
                 run.points = run.points[::2]
             run.changed = self.look_number

@@ -119,8 +119,9 @@ def _arms(follower: Follower) -> list[ArmState]:
 def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     """(steps a second of all runs under way, seconds left if as many go on side by side).
 
-    A run without a pace of its own has the median of its arm, or else that of all. The longest run decides where it alone
-    takes longer than the rest.
+    A run's pace is the mean over its rows, without its first step and without warm starts. A run that has none takes the
+    median of its arm, else that of all; finished runs count there. The longest run decides where it alone takes longer than
+    the rest.
     """
     known = [run for run in runs if run.seconds]
     if not known:

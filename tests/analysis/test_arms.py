@@ -94,6 +94,15 @@ def test_what_an_older_run_did_not_record_is_no_difference():
     assert {str(name) for name in arms({"a": today, "b": recorded(older)}).values()} == {"bf16 ppo"}
 
 
+def test_a_whole_number_is_the_float_that_it_equals():
+    """One command says noise=0 and another noise=0.0: one arm, unless a third has another noise."""
+    whole, real, other = (config(f"rollout.engine.noise={noise}") for noise in ("0", "0.0", "1"))
+    assert {str(name) for name in arms({"a": whole, "b": real}).values()} == {"bf16 ppo"}
+    named = {run: str(name) for run, name in arms({"a": whole, "b": real, "c": other}).items()}
+    zero, one = (f"bf16 ppo rollout.engine.noise={noise}" for noise in ("0.0", "1.0"))
+    assert named == {"a": zero, "b": zero, "c": one}
+
+
 def test_a_key_of_a_plug_in_is_compared_among_runs_of_that_plug_in():
     """sapo has other keys than ppo, and vLLM than the local engine: their names tell them apart. Two values of one key do not."""
     named = arms(

@@ -6,6 +6,7 @@ import sys
 import pandas as pd
 import pytest
 
+from analysis import folders, store
 from analysis.load import load
 from analysis.store import cache
 from harness.errors import UserError
@@ -84,6 +85,18 @@ def test_the_cache_gives_what_the_record_gives_and_sees_a_change(sweep):
     assert len(changed.steps) == len(cold.steps) + 1 and 7.5 in changed.steps["actor/loss"].values
     cache(str(sweep.resolve())).write_bytes(b"PAR1 cut short")
     assert len(load(sweep).steps) == len(changed.steps)
+
+
+def test_a_cache_of_an_earlier_version_gets_the_keys_of_today(tmp_path, monkeypatch):
+    """A run is cached before there was a critic; one that is read today is its second seed, and of the same arm."""
+    write(tmp_path, FP8, seed=0, steps=6)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(folders, "recorded", lambda values: {key: value for key, value in values.items() if key != "critic"})
+        earlier.setattr(store, "recorded", lambda config: config)
+        load(tmp_path)
+    write(tmp_path, FP8, seed=1, steps=6)
+    found = load(tmp_path)
+    assert found.arms == ["fp8_tensor ppo"] and all("critic" in config for config in found.configs.values())
 
 
 def test_of_a_step_recorded_twice_the_later_row_counts(tmp_path):

@@ -83,7 +83,8 @@ def test_a_real_browser_lays_out_every_figure_and_table(made, tmp_path):
     """The document as the browser has it: each figure has a size, and nothing is wider than the window."""
     copy = tmp_path / "measured.html"
     script = """<script>onload = () => { const r = e => e.getBoundingClientRect();
-      document.title = JSON.stringify({ svg: [...document.querySelectorAll("figure > svg")].map(e => [r(e).width, r(e).height]),
+      const svg = [...document.querySelectorAll("figure > .scroll > svg")].map(e => [r(e).width, r(e).height]);
+      document.title = JSON.stringify({ svg,
       wide: document.documentElement.scrollWidth, tables: document.querySelectorAll("table").length }) }</script>"""
     copy.write_text(made[1].read_text().replace("</body>", f"{script}</body>"))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
@@ -102,7 +103,7 @@ CLICKS = """<script>onload = () => {
   head.click(); said.up = rows(table); head.click(); said.down = rows(table);
   const filter = document.querySelector("#arms .filter");
   filter.value = "fp8 mask"; filter.oninput(); said.filtered = rows(table); filter.value = ""; filter.oninput();
-  const figure = document.querySelector("#reward figure"), svg = figure.querySelector(":scope > svg");
+  const figure = document.querySelector("#reward figure"), svg = figure.querySelector(".scroll > svg");
   const {curves, panels} = JSON.parse(figure.dataset.curves), curve = curves[curves.length - 1], panel = panels[curve.panel];
   const at = place(panel, curve.x[3], curve.y[3]), there = new DOMPoint(...at).matrixTransform(svg.getScreenCTM());
   const event = (kind, more) => svg.dispatchEvent(new MouseEvent(kind, {clientX: there.x, clientY: there.y, ...more}));
@@ -146,6 +147,81 @@ def test_a_real_browser_sorts_filters_hovers_and_chooses(made, tmp_path, width):
     seeds = (results.runs.arm == said["arm"]).sum()
     assert said["hidden"] in (seeds, 3 * seeds) and said["shown"] == 0  # a control also stands behind the other panels
     assert said["wide"] <= width and said["cut"] == []
+
+
+LAID_OUT = """<script>onload = () => {
+  // The corners of a text as it is turned; two quads overlap unless a side of one parts them by a pixel.
+  const corners = node => { const b = node.getBBox(), m = node.getScreenCTM();
+    return [[b.x, b.y], [b.x + b.width, b.y], [b.x + b.width, b.y + b.height], [b.x, b.y + b.height]]
+      .map(([x, y]) => { const p = new DOMPoint(x, y).matrixTransform(m); return [p.x, p.y]; }); };
+  const parted = (a, b) => [a, b].some(quad => [0, 1].some(i => {
+    const [x, y] = [quad[i + 1][0] - quad[i][0], quad[i + 1][1] - quad[i][1]], size = Math.hypot(x, y) || 1;
+    const along = q => q.map(p => (p[0] * x + p[1] * y) / size);
+    return Math.max(...along(a)) < Math.min(...along(b)) + 1.5 || Math.max(...along(b)) < Math.min(...along(a)) + 1.5; }));
+  const said = { overlaps: [], cut: [], least: 99, wide: document.documentElement.scrollWidth, width: innerWidth };
+  for (const svg of document.querySelectorAll("figure > .scroll > svg")) {
+    const texts = [...svg.querySelectorAll("text")].map(node => ({ node, quad: corners(node) })), b = svg.getBoundingClientRect();
+    const name = svg.closest("section").id;
+    texts.forEach(({ node, quad }, i) => {
+      const scale = b.width / svg.viewBox.baseVal.width;
+      said.least = Math.min(said.least, parseFloat(getComputedStyle(node).fontSize) * scale);
+      if (quad.some(([x, y]) => x < b.left - 1 || x > b.right + 1 || y < b.top - 1 || y > b.bottom + 1))
+        said.cut.push(`${name}: ${node.textContent}`);
+      for (const other of texts.slice(i + 1))
+        if (!parted(quad, other.quad)) said.overlaps.push(`${name}: ${node.textContent} / ${other.node.textContent}`);
+    });
+  }
+  for (const node of document.querySelectorAll("h1, h2, p, li, button, summary, .legend"))
+    if (node.clientWidth && (node.scrollWidth > node.clientWidth + 1 || node.scrollHeight > node.clientHeight + 1) &&
+        getComputedStyle(node).overflow !== "visible") said.cut.push(node.outerHTML.slice(0, 80));
+  for (const node of document.querySelectorAll("h1, h2, figure, p, .legend button")) {
+    const box = node.getBoundingClientRect();
+    if (box.left < -1 || box.right > innerWidth + 1) said.cut.push(node.outerHTML.slice(0, 80));
+  }
+  said.title = document.querySelector("h1").getBoundingClientRect().top;
+  parent.postMessage(JSON.stringify(said), "*");
+};</script>"""
+FRAME = """<iframe src="{page}" width="{width}" height="900" style="border: 0"></iframe>
+<script>onmessage = event => {{ document.title = event.data; }};</script>"""
+
+
+def laid_out(page, folder, width):
+    """What a browser says of the page in a frame of that width; its own windows are never narrower than 500."""
+    (folder / "page.html").write_text(page.read_text().replace("</body>", f"{LAID_OUT}</body>"))
+    (folder / "frame.html").write_text(FRAME.format(page="page.html", width=width))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    command += ["--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'frame.html'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """Twelve arms with long names, of which some never learn, one has not ended, and thirteen doses of noise."""
+    arms, doses = tmp_path_factory.mktemp("arms"), tmp_path_factory.mktemp("doses")
+    write(arms, FP32)
+    for precision in ("bf16", "fp8_tensor"):
+        own = f"rollout/precision={precision}"
+        write(arms, own, collapse=60 if precision == "fp8_tensor" else None)
+        for bound in (2, 4, 8):
+            write(arms, own, "correction=token_truncate", f"correction.weight.upper={bound}", learns=bound < 8)
+        write(arms, own, "correction=verl/decoupled_geo_rs", state="running", until=50)
+    write(arms, FP8, "rollout.staleness=2", "correction=sequence_truncate", "actor.lr=0.00025")
+    write(doses, FP32, steps=30)
+    for noise in range(1, 13):
+        lasting = f"rollout.engine.noise_persistence={noise % 2}"
+        write(doses, FP32, f"rollout.engine.noise={noise / 20:g}", lasting, steps=30)
+    return report(arms), report(doses)
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [420, 800, 1280])
+@pytest.mark.parametrize("sweep", [0, 1])
+def test_no_text_of_a_crowded_page_overlaps_or_is_cut(crowded, tmp_path, sweep, width):
+    """Text of a figure has at least 9 px: narrow windows scroll a figure instead. The title stands below one line of contents."""
+    said = laid_out(crowded[sweep], tmp_path, width)
+    assert said["overlaps"] == [] and said["cut"] == []
+    assert said["width"] == width and said["wide"] <= width and said["least"] >= 9 and said["title"] < 100
 
 
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):

@@ -19,7 +19,7 @@ from tests.analysis.synthetic import FP8, FP32, write
 def test_the_answer_counts_what_was_put_into_the_sweep(made):
     text = (made[0] / "report.md").read_text()
     for expected in (
-        "- 6 of 50 runs collapsed, in 2 of 10 arms.",
+        "- 6 of 50 runs collapsed, in 2 of 10 arms. 43 survived, 1 never learned.",
         "- The fp32 control never collapsed in 10 runs. 10 of them reached a held-out reward of 0.95 in at least one evaluation.",
         "- Uncorrected bf16 rollouts: 0 of 10 runs collapsed.",
         "- Uncorrected fp8_tensor rollouts: 4 of 10 runs collapsed (ppo 4 of 5).",
@@ -173,8 +173,48 @@ def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
     assert bf16.known == 0 and pd.isna(bf16.rmst) and pd.isna(bf16.collapse_p) and pd.isna(bf16.collapsed_share)
     assert fp8.note == "1 against 1 runs: p ≥ 1, too few for significance"
     text = answered(results)
-    assert "1 of 2 runs collapsed, in 1 of 2 arms. Another 4 runs have not ended and count in no share." in text
+    assert "1 of 2 runs collapsed, in 1 of 2 arms. 1 survived." in text
+    assert "Another 4 runs count in no share: 1 failed, 2 queued, 1 running." in text
     assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
+
+
+def test_the_first_sentence_says_what_happened(tmp_path):
+    """Two arms of one seed: both never learn, both survive, one of each, one fails, neither has ended."""
+    said = {}
+    for name, (learned, other) in {
+        "never": ({"learns": False}, {"learns": False}),
+        "survived": ({}, {}),
+        "mixed": ({"learns": False}, {}),
+        "failed": ({}, {"until": 30, "state": "failed"}),
+        "unfinished": ({"until": 30, "state": "running"}, {"until": 0, "state": "queued"}),
+    }.items():
+        write(tmp_path / name, FP32, **learned)
+        write(tmp_path / name, FP8, **other)
+        said[name] = verdicts.answer(load(tmp_path / name))
+    assert {name: sentences[0] for name, sentences in said.items()} == {
+        "never": "2 of 2 runs never learned: no held-out reward rose by three standard errors. None collapsed.",
+        "survived": "0 of 2 runs collapsed: 2 survived.",
+        "mixed": "0 of 2 runs collapsed: 1 survived, 1 never learned.",
+        "failed": "0 of 1 runs collapsed: 1 survived. Another 1 run counts in no share: 1 failed.",
+        "unfinished": "No run has ended: 1 queued, 1 running.",
+    }
+    told = {name: " ".join(sentences) for name, sentences in said.items()}
+    assert "The fp32 control never learned in 1 of 1 runs." in told["never"] and "compatible" not in told["never"]
+    assert told["never"].count("never learned") == 2  # of all runs, and of the control
+    assert "The control has not ended: 1 running." in told["unfinished"] and "has no control" not in told["unfinished"]
+
+
+def test_sentences_have_the_short_names_of_arms(tmp_path):
+    """A caveat, a comparison and a list of arms drop the groups of keys; what a run wrote as its error stays."""
+    for bound in (2, 3):
+        for seed in range(4):
+            more = {"until": 30, "state": "failed", "error": "actor.lr=3 is too much"} if (bound, seed) == (3, 3) else {}
+            options = ("correction=token_truncate", f"correction.weight.upper={bound}")
+            write(tmp_path, FP8, *options, seed=seed, learns=bound == 3 or seed > 0, **more)
+    results = load(tmp_path)
+    caveat, answer = "\n".join(results.caveats), answered(results)
+    assert "token-truncate upper=3.0 seed 3: failed at step 29; the steps before count. actor.lr=3 is too much" in caveat
+    assert "(fp8_tensor ppo token-truncate upper=2.0 1)" in answer and "correction.weight" not in answer + caveat
 
 
 def test_a_run_that_never_learned_is_no_success_of_its_arm(tmp_path):

@@ -125,32 +125,55 @@ def test_a_large_sweep_is_read_in_parts(tmp_path, monkeypatch):
     assert all(len(run.points) == 10 for run in follower.runs.values())
 
 
+def steps(run, first, *seconds):
+    """Rows of steps that took so long, from step `first` on; every fifth is an evaluation. The last one is a second ago."""
+    rows = [{"step": first + i, "time/step": value, "time/train": 99.0} for i, value in enumerate(seconds)]
+    for row in rows:
+        row |= {"eval/reward": 0.5} if row["step"] % 5 == 0 else {}
+    jsonl.append(run.path / "metrics.jsonl", rows)
+    state = {"state": "running", "time": 1000.0, "step": first + len(seconds), "steps": 100}
+    run.write("status.json", state)
+
+
 def test_pace_and_time_left(tmp_path):
-    """Two runs take 2 s and 4 s a step. 60 and 50 steps are left to them, and 100 to a third that waits, of the first one's arm:
-    120 + 200 + 200 = 520 s of work for two at a time, 260 s. Together they do 1/2 + 1/4 steps a second, 45 a minute."""
+    """An evaluated step takes 6 s and any other 1 s, so five take 10 s: 2 s a step. The first one took 50 s, once in a process.
+
+    After 41 steps of a run at 2 s and 51 of one at 4 s, 59 and 49 are left to these, and 100 to a third that waits, of the
+    first one's arm: 118 + 196 + 200 = 514 s of work for two at a time, 257 s. Together they do 1/2 + 1/4 steps a second, 45 a
+    minute.
+    """
     one, other = under_way(tmp_path, FP32, until=0), under_way(tmp_path, FP8, until=0)
     waiting = write(tmp_path, FP32, seed=1, until=0)
     (waiting.path / "status.json").unlink()
-
-    def at(run, seconds, step, **more):
-        run.write("status.json", {"state": "running", "time": 1000.0 + seconds, "step": step, "steps": 100, **more})
-
     follower = Follower(tmp_path)
     for run in (one, other):
-        at(run, 0, 0, phase="warm start")  # which is no step
+        run.write("status.json", {"state": "running", "time": 900.0, "step": 0, "steps": 100, "phase": "warm start"})
+    steps(other, 0, 50.0)
     follower.look()
-    assert summarise(follower).left is None
-    for run, seconds, step in ((one, 100, 0), (other, 100, 0), (one, 180, 40), (other, 300, 50)):
-        at(run, seconds, step)
-        follower.look()
-    found = summarise(follower, now=1301.0)
-    assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(260)) and found.counts == {"queued": 1, "running": 2}
-    assert (found.step, found.steps) == (90, 300) and found.silent == []
-    assert [run.name for run in summarise(follower, now=1000 + 180 + 601).silent] == [one.path.name]
+    assert summarise(follower).left is None  # no run has made a second step
+    steps(one, 0, 50.0, *[1.0, 1.0, 1.0, 1.0, 6.0] * 8)
+    steps(other, 1, *[2.0, 2.0, 2.0, 2.0, 12.0] * 10)
+    follower.look()
+    found = summarise(follower, now=1001.0)
+    assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(257)) and found.counts == {"queued": 1, "running": 2}
+    assert (found.step, found.steps) == (92, 300) and found.silent == []
+    assert summarise(follower, now=1601.0).silent == [follower.runs[run.path.name] for run in (one, other)]
     one.write("status.json", {"state": "failed", "time": 1182.0, "step": 41})
     follower.look()
-    assert summarise(follower).left == pytest.approx(50 * 4 + 100 * 2)  # one at a time now
+    assert summarise(follower).left == pytest.approx(49 * 4 + 100 * 2)  # one at a time now
     assert [duration(s) for s in (59.9, 61, 3600, 90061)] == ["0 min 59 s", "1 min 01 s", "1 h 00 min", "25 h 01 min"]
+
+
+def test_finished_runs_tell_the_pace_of_those_that_wait(tmp_path):
+    """The synthetic runs record 0.35 s a step: of one that has ended the pace is known at the first look. Two begin: 200 steps
+    at 0.35 s by two at a time are 35 s. A time that is no number counts nothing."""
+    write(tmp_path, FP32)
+    for seed in (1, 2):
+        under_way(tmp_path, FP32, seed=seed, until=0)
+    (tmp_path / "fp32-1" / "metrics.jsonl").write_bytes(b'{"step": 0, "time/step": 1e999}\n{"step": 1, "time/step": "x"}\n')
+    follower = Follower(tmp_path)
+    follower.look()
+    assert summarise(follower).left == pytest.approx(35) and follower.runs["fp32-1"].seconds is None
 
 
 def test_a_sweep_that_has_not_begun_has_not_ended(tmp_path):
