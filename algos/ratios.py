@@ -60,7 +60,7 @@ class Ratio:
     def _over_expectation(self) -> Tensor:
         """log π(y) − log Ê[μ] [B, 1]. In fp64: log μ(y) may be thousands of nats, of which one counts."""
         if self.batch.prompt is None:
-            raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch with it")
+            raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
         log_mu = torch.where(self.mask, self.batch.logp_rollout, 0.0).sum(-1, dtype=torch.float64)
         present = self.mask.any(-1)
         distance = log_mu - log_expectation(log_mu, present, self.batch.prompt)
