@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from harness.config.base import PATTERNS
 
-KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text", "list": "a list"}
 """Pydantic's words for a type -> what a user writes."""
 SECTION = ("model_type", "dataclass_type", "dict_type")
 """Pydantic's kinds of an error where a section got a value."""

@@ -299,7 +299,7 @@ def test_one_command_launches_one_sweep(tiny):
         ({"timeout_min": "abc"}, "hydra.launcher.timeout_min='abc': must be a whole number"),
         ({"runs_per_job": 1.5}, "hydra.launcher.runs_per_job=1.5: must be a whole number"),
         ({"mem_gb": float("inf")}, "hydra.launcher.mem_gb=inf: must be a finite number"),
-        ({"setup": "hostname"}, "hydra.launcher.setup='hostname': must be a valid list"),
+        ({"setup": "hostname"}, "hydra.launcher.setup='hostname': must be a list"),
         ({"signal_delay_s": 3600}, r"signal_delay_s=3600: must be below the time limit, 60 \* timeout_min = 3600 s"),
         ({"ranks": 2, "runs_per_job": 4}, "hydra.launcher.ranks=2: such a run has its task to itself; set runs_per_job=1"),
         ({"code": "old"}, "hydra.launcher.code='old': must be 'sweep' or 'new'"),
@@ -318,7 +318,7 @@ def test_an_option_that_cannot_be_meant_is_refused(options, told):
 def test_what_a_site_file_sets_is_checked_too(tmp_path):
     site = tmp_path / "site.yaml"
     for text, told in [
-        ("setup: module load cuda", "hydra.launcher.setup='module load cuda': must be a valid list"),
+        ("setup: module load cuda", "hydra.launcher.setup='module load cuda': must be a list"),
         ("sbatch: {signal: USR1}", "hydra.launcher.sbatch.signal: the launcher sets it"),
         ("- partition", "site.yaml: not a file of keys and values"),
     ]:
