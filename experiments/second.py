@@ -1,7 +1,8 @@
 """The tests of the second study: `python -m experiments.second FOLDER [SWEEP ...]`.
 
-The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run and policy, and FOLDER/table.md, its arms and tests.
-Rows that endpoints.csv already has stay, so that the lists of the plan may run one after another and on several machines.
+The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run and policy, FOLDER/long.csv, the held-out rewards
+of the long runs, and FOLDER/table.md, arms and tests. Rows that the first already has stay, so that the lists of the plan may
+run one after another and on several machines.
 """
 
 from __future__ import annotations
@@ -133,6 +134,18 @@ def endpoints(sweep: Path) -> pd.DataFrame:
     return runs.join(results.ended.outcome, how="left")[[*KEYS, "reward", "k3", "measured", "outcome"]]
 
 
+def long_curves(sweep: Path) -> pd.DataFrame:
+    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, own and sampling policy's reward."""
+    results = load(sweep)
+    runs = results.dosed[results.dosed.policy == OWN][["noise", "persistence", "seed"]]
+    runs = runs[[setting(results.configs[run]) == "2800 steps" for run in runs.index]]
+    rewards = {"eval/reward": "own", "eval/rollout_reward": "sampling"}
+    rows = results.steps.assign(run=results.steps.run.astype(str)).reindex(columns=["run", "step", *rewards])
+    rows = rows.rename(columns=rewards).dropna(subset="own").join(runs, on="run", how="inner")
+    columns = ["noise", "persistence", "seed", "step"]
+    return rows[[*columns, "own", "sampling"]].sort_values(columns)
+
+
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows of the arms that have all seeds of their list. Those of list 9 count once all of its arms have them."""
     seeds = {Arm(*key): set(part.seed) for key, part in runs.groupby(ARM)}
@@ -229,13 +242,16 @@ def as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 def main(out: Path, sweeps: list[Path]) -> None:
     kept = out / "endpoints.csv"
-    recorded = [pd.read_csv(kept)] if kept.exists() else []
+    recorded = [pd.read_csv(kept, float_precision="round_trip")] if kept.exists() else []
     if not recorded and not sweeps:
         raise UserError(f"{out}: it has no endpoints.csv, and no sweep is named; name sweeps after it, as runs/second")
     out.mkdir(parents=True, exist_ok=True)
     runs = pd.concat(recorded + [endpoints(sweep) for sweep in sweeps])
     runs = runs.drop_duplicates(KEYS).sort_values(KEYS).reset_index(drop=True)
     runs.to_csv(kept, index=False)  # to the last bit: rewards that are equal must stay so
+    curves = [curve for curve in map(long_curves, sweeps) if len(curve)]
+    if curves:
+        pd.concat(curves).to_csv(out / "long.csv", index=False)
     text = "\n\n".join(markdown(table) for table in (arms(runs), as_read(compared(runs)), placed(runs), unchanged(runs))) + "\n"
     (out / "table.md").write_text(text, encoding="utf-8")
     print(text)

@@ -1,8 +1,9 @@
-"""The picture of the second study: what a mismatch costs each policy, by its size, its persistence and the correction.
+"""The pictures of the second study: what a mismatch costs by its size, its persistence and the correction, and in the long run.
 
-    python -m experiments.second_picture experiments/study/second docs/second.png
+    python -m experiments.second_picture experiments/study/second docs
 
-It reads FOLDER/endpoints.csv, which `python -m experiments.second` keeps.
+It reads FOLDER/endpoints.csv and FOLDER/long.csv, which `python -m experiments.second` keeps, and writes second.png and
+second_long.png.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from analysis.figures.style import series
 from analysis.statistics.dose import Curve, Real, curves, precisions
@@ -29,11 +31,18 @@ NAMES = {
 """Of a curve, by correction and persistence, in the order of their colours."""
 BESIDE = {"fp8_block": (-16, -13), "nvfp4": (-2, -14)}
 """Where the name of a precision stands, in points from its ring: those of neighbours would overlap above them."""
+SMOOTHED = 5
+"""Evaluations of a running mean, 100 steps."""
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
-def main(folder: Path, out: str) -> None:
-    """Draw."""
+def main(folder: Path, out: Path) -> None:
+    """Draw both."""
+    _doses(folder).savefig(out / "second.png", dpi=150)
+    _long(pd.read_csv(folder / "long.csv")).savefig(out / "second_long.png", dpi=150)
+
+
+def _doses(folder: Path) -> Figure:
     table = points(pd.read_csv(folder / "endpoints.csv"))
     fitted = [curve for curve in curves(table) if (curve.correction, curve.persistence) in NAMES and curve.level is not None]
     real = [arm for arm in precisions(table) if arm.correction == "none"]
@@ -48,7 +57,27 @@ def main(folder: Path, out: str) -> None:
     axes[0, 1].set_title("corrections under fixed noise")
     for axis in axes[1]:
         axis.set_xlabel("K3 of the mismatch (nats per token)")
-    figure.savefig(out, dpi=150)
+    return figure
+
+
+def _long(curves: pd.DataFrame) -> Figure:
+    """Held-out reward over 2,800 steps, a panel a policy: each seed, and the mean of the seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharex=True, sharey=True, layout="constrained")
+    arms = {(0.0, 0.0): ("exact control", {"color": "black", "linestyle": "-"})}
+    arms |= {(0.2, persistence): (f"{NAMES['none', persistence]} 0.2", series(at)) for at, persistence in enumerate((0.0, 1.0))}
+    for axis, column, policy in zip(axes, ("own", "sampling"), POLICIES.values(), strict=True):
+        for (noise, persistence), (name, look) in arms.items():
+            arm = curves[(curves.noise == noise) & (curves.persistence == persistence)]
+            by_seed = arm.pivot(index="step", columns="seed", values=column).rolling(SMOOTHED, center=True, min_periods=1).mean()
+            axis.plot(by_seed.index, by_seed, linewidth=0.6, alpha=0.4, color=look["color"])
+            axis.plot(by_seed.index, by_seed.mean(axis=1), linewidth=2.2, label=name, **look)
+        axis.set_title(policy)
+        axis.set_xlabel("RL step")
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"held-out reward, mean of {SMOOTHED} evaluations")
+    axes[0].legend(fontsize=8, loc="lower left", frameon=False)
+    return figure
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
@@ -75,4 +104,4 @@ def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

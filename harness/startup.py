@@ -1,8 +1,9 @@
-"""A quicker start: libraries are imported, and configs composed, without looking for garbage among what stays anyway."""
+"""A quicker start: libraries are imported, and configs composed, without work that no run needs."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,17 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Within the body the environment variable has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

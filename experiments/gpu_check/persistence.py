@@ -9,6 +9,7 @@ from torch import Tensor
 
 from experiments.gpu_check.model import Size
 from experiments.gpu_check.section import Table, number
+from harness.progress import Progress
 from harness.run.folder import RunFolder
 from harness.tasks import PAD
 from harness.train.trainer import Trainer
@@ -21,9 +22,10 @@ PRECISIONS = ("bf16", "fp8_channel")
 def check_persistence(size: Size) -> Table:
     """Correlation of the log ratio of the first step's responses between syncs k optimizer steps apart."""
     rows = []
+    progress = Progress(len(PRECISIONS) * len(RATES) * (size.steps + 1))
     for precision in PRECISIONS:
         for rate in RATES:
-            ratios = _ratios(size, precision, rate)
+            ratios = _ratios(size, precision, rate, progress)
             lags = {f"k = {k}": number(correlation(ratios, k)) if k < len(ratios) else "" for k in LAGS}
             rows.append({"rollout": precision, "lr": rate, "rms (nats)": number(ratios.square().mean().sqrt().item())} | lags)
     note = (
@@ -39,7 +41,7 @@ def correlation(ratios: Tensor, lag: int) -> float:
     return ((before * after).sum() / (before.square().sum() * after.square().sum()).sqrt()).item()
 
 
-def _ratios(size: Size, precision: str, rate: str) -> Tensor:
+def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor:
     """[syncs, tokens]: l of the fixed responses after 0, 1, … steps."""
     with tempfile.TemporaryDirectory() as root:
         config = size.config(f"rollout/precision={precision}", f"actor.lr={rate}", f"steps={size.steps}", f"run.root={root}",
@@ -59,4 +61,5 @@ def _ratios(size: Size, precision: str, rate: str) -> Tensor:
                     trainer.load_weights()
                 own, rollout = (engine.score(prompts, tokens) for engine in (collector.own_policy, collector.engine))
                 ratios.append((own - rollout)[present].double().cpu())
+                progress.show(f"{precision}, lr {rate}, step {step}/{size.steps}")
     return torch.stack(ratios)

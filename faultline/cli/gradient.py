@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=count(2), default=64, help="prompts of a batch, each with the run's group size (64)")
     parser.add_argument("--batches", type=count(2), default=32, help="frozen batches from the rollout engine (32)")
     parser.add_argument("--reference", type=count(2), default=64, help="fresh batches of the trainer's own policy (64)")
+    parser.add_argument("--layers", type=count(1), help="by the parameters of the last so many blocks and the last norm (all)")
     parser.add_argument("--seed", type=count(0), default=0, help="seed of prompts and samples (0)")
     parser.add_argument("--out", type=folder, help="folder of the page and the CSV file; by default beside the run's checkpoints")
     parser.add_argument("--trust", action="store_true", help=TRUST)

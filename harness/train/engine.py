@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,10 @@ from harness.config import ActorConfig
 from harness.errors import UserError
 from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
-from harness.tasks import PAD
+from harness.startup import environment
 from harness.train.distinct import Index, distinct
+from harness.train.layout import Layout
 from harness.train.ranks import join
-from harness.train.routing import ARGUMENT
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -32,6 +31,11 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
+
+# DeepSpeed imports Muon to see whether an optimizer is one, and Muon would compile a function with torch's compiler. No run has
+# that optimizer, and the compiler's import would be a second of every start.
+with environment("TORCHDYNAMO_DISABLE", "1"):
+    import deepspeed.runtime.zero.muon.muon_optimizer
 
 SAVED = (fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler)
 """The classes of DeepSpeed whose instances its checkpoints hold beside tensors and plain values. They only keep values."""
@@ -49,8 +53,9 @@ class DeepSpeedModel:
     def __init__(self, module: nn.Module, config: ActorConfig):
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
-        # Compiled at run time, for inference_all_reduce only; a killed compile would leave a lock on which later starts hang.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
+        # leave a lock on which later starts hang. To look which could be runs a C compiler.
+        deepspeed.ops.__compatible_ops__ = {}
         self.config = config
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
@@ -79,24 +84,9 @@ class DeepSpeedModel:
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
         """What the module gives, [B, T] each and 0 on padding, of rows that are on the device."""
-        full = tokens.shape[1]
-        asked, answered = ((part != PAD).any(0) for part in (prompts, tokens))
-        prompts, tokens = prompts[:, asked], tokens[:, answered]
-        ids, length = torch.cat([prompts, tokens], dim=1), tokens.shape[1]
-        present = ids != PAD
-        padded = not present.all()
-        positions = (present.cumsum(-1) - 1).clamp(min=0)
-        places: dict[str, Any] = {"attention_mask": present[:, :-1], "position_ids": positions[:, :-1]} if padded else {}
-        if replay is not None and replay.routes is not None:
-            places[ARGUMENT] = replay.routes.of(slice(None), torch.cat([asked, answered]).nonzero()[:-1, 0])
-        if replay is not None and replay.support is not None:
-            places["support"] = replay.support[:, answered]
-        ids = ids.clamp(min=0)
-        given = self.engine(input_ids=ids[:, :-1], targets=ids[:, -length:], **places)
-        if not padded and length == full:
-            return list(given)
-        here = tokens != PAD
-        return [torch.nn.functional.pad(torch.where(here, values, 0.0), (0, full - length)) for values in given]
+        layout = Layout.of(prompts, tokens, replay)
+        given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
+        return [layout.whole(values) for values in given]
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -167,18 +157,13 @@ def _without_code(folder: Path) -> Iterator[None]:
 
     Raises UserError on a file in `folder` that holds anything else.
     """
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name, "0")
-    os.environ[name] = "1"
     try:
-        with torch.serialization.safe_globals(list(SAVED)):
+        with environment("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(list(SAVED)):
             yield
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f"names {named[1]}" if named else "is a pickle of another kind"
         raise UserError(f"{folder}: refused, since a file of it {what}, as no checkpoint of a run does") from None
-    finally:
-        os.environ[name] = before
 
 
 RESHARDED = "resharded"

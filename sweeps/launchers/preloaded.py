@@ -8,6 +8,7 @@ import importlib
 import signal
 from pathlib import Path
 
+from algos.registry import installed
 from harness.startup import uncollected
 from sweeps.launchers.orphans import end_with_parent
 
@@ -19,7 +20,7 @@ PRELOADED = (
     "harness.run.loop",
     "transformers.models.qwen3.modeling_qwen3",
     "wandb",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed imports it with any optimizer, and the compiler with it
+    "pandas",  # pyarrow imports it with the first dump
 )
 # DeepSpeed reads a GPU's properties when it is imported, and CUDA cannot be used in a process that is forked after that.
 # Where there is a GPU each run imports for itself.
@@ -27,3 +28,4 @@ if not Path("/dev/nvidiactl").exists():
     with uncollected():
         for module in PRELOADED:
             importlib.import_module(module)
+        installed()

@@ -16,6 +16,7 @@ from experiments.second import (
     compared,
     complete,
     endpoints,
+    long_curves,
     main,
     noisy,
     placed,
@@ -130,6 +131,15 @@ def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     assert endpoints(tmp_path / "one").reward.notna().all()
     text = (tmp_path / "out" / "table.md").read_text()
     assert "F8 precision" in text and text.strip() in capsys.readouterr().out
+
+
+def test_only_the_long_runs_have_curves(tmp_path):
+    """A run of 280 steps beside one of 2,800, each evaluated every five."""
+    write(tmp_path / "sweep", FP32, *BASE, seed=40, steps=2800)
+    write(tmp_path / "sweep", FP32, *BASE, seed=41, steps=280)
+    found = long_curves(tmp_path / "sweep")
+    assert set(found.seed) == {40} and list(found.step)[:2] == [0, 5] and found.step.is_monotonic_increasing
+    assert found.own.notna().all() and list(found.columns) == ["noise", "persistence", "seed", "step", "own", "sampling"]
 
 
 def test_a_folder_without_runs_is_refused_in_one_line(tmp_path):

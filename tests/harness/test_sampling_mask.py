@@ -18,7 +18,6 @@ from faultline.tools.gradient.sampled import SampledGradients
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
-from harness.progress import Progress
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded, pack, sizes, unpack
 from harness.run.loop import train
@@ -156,8 +155,9 @@ def test_the_gradient_laboratory_replays_masks(tiny):
         gradients = SampledGradients(collector, prompts=2, seed=0)
         drawn = gradients._draw(collector.engine, "test", 0)
         assert torch.equal(drawn.batch.logp_old, drawn.batch.logp_rollout) and drawn.replay.routes is None
-        ours = gradients._gradients([drawn], [torch.ones(drawn.tokens.shape)], Progress(1), "test")
-        whole = gradients._gradients([drawn._replace(replay=None)], [torch.ones(drawn.tokens.shape)], Progress(1), "test")
+        ones, layout = torch.ones(drawn.batch.mask.shape), drawn.rows.layout
+        ours = gradients.policy.gradient(drawn.rows, ones)
+        whole = gradients.policy.gradient(drawn.rows._replace(layout=layout._replace(places={})), ones)
     assert ours.isfinite().all() and not torch.allclose(ours, whole)
 
 

@@ -1,12 +1,15 @@
 """What a start leaves out: garbage collection within `uncollected`, and libraries that a command does not need."""
 
 import gc
+import os
 import subprocess
 import sys
 
 import pytest
 
-from harness.startup import uncollected
+from algos.registry import installed
+from harness.startup import environment, uncollected
+from tests.harness.processes import CONTEXT
 
 COMPUTING = ("torch", "numpy", "scipy", "pandas", "pyarrow", "transformers", "deepspeed", "matplotlib", "wandb", "optuna")
 
@@ -57,3 +60,43 @@ def test_a_command_that_computes_nothing_imports_nothing_to_compute_with(command
     code = f"import sys\ntry: {command}\nexcept SystemExit: pass\n{shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout and done.stderr.strip() == ""
+
+
+def test_a_variable_is_set_within_and_comes_back_as_it_was(monkeypatch):
+    monkeypatch.setenv("SET_BEFORE", "before")
+    monkeypatch.delenv("NOT_SET_BEFORE", raising=False)
+    with pytest.raises(ImportError), environment("SET_BEFORE", "1"), environment("NOT_SET_BEFORE", "2"):
+        assert (os.environ["SET_BEFORE"], os.environ["NOT_SET_BEFORE"]) == ("1", "2")
+        raise ImportError
+    assert os.environ["SET_BEFORE"] == "before" and "NOT_SET_BEFORE" not in os.environ
+
+
+COMPILERS = ("torch._inductor.compile_fx", "networkx", "setuptools", "distutils")
+"""What torch.compile imports, and what looks for a C compiler."""
+
+
+def _train_a_step(said) -> None:
+    from tests.harness.test_actor import SHAPE, build, data, settings
+
+    there, read = set(sys.modules), installed.cache_info().currsize
+    from harness.train.actor import DeepSpeedActor
+
+    actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=1))
+    prompts, tokens, weights = data(0)
+    actor.backward((actor.logp(prompts, tokens)[0] * weights).mean(), last=True)
+    actor.step()
+    imported = {name.partition(".")[0] for name in sys.modules.keys() - there}
+    said.send((read, sorted(imported), sorted(set(COMPILERS) & set(sys.modules)), "pandas" in there))
+
+
+@pytest.mark.slow  # the server's own start is five seconds of CPU
+def test_a_forked_run_finds_all_imported_and_no_compiler():
+    """DeepSpeed's own modules may come with a model; a library that does is one that every run of a sweep pays for."""
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_train_a_step, args=(there,))
+    process.start()
+    process.join()
+    read, imported, compilers, pandas = here.recv()
+    assert pandas and read == 1, "the server has read the entry points once"
+    assert set(imported) <= {"deepspeed", "harness", "torch"}
+    assert compilers == []

@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from faultline.tools.gradient.methods import EXACT, methods
+from faultline.tools.gradient.sampled import SampledGradients
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
@@ -15,6 +17,7 @@ from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
 from harness.run.loop import train
+from harness.run.restore import collector_at, find
 from harness.tasks import PAD
 from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
@@ -115,6 +118,17 @@ def test_a_run_on_a_pretrained_model_is_exact_and_recorded(text):
     assert rows[0]["mismatch/log_ratio_max_abs"] == 0.0 and 1 <= rows[0]["rollout/response_tokens"] < 6
     assert 0 < rows[0]["rollout/truncated"] < 1 and 0 < rows[0]["rollout/same_length"] < 1
     assert next(e for e in folder_of(config).events() if e["kind"] == "prompts")["dropped"] == 1
+
+
+def test_the_gradient_laboratory_takes_ragged_responses(text):
+    """At a checkpoint, by the upper block: in FP32 every ratio is 1, so the exact weight changes nothing; in FP8 it does."""
+    for precision, same in (("fp32", True), ("fp8_tensor", False)):
+        config = text(f"rollout/precision={precision}", "steps=1", "checkpoint.every=1", "evaluation.policy=own")
+        train(config)
+        with collector_at(find(config.path, trust=True)) as collector:
+            compared = [method for method in methods(["pg"], ["none"], "token_mean") if method.family is None]
+            table = SampledGradients(collector, 8, 0, layers=1).compare(compared, 4, 8).set_index("method")
+        assert (table.loc[EXACT, "sd"] == table.loc["pg none", "sd"]) == same and (table.sd > 0).all()
 
 
 def test_padding_changes_no_log_probability_and_no_gradient(model):

@@ -22,6 +22,7 @@ def gradient_command(
     prompts: int = 64,
     batches: int = 32,
     reference: int = 64,
+    layers: int | None = None,
     seed: int = 0,
     out: Path | None = None,
     trust: bool = False,
@@ -30,14 +31,16 @@ def gradient_command(
 
     checkpoint: a run folder, or one checkpoint of it. With `enumerable` there is none: an enumerable policy is compared with one
     whose logits differ by `noise`. losses: by default the run's own, or pg. prompts: of a batch, each with the run's group
-    size. batches: number of frozen batches. reference: number of fresh batches for the truth. out: folder of the files.
-    trust: see `find`.
+    size. batches: number of frozen batches. reference: number of fresh batches for the truth. layers: see
+    `GradientPolicy`. out: folder of the files. trust: see `find`.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")
     torch.set_num_threads(1)
     corrections = corrections or list(DEFAULT)
     if checkpoint is None:
+        if layers is not None:
+            raise UserError("--layers has no effect with --enumerable, whose policy is a table; leave it out")
         table = exact_table(methods(losses or ["pg"], corrections, "token_sum"), noise=noise, seed=seed)
         note = "Exact sums over all 81 responses of 4 tokens over 3 symbols; sd of one response, rmse of the mean of 256."
         return page.present(
@@ -50,12 +53,13 @@ def gradient_command(
     config = restored.config
     compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
     with collector_at(restored) as collector:
-        gradients = SampledGradients(collector, prompts, seed)
+        gradients = SampledGradients(collector, prompts, seed, layers)
         table = gradients.compare(compared, batches, reference)
     blocks = len(gradients.prompts)
     note = (
         f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
         f"the truth is the mean of {reference} such batches of the trainer's own policy. "
+        f"{'' if layers is None else f'Parameters: those of the last {layers} blocks and the last norm. '}"
         "sd and rmse are those of one batch. Intervals: bootstrap over batches."
     )
     title = f"Gradients at step {restored.step} of {config.path.name}"

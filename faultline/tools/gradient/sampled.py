@@ -13,43 +13,44 @@ from algos.corrections.spec import Correction
 from algos.objective import Objective
 from faultline.tools.gradient.estimate import Grams, drowned
 from faultline.tools.gradient.methods import Method, coefficients, load_loss
-from harness.config import SizesConfig
+from faultline.tools.gradient.policy import GradientPolicy, Rows
+from harness.config import HubConfig
 from harness.errors import UserError
-from harness.models import build
+from harness.models import build, hub_model
 from harness.progress import Progress
 from harness.rollouts import RolloutEngine
-from harness.rollouts.recorded import Recorded, unpack
+from harness.rollouts.recorded import Recorded
 from harness.seeding import generator
+from harness.tasks import EnvironmentTask
 from harness.train.collector import Collector
 from harness.train.replayed import replayed
-from harness.train.routing import ARGUMENT, RoutingHooks
 
 
 class Drawn(NamedTuple):
-    """One batch: prompts [B, P], tokens [B, T], what to replay if anything, and the batch that the methods read."""
+    """One batch: its rows as the network reads them, what they replay if anything, and what the methods read."""
 
-    prompts: Tensor
-    tokens: Tensor
+    rows: Rows
     replay: Recorded | None
     batch: Batch
 
 
 class SampledGradients:
-    """Gradients in fp32 of the policy that a collector holds, on `prompts` of its prompts."""
+    """Gradients in fp32 of the policy that a collector holds, on `prompts` of its prompts. layers: see `GradientPolicy`."""
 
-    def __init__(self, collector: Collector, prompts: int, seed: int):
+    def __init__(self, collector: Collector, prompts: int, seed: int, layers: int | None = None):
         self.collector, self.seed, config = collector, seed, collector.config
-        if collector.policy is None or collector.task.stop or not isinstance(config.model, SizesConfig):
+        if collector.policy is None:
             raise UserError(
-                "gradient: takes runs of the embedded task and model with actor.scoring=exact or evaluation.policy=own, since it "
-                "samples from the trainer's own policy and handles no padding"
+                "gradient: samples from the trainer's own policy; give a run with actor.scoring=exact or evaluation.policy=own"
             )
+        if isinstance(collector.task, EnvironmentTask):
+            raise UserError(f"gradient: task={config.task.name} has an environment, which is not asked here; give another run")
         pool = collector.prompts
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
         collector.load_weights(0)
-        self.net = build(collector.shape, config.seed).eval()
-        self.net.load_state_dict({name: w.detach().float().cpu() for name, w in collector.actor.weights()})
-        RoutingHooks(self.net)
+        net = hub_model(config.model) if isinstance(config.model, HubConfig) else build(collector.shape, config.seed)
+        self.policy = GradientPolicy(net, config.rollout.temperature, layers)
+        self.policy.load({name: weight.detach().float().cpu() for name, weight in collector.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
@@ -83,18 +84,9 @@ class SampledGradients:
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
         """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
-        parameters, temperature = list(self.net.parameters()), self.collector.config.rollout.temperature
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
-            ids, length = torch.cat([drawn.prompts, drawn.tokens], dim=1), drawn.tokens.shape[1]
-            routes, support = drawn.replay or Recorded()
-            routed = {} if routes is None else {ARGUMENT: routes}
-            logits = self.net(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length, **routed).logits
-            if support is not None:
-                logits = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf)
-            logp = (logits / temperature).log_softmax(-1).gather(-1, drawn.tokens[..., None])[..., 0]
-            gradient = torch.autograd.grad((c.float() * logp).sum(), parameters)
-            rows.append(torch.cat([part.flatten() for part in gradient]))
+            rows.append(self.policy.gradient(drawn.rows, c))
             progress.show(f"{what}, batch {number}/{len(batches)}")
         return torch.stack(rows)
 
@@ -112,7 +104,8 @@ class SampledGradients:
             sampled.rollout.logp, sampled.rollout.mask, logp, collector.credit(sampled).advantages, prompt=sampled.prompt_numbers
         )
         replay = None if replay is None else replay.map(Tensor.cpu)
-        return Drawn(prompts.cpu(), tokens.cpu(), replay, Batch._make(None if part is None else part.cpu() for part in batch))
+        rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)
+        return Drawn(rows, replay, Batch._make(None if part is None else part.cpu() for part in batch))
 
 
 def _on_policy(batch: Batch) -> Batch:

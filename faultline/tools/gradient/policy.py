@@ -1,0 +1,98 @@
+"""The network whose policy gradient is taken."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.errors import UserError
+from harness.rollouts.recorded import Recorded
+from harness.train.head import ScoringModel
+from harness.train.layout import Layout
+from harness.train.routing import RoutingHooks
+
+
+class Below(NamedTuple):
+    """What every gradient of a batch by the upper blocks has in common.
+
+    args, kwargs: of the lowest of these blocks. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    score: Tensor
+
+
+class Rows(NamedTuple):
+    """Responses as `GradientPolicy` reads them. below: None where the gradient is by all parameters."""
+
+    layout: Layout
+    below: Below | None
+
+
+class GradientPolicy:
+    """π_θ in fp32, and ∇ Σ c_t·log π_θ(y_t) by its parameters.
+
+    layers: only those of the last `layers` blocks and of the norm after them; None: all. A log-probability is a function of
+    its last hidden state h_t alone, so that ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t: head and lower blocks are computed
+    once a batch.
+    """
+
+    def __init__(self, net: PreTrainedModel, temperature: float, layers: int | None = None):
+        self.model, self.blocks = ScoringModel(net.eval(), temperature), []
+        parameters = list(self.model.parameters())
+        if layers is not None:
+            if layers > len(self.model.model.layers):
+                raise UserError(f"--layers {layers}: the model has {len(self.model.model.layers)}; give at most as many")
+            self.blocks = list(self.model.model.layers[-layers:])
+            parts = [*self.blocks, self.model.model.norm]
+            parameters = [parameter for part in parts for parameter in part.parameters()]
+        self.parameters = parameters
+        RoutingHooks(net)
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """weights: under their transformers names."""
+        own = dict(self.model.named_parameters())
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+
+    def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
+        """prompts: [B, P]. tokens: [B, T]. replay: what π_θ replays of the engine."""
+        layout = Layout.of(prompts, tokens, replay)
+        return Rows(layout, self._below(layout) if self.blocks else None)
+
+    def gradient(self, rows: Rows, c: Tensor) -> Tensor:
+        """∇ Σ c·log π_θ, [parameters]. c: [B, T]."""
+        layout, below = rows
+        c = c[:, : layout.mask.shape[1]].float() * layout.mask
+        if below is None:
+            outputs, _ = self.model(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
+            given = c
+        else:
+            hidden, *rest = below.args
+            for block in self.blocks:
+                hidden = block(hidden, *rest, **below.kwargs)
+            outputs = self.model.model.norm(hidden)[:, -c.shape[1] :]
+            given = c[..., None] * below.score
+        gradient = torch.autograd.grad(outputs, self.parameters, given, allow_unused=True, materialize_grads=True)
+        return torch.cat([part.flatten() for part in gradient])
+
+    def _below(self, layout: Layout) -> Below:
+        entered: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        # Before the routing's own hook, which takes the routes out of the arguments.
+        seen = self.blocks[0].register_forward_pre_hook(
+            lambda _, args, kwargs: entered.append((args, kwargs)), prepend=True, with_kwargs=True
+        )
+        places = {name: part for name, part in layout.places.items() if name != "support"}
+        with torch.no_grad():
+            hidden = self.model.model(input_ids=layout.input_ids, use_cache=False, **places).last_hidden_state
+        seen.remove()
+        state = hidden[:, -layout.targets.shape[1] :].detach().requires_grad_()
+        logp, _ = self.model.lm_head(state, layout.targets, layout.places.get("support"))
+        (score,) = torch.autograd.grad(logp.sum(), state)
+        ((args, kwargs),) = entered
+        return Below(args, kwargs, score)
