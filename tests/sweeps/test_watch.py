@@ -155,7 +155,8 @@ def test_pace_and_time_left(tmp_path):
     steps(other, 1, *[2.0, 2.0, 2.0, 2.0, 12.0] * 10)
     follower.look()
     found = summarise(follower, now=1001.0)
-    assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(257)) and found.pace == "45" and found.counts == {"queued": 1, "running": 2}
+    assert (found.rate, found.left, found.pace) == (pytest.approx(45), pytest.approx(257), "45")
+    assert found.counts == {"queued": 1, "running": 2}
     assert (found.step, found.steps) == (92, 300) and found.silent == []
     assert summarise(follower, now=1601.0).silent == [follower.runs[run.path.name] for run in (one, other)]
     one.write("status.json", {"state": "failed", "time": 1182.0, "step": 41})
@@ -368,7 +369,8 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     assert said["last"] == [55, 0.25, 1e-3] and said["ink"] > 2000
     arm, step, run_line = said["hover"].splitlines()
     assert arm == "fp8_tensor ppo, seed 0" and step.startswith("step 90: ") and run_line == "run fp8_tensor-0"
-    assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs") and said["wide"] <= said["width"] and said["cut"] == 0
+    assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs")
+    assert said["wide"] <= said["width"] and said["cut"] == 0
 
 
 def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):
@@ -389,8 +391,9 @@ def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):
 
 def test_the_worst_alarms_come_first_and_of_these_the_latest(tmp_path):
     folder = write(tmp_path, FP8, steps=20)
-    for step, kind, seconds in ((1, "collapse", 5), (2, "warning", 9), (3, "all_rejected", 7), (4, "collapse", 6), (5, "warning", 8)):
-        event = {"kind": kind, "step": step, "time": float(seconds), "detector": "x"}
+    kinds = {(1, 5.0): "collapse", (2, 9.0): "warning", (3, 7.0): "all_rejected", (4, 6.0): "collapse", (5, 8.0): "warning"}
+    for (step, seconds), kind in kinds.items():
+        event = {"kind": kind, "step": step, "time": seconds, "detector": "x"}
         jsonl.append(folder.path / "events.jsonl", [event])
     follower = Follower(tmp_path)
     follower.look()
