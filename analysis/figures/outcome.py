@@ -106,7 +106,8 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
         words = (loss, "no correction" if correction == "none" else correction, calm)
         title = " · ".join(word for word, told in zip(words, differ[::-1], strict=True) if told and word)
         parts = chunks(groups[calm, correction, loss])
-        found += [Panel(short(title + part_of(i, parts), 32), loss, calm, correction, part) for i, part in enumerate(parts)]
+        titles = [short((title + part_of(i, parts)).strip(), 32) for i in range(len(parts))]
+        found += [Panel(told, loss, calm, correction, part) for told, part in zip(titles, parts, strict=True)]
     return found
 
 

@@ -126,7 +126,9 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
     A handle is long enough for two periods of every dash: of one the gap may not be seen.
     """
-    labels = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    labels: dict[str, Any] = {}
+    for axis in axes:
+        labels |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     labels |= more or {}
     if labels:
         width = max(len(line) for label in labels for line in label.splitlines())

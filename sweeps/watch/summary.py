@@ -14,7 +14,9 @@ from harness.run.folder import FINISHED
 from sweeps.watch.follow import Alarm, Followed, Follower, regular
 
 LISTED = 20
-"""Alarms and failed runs that are shown, the latest first."""
+"""Alarms and failed runs that are shown, the worst and latest first."""
+WORST = ("collapse", "all_rejected", "warning")
+"""Kinds of alarms, the worst first."""
 LINES, TAIL = 8, 4096
 """Of a log: the last lines, and the bytes in which they are looked for."""
 SILENT = 600.0
@@ -60,6 +62,11 @@ class Summary(NamedTuple):
     behind: int
 
     @property
+    def pace(self) -> str:
+        """The rate as text, without an exponent."""
+        return f"{self.rate:,.0f}" if self.rate >= 100 else f"{self.rate:.3g}"
+
+    @property
     def over(self) -> bool:
         """Whether all runs have ended for good: a preempted one is taken up again. A folder without any may still get some."""
         return bool(self.counts) and not self.behind and not {"queued", "running", "preempted"} & self.counts.keys()
@@ -70,7 +77,7 @@ def summarise(follower: Follower, now: float | None = None) -> Summary:
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
-    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=lambda pair: pair[0][:4], reverse=True)
+    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=_gravity)
     lost = sorted((run for run in runs if run.state in ("failed", "interrupted")), key=lambda run: run.time, reverse=True)
     failures = [Failure(run, last_lines(f"{follower.path}/{run.name}/log.txt")) for run in lost[:LISTED]]
     unreadable = [Failure(run, "") for run in runs if run.state == "unreadable"]
@@ -137,6 +144,12 @@ def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     work = sum(run.left * seconds[run.name] for run in runs)
     longest = max(run.left * seconds[run.name] for run in under_way)
     return sum(1 / seconds[run.name] for run in under_way), max(work / len(under_way), longest)
+
+
+def _gravity(pair: tuple[Alarm, Followed]) -> tuple:
+    """Collapses first, then steps that were all rejected, then warnings; of each the latest first."""
+    alarm, run = pair
+    return WORST.index(alarm.kind), -alarm.time, -alarm.step, alarm.detector, run.name
 
 
 def _silent(run: Followed, now: float) -> bool:

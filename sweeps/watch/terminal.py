@@ -50,7 +50,7 @@ def view(summary: Summary) -> RenderableType:
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items())
     pace = "all have ended" if summary.over else "time left unknown before two steps"
     if summary.left is not None and not summary.over:
-        pace = f"{summary.rate:.3g} steps a minute, about {duration(summary.left)} left"
+        pace = f"{summary.pace} steps a minute, about {duration(summary.left)} left"
     parts: list[RenderableType] = [
         Text(printable(f"{summary.name}: {sum(summary.counts.values())} runs, {counts}"), style="bold"),
         Text(f"step {summary.step} of {summary.steps}; {pace}"),

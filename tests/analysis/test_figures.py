@@ -12,8 +12,9 @@ import pytest
 from analysis import labels, tables
 from analysis.figures import FIGURES
 from analysis.figures.dumped import Dumped, by_position, exceedance, hill
-from analysis.figures.style import apart, chunks, draw, grid, label_outer, short
+from analysis.figures.style import apart, chunks, draw, grid, key, label_outer, legend_below, short, subplots
 from analysis.load import load
+from analysis.marks import DASHES, NEUTRAL, Mark
 from tests.analysis.synthetic import FP8, FP32, write
 
 
@@ -109,6 +110,44 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
         assert len({(line.get_color(), str(line.get_linestyle())) for line in axis.lines}) == len(axis.lines)
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == [f"fp32, noise {0.1 + noise / 100:g}" for noise in range(9)]
+
+
+    titles = [axis.get_title("left") for axis in figure.axes]
+    assert titles == ["(1 of 2)", "(2 of 2)"]
+    write(tmp_path, FP32, steps=20)
+    assert FIGURES["response"].draw(load(tmp_path)) == "K3 is exactly 0 in arms with noise, so that they have no dose"
+
+
+def test_every_dash_of_a_legend_shows_its_gap():
+    """A handle of 4 x 8 points holds two periods of the longest dash, 10 widths of 1.6 points."""
+    figure, ((axis,),) = subplots(1, 1, 3.0)
+    legend_below(figure, [axis], {str(dash): key(Mark(NEUTRAL, "o", dash)) for dash in DASHES})
+    (legend,) = figure.legends
+    longest = max(sum(dash[1]) for dash in DASHES if isinstance(dash, tuple))
+    assert legend.handlelength * legend.prop.get_size() >= 2 * longest * legend.legend_handles[0].get_linewidth() == 32
+
+
+def test_a_caption_names_what_is_drawn_and_nothing_else(tmp_path):
+    """Without a collapse, a correction or a control; then with all of them, and with a run that never learned."""
+    write(tmp_path / "plain", FP8)
+    write(tmp_path / "all", FP32)
+    write(tmp_path / "all", FP8, "correction=token_truncate", learns=False)
+    write(tmp_path / "all", FP8, collapse=50)
+    for folder, there in (("plain", False), ("all", True)):
+        results = load(tmp_path / folder)
+        told = {name: FIGURES[name].explain(FIGURES[name].draw(results)) for name in ("heatmaps", "ends", "reward", "gap")}
+        assert [word in told["heatmaps"] for word in ("Left:", "Below it:", "†")] == [there] * 3
+        assert ["Black:" in told["ends"], "Black:" in told["reward"], "control" in told["gap"]] == [there] * 3
+        assert ("Tokens used" in told["gap"]) is there and "Length of dropped" not in told["gap"]
+
+
+def test_a_run_under_way_has_no_last_reward(tmp_path):
+    """Of two corrected runs one has ended: one point."""
+    for seed in (0, 1):
+        write(tmp_path, FP8, "correction=token_truncate", seed=seed, **({"state": "running", "until": 50} if seed else {}))
+    figure = FIGURES["gap"].draw(load(tmp_path))
+    (tokens,) = [axis for axis in figure.axes if axis.get_title("left") == "Tokens used and last reward"]
+    assert [len(points.get_offsets()) for points in tokens.collections] == [1]
 
 
 @pytest.mark.slow

@@ -64,6 +64,19 @@ def test_every_precision_has_a_hue_and_no_source_of_a_sweep_takes_it():
     assert marks(arms[:1]).source("fp8_tensor").colour == HUES["fp8_tensor"]  # of a precision that no arm has
 
 
+def test_sources_that_share_a_hue_have_another_marker():
+    """Beside bf16 and the control nine hues are spare: of fourteen noises the tenth shares one, and so do its remedies."""
+    noises = [f"fp32, noise 0.{place:02}" for place in range(1, 15)]
+    arms = [Styled("control", "fp32", "fp32", "none", True), Styled("bf16", "bf16", "bf16", "none", False)]
+    arms += [Styled(f"{name} {how}", "fp32", name, how, False) for name in noises for how in ("none", "icepop")]
+    found = marks(arms)
+    looks = [(mark.colour, mark.marker) for mark in found.arms.values()]
+    assert len(set(looks)) == len(arms) == 30
+    assert found.sources[noises[8]].marker == MARKERS[0] and found.sources[noises[9]].marker == MARKERS[2]
+    assert found.corrections == {"none": MARKERS[0:3:2], "icepop": MARKERS[1:4:2]}
+    assert all(found.sources[name] == found.arms[f"{name} none"] for name in noises)
+
+
 def test_an_arm_looks_alike_in_two_figures_the_table_and_watch(tmp_path):
     folder = sweep(tmp_path / "s")
     results = load(folder)

@@ -155,7 +155,8 @@ def test_pace_and_time_left(tmp_path):
     steps(other, 1, *[2.0, 2.0, 2.0, 2.0, 12.0] * 10)
     follower.look()
     found = summarise(follower, now=1001.0)
-    assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(257)) and found.counts == {"queued": 1, "running": 2}
+    assert (found.rate, found.left, found.pace) == (pytest.approx(45), pytest.approx(257), "45")
+    assert found.counts == {"queued": 1, "running": 2}
     assert (found.step, found.steps) == (92, 300) and found.silent == []
     assert summarise(follower, now=1601.0).silent == [follower.runs[run.path.name] for run in (one, other)]
     one.write("status.json", {"state": "failed", "time": 1182.0, "step": 41})
@@ -334,6 +335,7 @@ SEEN = """<script nonce={nonce}>setTimeout(() => {{
   const said = {{ hover: document.querySelector(".hover").textContent, all: canvas.getAttribute("aria-label"),
     last: runs.get("fp32-0").points.at(-1), ink: pixels.filter((v, i) => i % 4 == 3 && v > 0).length,
     wide: document.documentElement.scrollWidth, width: innerWidth }};
+  const table = document.querySelector(".scroll"); said.cut = table.scrollWidth - table.clientWidth;
   document.querySelector("tr[data-arm^=fp8]").cells[1].click(); said.one = canvas.getAttribute("aria-label");
   document.title = JSON.stringify(said);
 }}, 5000)</script>"""
@@ -358,7 +360,7 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     with served(follower) as server:
         page = server.page
         monkeypatch.setattr(server, "page", lambda nonce: page(nonce) + SEEN.format(nonce=nonce))
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=700,900"]
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
         command += ["--virtual-time-budget=6000", "--enable-logging=stderr", "--dump-dom"]
         where = [f"--user-data-dir={tmp_path / 'p'}", server.address]
         done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=PATIENCE)
@@ -367,7 +369,8 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     assert said["last"] == [55, 0.25, 1e-3] and said["ink"] > 2000
     arm, step, run_line = said["hover"].splitlines()
     assert arm == "fp8_tensor ppo, seed 0" and step.startswith("step 90: ") and run_line == "run fp8_tensor-0"
-    assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs") and said["wide"] <= said["width"]
+    assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs")
+    assert said["wide"] <= said["width"] and said["cut"] == 0
 
 
 def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):
@@ -384,6 +387,17 @@ def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):
         assert left.value.code == 2 and told in capsys.readouterr().err
     main(["watch", str(tmp_path), "--tui"])
     assert "1 runs, 1 running" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_the_worst_alarms_come_first_and_of_these_the_latest(tmp_path):
+    folder = write(tmp_path, FP8, steps=20)
+    kinds = {(1, 5.0): "collapse", (2, 9.0): "warning", (3, 7.0): "all_rejected", (4, 6.0): "collapse", (5, 8.0): "warning"}
+    for (step, seconds), kind in kinds.items():
+        event = {"kind": kind, "step": step, "time": seconds, "detector": "x"}
+        jsonl.append(folder.path / "events.jsonl", [event])
+    follower = Follower(tmp_path)
+    follower.look()
+    assert [alarm.step for alarm, _ in summarise(follower).alarms] == [4, 1, 3, 2, 5]
 
 
 def test_an_alarm_names_its_step_and_the_onset_that_the_report_has(tmp_path):
