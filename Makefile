@@ -83,8 +83,10 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench.vllm
 	$(RUN) -m experiments.bench.distinct
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
+	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.smollm2
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
+	$(RUN) -m experiments.bench.start
 	$(RUN) -m experiments.bench.load
 	$(RUN) -m experiments.bench.zero
 	$(RUN) -m experiments.bench.sampling

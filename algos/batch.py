@@ -16,7 +16,8 @@ class Batch(NamedTuple):
     advantages: A. None when nothing reads them.
     segments: integers 0 ≤ id < T, the number of each token's turn in its response. None for a task without turns.
     logp_ref: log π_ref, the reference of a KL term. None without one.
-    prompt: [B] integers, the number of the prompt that each response answers. None when no reduction reads it.
+    prompt: [B] integers, the number of the prompt that each response answers. None when neither a reduction nor a
+        correction reads it.
     selected: bool, the tokens that `Objective.select` chose. None for a loss that selects none.
     """
 

@@ -1,6 +1,6 @@
-"""What a group of responses to one prompt gives beyond its rewards: an importance weight, and a baseline.
+"""What the responses to one prompt give beyond their rewards: the expectation of their probability, and a baseline.
 
-They are plain functions: a correction sees responses and not groups, and no run has the norm of each response's gradient.
+The baseline is a plain function: no run has the norm of each response's gradient.
 """
 
 from __future__ import annotations
@@ -8,24 +8,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algos.ratios import bounded_exp
 
+def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
+    """GEPO's expectation of μ over the responses to the prompt of each response, log Ê[μ], [B], in nats.
 
-def group_expectation_weights(logp: Tensor, logp_rollout: Tensor, mask: Tensor) -> Tensor:
-    """GEPO's importance weight of each response, [P, G].
+    Ê[μ] = Σ_j μ(y_j)²/Σ_j μ(y_j) over the responses j to the prompt that are `present`
 
-    w_i = π(y_i)/Ê[μ],  Ê[μ] = Σ_j μ(y_j)²/Σ_j μ(y_j) over the G responses to a prompt
-
-    Where log π = `logp` and log μ = `logp_rollout`, both [P, G, T] in nats, are summed over the tokens of `mask`. A response
-    without a token is left out of Ê and has weight 0. Biased; its logarithm is bounded as every ratio's.
-    Source: arXiv 2508.17850 eq. 2 and 3. Limits: equal μ(y_j), or G = 1, give π/μ.
+    Where log μ(y) = `log_mu` [B] is of whole responses, `present` [B] bool leaves responses without a token out, and
+    `prompt` [B] numbers the prompts. The weight of a response is π(y)/Ê[μ]: biased, and not 1 where π = μ.
+    Source: arXiv 2508.17850 eq. 2 and 3. Limits: equal μ(y_j), or a prompt of one response, give log μ. NaN without any.
     """
-    assert logp.shape == logp_rollout.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 3
-    present = mask.any(-1)
-    log_p, log_q = (torch.where(mask, part, 0.0).sum(-1) for part in (logp, logp_rollout))
-    log_q = torch.where(present, log_q, -torch.inf)
-    expectation = (2 * log_q).logsumexp(-1, keepdim=True) - log_q.logsumexp(-1, keepdim=True)
-    return torch.where(present, bounded_exp(torch.where(present, log_p - expectation, 0.0)), 0.0)
+    assert log_mu.shape == present.shape == prompt.shape and present.dtype == torch.bool
+    group = consecutive(prompt)
+    largest = torch.full_like(log_mu, -torch.inf).scatter_reduce(0, group, log_mu.where(present, -torch.inf), "amax")[group]
+    scaled = torch.where(present, (log_mu - largest).exp(), 0.0)  # the group's largest is 1, so neither sum is 0
+    total, squares = (torch.zeros_like(scaled).scatter_add(0, group, part)[group] for part in (scaled, scaled.square()))
+    return largest + squares.log() - total.log()
+
+
+def consecutive(ids: Tensor) -> Tensor:
+    """The ids [B] numbered 0, 1, … in ascending order. Tensor.unique does the same but waits for the device."""
+    ranked, order = ids.sort()
+    number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
+    return torch.empty_like(number).scatter(0, order, number)
 
 
 def off_policy_baseline(rewards: Tensor, *, weights: Tensor, norms: Tensor) -> Tensor:

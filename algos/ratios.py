@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from algos.batch import Batch
+from algos.groups import log_expectation
 
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
@@ -48,8 +49,23 @@ class Ratio:
         return self._values[key]
 
     def at_level(self, level: str) -> Tensor:
-        """ρ at a level, [B, T] or [B, 1], with its logarithm bounded."""
+        """ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
+
+        group: π(y)/Ê[μ] with `groups.log_expectation`; 1 of a response without tokens. Raises ValueError on a missing input.
+        """
+        if level == "group":
+            return self.cached(level, lambda: bounded_exp(self._over_expectation()))
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
+
+    def _over_expectation(self) -> Tensor:
+        """log π(y) − log Ê[μ] [B, 1]. In fp64: log μ(y) may be thousands of nats, of which one counts."""
+        if self.batch.prompt is None:
+            raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
+        log_mu = torch.where(self.mask, self.batch.logp_rollout, 0.0).sum(-1, dtype=torch.float64)
+        present = self.mask.any(-1)
+        distance = log_mu - log_expectation(log_mu, present, self.batch.prompt)
+        log_w = self.l.sum(-1, dtype=torch.float64) + distance
+        return torch.where(present, log_w, 0.0).to(self.l.dtype)[:, None]
 
     @cached_property
     def excess(self) -> Tensor:

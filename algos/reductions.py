@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algos.corrections.apply import Corrected
 from algos.corrections.spec import REDUCTIONS
+from algos.groups import consecutive
 
 
 class Counts(NamedTuple):
@@ -34,7 +35,7 @@ class Counts(NamedTuple):
         if prompt is None:
             return counts
         assert prompt.shape == mask.shape[:1], (prompt.shape, mask.shape)
-        row = _consecutive(prompt)
+        row = consecutive(prompt)
         of_prompt = torch.zeros_like(tokens).scatter_add(0, row, tokens)
         return counts._replace(prompts=(of_prompt > 0).sum(), prompt_tokens=of_prompt[row])
 
@@ -82,10 +83,3 @@ def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm
         return (rows / counts.prompt_tokens.clamp(min=1)).sum() / counts.prompts.clamp(min=1)
     assert norm is not None  # checked above
     return rows.sum() / (sequences * norm)
-
-
-def _consecutive(ids: Tensor) -> Tensor:
-    """The ids [B] numbered 0, 1, … in ascending order. Tensor.unique does the same but waits for the device."""
-    ranked, order = ids.sort()
-    number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
-    return torch.empty_like(number).scatter(0, order, number)

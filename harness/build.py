@@ -6,6 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 
+import torch
+
 from algos.objective import Objective
 from algos.parameters import check
 from algos.registry import ADVANTAGES, KL, LOSSES, Registry
@@ -48,7 +50,21 @@ def build_advantage(config: Config) -> functools.partial:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
     if config.baseline == "kept" and BY_TOKEN & set(estimator.needs):
         raise UserError(f"baseline=kept has no effect: advantage={config.advantage.name} has no baseline of a group; use all")
-    return bind(estimator, "advantage", config.advantage.params, provided=(*estimator.needs, "kept"))
+    bound = bind(estimator, "advantage", config.advantage.params, provided=(*estimator.needs, "kept"))
+    if config.rollout.group_size == 1 and not BY_TOKEN & set(estimator.needs):
+        _check_alone(bound, estimator.needs, config.advantage.name)
+    return bound
+
+
+def _check_alone(estimator: functools.partial, needs: Sequence[str], name: str) -> None:
+    """Raise UserError if responses without others to the same prompt have no advantage, whatever their rewards."""
+    rewards = torch.tensor([[1.0], [0.0]])
+    inputs = {"lengths": torch.ones(2, 1, dtype=torch.long), "greedy": torch.zeros(2)}
+    if not estimator(rewards, **{key: inputs[key] for key in needs}).any():
+        raise UserError(
+            f"rollout.group_size=1: advantage={name} compares the responses to a prompt, and is 0 of one alone; set 2 or "
+            "more, or advantage=gae, reinforce, reinforce_pp or remax"
+        )
 
 
 def has_critic(config: Config) -> bool:

@@ -103,6 +103,9 @@ def refusal(error: Exception) -> str:
     if unknown := re.match(r"Could not override '(.+?)'", str(error)):
         if unknown[1] in RENAMED:
             return f"{unknown[1]}: renamed; write {write(unknown[1])}"
+        if options := _options_with(unknown[1]):
+            several = "one of these first" if len(options) > 1 else "that first"
+            return f"{unknown[1]}: a key of {', '.join(options)} and not of the chosen option; choose {several}"
         return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
     return " ".join(str(error).split())
 
@@ -134,6 +137,13 @@ def _option_names(group: str) -> list[str]:
     entries = sorted((CONF / group).iterdir())
     folders = [f"{entry.name}/..." for entry in entries if entry.is_dir() and not entry.name.startswith("_")]
     return [entry.stem for entry in entries if entry.suffix == ".yaml"] + folders
+
+
+def _options_with(key: str) -> list[str]:
+    """The options, as group=name, whose own file has the key."""
+    group, _, own = key.partition(".")
+    files = sorted((CONF / group).glob("*.yaml")) if own and _option_names(group) else []
+    return [f"{group}={file.stem}" for file in files if own in (read_yaml(file) or {})]
 
 
 def _plugged(option: str) -> str | None:

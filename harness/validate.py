@@ -31,6 +31,7 @@ from harness.rollouts.architecture import architecture_of, expert_count
 from harness.rollouts.local import LocalEngine
 from harness.routing import REPLAYS, check_routing
 from harness.tasks import EnvironmentTask, TurnTask
+from harness.train.warmstart import most_held_out
 
 
 def check(config: Config) -> None:
@@ -101,6 +102,7 @@ class _Built(NamedTuple):
     can_end: bool
     answer_length: int
     has_environment: bool
+    held_out: int
 
 
 _BUILT: dict[str, _Built] = {}
@@ -114,7 +116,9 @@ def _built(config: Config) -> _Built:
         task = build_task(config)
         environment = isinstance(task, EnvironmentTask)
         has_turns = isinstance(task, TurnTask) or environment
-        _BUILT[sections] = _Built(policy_config(config.model, task), has_turns, bool(task.stop), task.answer_length, environment)
+        _BUILT[sections] = _Built(
+            policy_config(config.model, task), has_turns, bool(task.stop), task.answer_length, environment, most_held_out(task)
+        )
     return _BUILT[sections]
 
 
@@ -125,6 +129,17 @@ def _check_persistence(config: Config) -> None:
             f"diagnostics.persistence with rollout.temperature={rollout.temperature:g}: vLLM scores given responses at "
             "temperature 1 alone; set rollout.temperature=1 or diagnostics.persistence.every=null"
         )
+
+
+def _check_held_out(config: Config, most: int) -> None:
+    """most: held-out prompts that there can be; a warm start may keep fewer, which the run tells once it knows."""
+    persistence = config.diagnostics.persistence
+    wanted = {"evaluation.prompts": config.evaluation.prompts}
+    if persistence.every is not None:
+        wanted["diagnostics.persistence.responses"] = persistence.responses
+    for key, number in wanted.items():
+        if number > most:
+            raise UserError(f"{key}={number}: at most {most} prompts of task={config.task.name} are held out; ask for no more")
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
@@ -213,7 +228,7 @@ def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns, can_end, answer_length, has_environment = _built(config)
+    shape, has_turns, can_end, answer_length, has_environment, held_out = _built(config)
     if has_environment:
         _check_environment(config)
     _check_overlong(config, can_end, answer_length)
@@ -241,3 +256,4 @@ def _check_model_and_task(config: Config) -> None:
             f"task.max_prompt + {length}: {task.max_prompt + answer_length} tokens exceed the model's context of {context}; "
             "lower one of them"
         )
+    _check_held_out(config, held_out)

@@ -41,12 +41,13 @@ def correct(batch: Batch, spec: Correction) -> Corrected:
     For ratio=current give a batch whose logp_old is log π_θ. Advantages are read by filters with
     when=negative_advantage, segments by the segment levels. Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞
     gives w = ρ; an empty `reject` keeps the mask; tokens of different responses affect each other only through
-    normalize=batch and plug-ins. Raises ValueError on a missing input.
+    normalize=batch, level=group and plug-ins. At level=group, which reads the prompts, l = 0 gives no w of 1.
+    Raises ValueError on a missing input.
     """
     ratio = Ratio(batch)
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(batch, spec)
-    if spec.normalize == "batch" and spec.weight.level is not None:
+    if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
         weights = weights / mean_weight(weights, batch, spec.weight.level)
     return Corrected(weights, kept, kept if spec.denominator == "kept" else batch.mask)
 
@@ -66,8 +67,9 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
 
 
 def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The bounded weight of each token, not normalised; [B, T], 0 off the mask."""
-    return torch.where(ratio.mask, bounded_weights(raw_weights(ratio, weight), weight), 0.0)
+    """The bounded weight of each token, not normalised, and 1 with apply=false; [B, T], 0 off the mask."""
+    weights = bounded_weights(raw_weights(ratio, weight), weight) if weight.apply else ratio.l.new_ones(())
+    return torch.where(ratio.mask, weights, 0.0)
 
 
 def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:

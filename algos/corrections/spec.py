@@ -13,10 +13,11 @@ from typing import Any, Literal, get_args
 
 from algos.parameters import LARGE, SMALL
 
-Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric"]
+Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
 """Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
 product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
-over each segment (turn) of the response."""
+over each segment (turn) of the response. group: GEPO's, the response's π over the expectation of μ among the responses to
+its prompt; a weight's only."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
@@ -47,8 +48,8 @@ class Weight:
 
     level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive. None is no bound, except that truncate
     writes the unbounded weight w = ρ as upper=∞. A token outside the bounds of `mask` gets weight 0 and stays in the
-    denominator. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of 1, or when both
-    leave only ρ = 1.
+    denominator. apply=false computes the weight for its metrics alone. Raises ValueError when a bound is missing, has no
+    effect or lies on the wrong side of 1, or when both leave only ρ = 1.
     """
 
     level: Level | None = None
@@ -56,13 +57,19 @@ class Weight:
     action: Action = "truncate"
     """What is done with a ratio out of bounds."""
     lower: float | None = None
-    """Least ratio, in [0, 1]. null: no bound."""
+    """Least ratio, in [0, 1]. null: no bound. In a config `reciprocal` is 1/upper, which verl means by null."""
     upper: float | None = None
     """Largest ratio, ≥ 1. null: no bound."""
+    apply: bool = True
+    """false: the weight is computed for its metrics alone, and the loss has none."""
 
     def __post_init__(self) -> None:
         _check_choice("action", self.action, Action)
+        if not isinstance(self.apply, bool):
+            raise ValueError(f"apply={self.apply!r}: must be true or false")
         if self.level is None:
+            if not self.apply:
+                raise ValueError("apply=false has no effect while level is null; set level too")
             if self.action != "truncate":
                 raise ValueError(f"action={self.action} has no effect while level is null; set level too")
             for key in ("lower", "upper"):
@@ -103,7 +110,7 @@ class Reject:
     statistic: Statistic = "ratio"
     """What is bounded."""
     lower: float | None = None
-    """Least value that is kept. null: no bound."""
+    """Least value that is kept. null: no bound. In a config `reciprocal` is 1/upper."""
     upper: float | None = None
     """Largest value that is kept. null: no bound."""
     when: When = "all"
@@ -172,10 +179,14 @@ class Correction:
     def __post_init__(self) -> None:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():
             _check_choice(key, getattr(self, key), accepted)
-        if self.normalize == "batch" and self.weight.level is None:
-            raise ValueError("normalize=batch has no effect while weight.level is null")
-        if self.ratio == "current" and not self.active:
+        if self.normalize == "batch" and not self.weighs:
+            raise ValueError("normalize=batch has no effect while weight.level is null or weight.apply false")
+        if self.ratio == "current" and self.weight.level is None and not self.reject:
             raise ValueError("ratio=current has no effect without a weight or a filter")
+        if self.ratio == "current" and self.weight.level == "group":
+            raise ValueError(
+                "ratio=current with weight.level=group: it is taken in each mini-batch, where groups are not whole; use ratio=old"
+            )
         if self.denominator == "kept" and not self.reject:
             raise ValueError("denominator=kept has no effect without a filter under reject")
 
@@ -187,9 +198,14 @@ class Correction:
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
 
     @property
+    def weighs(self) -> bool:
+        """Whether the loss has a weight."""
+        return self.weight.level is not None and self.weight.apply
+
+    @property
     def active(self) -> bool:
         """Whether it changes anything."""
-        return self.weight.level is not None or bool(self.reject)
+        return self.weighs or bool(self.reject)
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
@@ -198,7 +214,7 @@ def check_combination(correction: Correction, proximal: str, anchored: bool) -> 
     anchored: the attribute of the loss. proximal: the policy that the loss is anchored on, old or rollout.
     """
     _check_choice("proximal", proximal, Proximal)
-    if not anchored or correction.weight.level is None:
+    if not anchored or not correction.weighs:
         return
     if proximal == "rollout":
         raise ValueError(

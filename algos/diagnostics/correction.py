@@ -44,7 +44,7 @@ def correction_rows(batch: Batch, spec: Correction) -> Rows:
         ratio = Ratio(part)
         return ratio_rows(ratio) | _weights(ratio, spec) | _filters(ratio, spec)
 
-    return chunked(rows, batch)
+    return rows(batch) if spec.weight.level == "group" else chunked(rows, batch)  # a chunk has no whole groups
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     if spec.weight.action == "mask":
         low = raw["fraction_low"] if spec.weight.lower is not None else 0.0
         out["rollout_corr/rollout_is_oob_ratio"] = raw["fraction_high"] + low
-    if spec.normalize == "batch" and spec.weight.level in ("token", "prefix", "sequence", "geometric"):
+    if spec.normalize == "batch" and not (spec.weight.level or "").startswith("segment"):
         by_token = spec.weight.level in ("token", "prefix")
         out["rollout_corr/rollout_is_batch_norm_factor"] = used["mean" if by_token else "seq_mean"]
     return out

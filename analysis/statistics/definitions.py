@@ -44,16 +44,26 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
     A count is missing where no run of the arm has recorded the evaluations that it needs.
     """
-    columns = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
-    counts = pd.DataFrame(np.nan, index=order(runs), columns=columns)
+    definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
+    counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():
         configured = configs[run.Index]["collapse"]["detectors"].get("drawdown")
-        if configured is None or run.Index not in evaluated:
-            continue
-        for delta, m in product(DELTAS, LENGTHS):
-            fired = replay(evaluated[run.Index], {"drawdown": configured | {"delta": delta, "consecutive": m}})
-            counts.loc[run.arm, (delta, m)] = np.nansum([counts.loc[run.arm, (delta, m)], bool(fired)])
-    return counts
+        if configured is not None and run.Index in evaluated:
+            counts[run.arm] = counts.get(run.arm, 0) + np.array(_fires(evaluated[run.Index], configured))
+    return pd.DataFrame(counts, index=definitions, dtype=float).T.reindex(order(runs))
+
+
+def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
+    """Whether a drawdown of each definition does.
+
+    A larger δ and a larger m ask more of the same rewards and the same best one. So where the first definition, the least strict,
+    does not fire, none does.
+    """
+    fired: list[bool] = []
+    for delta, m in product(DELTAS, LENGTHS):
+        possible = not fired or fired[0]
+        fired.append(possible and bool(replay(rows, {"drawdown": configured | {"delta": delta, "consecutive": m}})))
+    return fired
 
 
 def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:

@@ -1,54 +1,116 @@
-"""`make bench`, reading a sweep: 500 runs x 1,000 steps x 60 metrics, cold and from the cache, against pandas' own reader."""
+"""Part of `make bench`: 500 runs x 1,000 steps x 60 metrics read, against pandas' own reader, and their whole report.
+
+The runs are synthetic: 10 arms of 50 seeds, of which some collapse.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import os
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from analysis.load import load
+from experiments.bench.measure import ratio, timed
 from harness.compose import compose
-from harness.config import Config, parse
 from harness.run.folder import RunFolder
 
-RUNS, STEPS, METRICS = 500, 1000, 60
-SAMPLE = 20
-"""Runs that pandas reads."""
+RUNS, STEPS, METRICS, DIFFERENT = 500, 1000, 60, 10
+"""Of each arm so many runs have different numbers; to write 500 of them would take longer than all that is measured."""
+ARMS = [(loss, name) for loss in ("ppo", "gspo", "cispo", "pg", "topr") for name in ("fp32", "fp8_tensor")]
+ROUNDS, SAMPLE = 2, 10
+"""Times that the sweep is read and reported, and runs that pandas reads each time."""
 
 
 def main() -> None:
-    """Print seconds by the clock and of processor time, and the ratio per run."""
+    """Print seconds of processor time and by the clock."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        plain = compose(f"run.root={root}", "run.sweep=bench")
-        files = [_write(parse(plain | {"seed": seed, "steps": STEPS})) for seed in range(RUNS)]
+        sweep = Path(folder) / "bench"
+        files = _write(sweep)
         size = sum(file.stat().st_size for file in files) / 2**20
-        print(f"\nreading {RUNS} runs x {STEPS:,} steps x {METRICS} metrics, {size:,.0f} MiB of JSON lines")
-        seconds = {}
+        print(f"\n{RUNS} runs x {STEPS:,} steps x {METRICS} metrics, {size:,.0f} MiB of JSON lines, processor time; two of each")
+        ours, theirs = [], []
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as cache:
+                os.environ["XDG_CACHE_HOME"] = cache
+                clock = time.perf_counter()
+                ours.append(timed(lambda: _read(sweep)))
+                clock = time.perf_counter() - clock
+                theirs.append(timed(lambda: pd.concat(pd.read_json(file, lines=True) for file in files[:SAMPLE])) * RUNS / SAMPLE)
+                cached = timed(lambda: _read(sweep))
+        print(f"  read cold: {_seconds(ours)}, {clock:.1f} s by the clock; pandas.read_json {_seconds(theirs)} in proportion "
+              f"({SAMPLE} runs read), {ratio(theirs, ours)} times as long; from the cache {cached:.1f} s")  # fmt: skip
         for name in ("cold", "from the cache"):
-            clock, cpu = time.perf_counter(), time.process_time()
-            steps = load(root / "bench").steps
-            seconds[name] = time.perf_counter() - clock
-            print(f"  {name}: {seconds[name]:.1f} s, {time.process_time() - cpu:.1f} s of this process's processor time")
-        assert len(steps) == RUNS * STEPS, len(steps)
-        clock = time.perf_counter()
-        pd.concat(pd.read_json(file, lines=True) for file in files[:SAMPLE])
-        each = (time.perf_counter() - clock) / SAMPLE
-        ratio = each * RUNS / seconds["cold"]
-        print(f"  pandas.read_json: {each * RUNS:.1f} s in proportion ({SAMPLE} runs read), {ratio:.1f} times cold")
+            spent, clocks = [], []
+            for _ in range(ROUNDS):
+                if name == "cold":
+                    cache = tempfile.mkdtemp(dir=folder)
+                before, clock = _children(), time.perf_counter()
+                command = [sys.executable, "-m", "faultline", "report", str(sweep)]
+                subprocess.run(command, check=True, capture_output=True, env={**os.environ, "XDG_CACHE_HOME": cache})
+                spent.append(_children() - before)
+                clocks.append(time.perf_counter() - clock)
+            print(f"  faultline report, {name}: {_seconds(spent)}, {_seconds(clocks)} by the clock", flush=True)
 
 
-def _write(config: Config) -> Path:
-    run = RunFolder(config.path)
-    run.path.mkdir(parents=True)
-    run.write("config.json", config.model_dump(mode="json"))
-    run.status("done", step=STEPS, steps=STEPS)
-    rows = ({"step": t, **{f"x/{i}": (config.seed + t * 61 + i) ** 0.5 for i in range(METRICS)}} for t in range(STEPS))
-    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run.path / "metrics.jsonl"
+def _seconds(each: list[float]) -> str:
+    return f"{min(each):.1f} to {max(each):.1f} s"
+
+
+def _read(sweep: Path) -> None:
+    steps = load(sweep).steps
+    assert len(steps) == RUNS * (STEPS + 1), len(steps)
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _write(sweep: Path) -> list[Path]:
+    files = []
+    for loss, precision in ARMS:
+        config = compose(f"loss={loss}", f"rollout/precision={precision}", "tracking=disabled")
+        for seed in range(RUNS // len(ARMS)):
+            run = RunFolder(sweep / f"{loss}-{precision}-{seed}")
+            run.path.mkdir(parents=True)
+            run.write("config.json", copy.deepcopy(config) | {"seed": seed, "steps": STEPS})
+            collapse = 500 if precision != "fp32" and seed % DIFFERENT < 4 else None
+            if collapse is not None:
+                run.log_event("collapse", collapse + 30, detector="drawdown", onset=collapse)
+            run.status("done" if collapse is None else "collapsed", step=STEPS, steps=STEPS)
+            files.append(run.path / "metrics.jsonl")
+            files[-1].write_text(_rows(precision != "fp32", collapse, seed % DIFFERENT))
+    return files
+
+
+@functools.cache
+def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
+    """A run that learns from 0.4 to 0.9, or falls at `collapse`; evaluated every tenth step."""
+    rng, lines = np.random.default_rng(seed), []
+    for step in range(STEPS + 1):
+        reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)
+        k3 = float(mismatched * 1e-4 * np.exp(rng.normal(0, 0.3)))
+        row = {
+            "step": step, "reward/rollout": reward, "rollout_corr/k3_kl": k3, "rollout_corr/kl": k3,
+            "mismatch/ess_token": 1 / (1 + k3), "mismatch/ess_sequence": 1 / (1 + 30 * k3),
+            "mismatch/log_ratio_max_abs": 100 * k3**0.5, "actor/grad_norm": float(np.exp(rng.normal(0, 0.2))),
+            "actor/entropy": 0.3, "time/step": 0.35,
+        }  # fmt: skip
+        if step % 10 == 0:
+            row |= {"eval/reward": reward, "eval/stderr": 0.02, "eval/samples": 384}
+        filler = rng.random(METRICS - len(row))
+        lines.append(json.dumps(row | {f"x/{i}": float(value) for i, value in enumerate(filler)}) + "\n")
+    return "".join(lines)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def check_persistence(size: Size) -> Table:
             ratios = _ratios(size, precision, rate, progress)
             lags = {f"k = {k}": number(correlation(ratios, k)) if k < len(ratios) else "" for k in LAGS}
             rows.append({"rollout": precision, "lr": rate, "rms (nats)": number(ratios.square().mean().sqrt().item())} | lags)
+            print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)  # an arm may take long
     note = (
         f"log π − log μ of the tokens of one batch after each of {size.steps} RL steps; correlations are not centred. "
         "1 says that the mismatch is frozen, 0 that it is drawn anew at each sync."

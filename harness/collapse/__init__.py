@@ -21,6 +21,7 @@ DETECTORS = Registry(
         "distribution": "harness.collapse.detectors:Distribution",
         "entropy": "harness.collapse.detectors:Entropy",
         "length": "harness.collapse.detectors:Length",
+        "weights": "harness.collapse.detectors:Weights",
         "learning": "harness.collapse.detectors:Learning",
     },
 )

@@ -1,4 +1,4 @@
-"""The built-in detectors D1 to D4, and the detector of learning.
+"""The built-in detectors D1 to D5, and the detector of learning.
 
 R_k is the held-out reward of the trainer's own policy at evaluation k. σ_k is its standard error, clustered by prompt, as it was
 recorded: the responses to one prompt are not independent, so σ_k is no function of R_k and the number of responses.
@@ -240,6 +240,38 @@ class Length:
             if len(steps) >= self.consecutive:
                 s["fired"] = True
                 return {"onset": steps[0], "cause": cause}
+        return None
+
+
+class Weights:
+    """D5, a warning: the alarms of verl's README on rollout importance sampling.
+
+    For `consecutive` steps in a row, of which the first is the onset, the mean weight is outside of [`low`, `high`], or the
+    effective sample size of the weights, as a share of the tokens, is below `ess`, or the filters reject more than `masked` of
+    the tokens. Weights are those after their bounds (`rollout_corr/rollout_is_*`), also of a correction that does not apply them.
+    """
+
+    role = "warning"
+
+    def __init__(self, *, low: Fraction, high: Factor, ess: Ess, masked: Fraction, consecutive: Count):
+        self.low, self.high, self.ess, self.masked, self.consecutive = low, high, ess, masked, consecutive
+        self.state: dict[str, Any] = {"mean": [], "ess": [], "masked": [], "fired": False}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+        s = self.state
+        if s["fired"] or "rollout_corr/rollout_rs_masked_fraction" not in metrics:
+            return None
+        mean, ess = (metrics.get(f"rollout_corr/rollout_is_{name}", 1.0) for name in ("mean", "eff_sample_size"))
+        masked = metrics["rollout_corr/rollout_rs_masked_fraction"]
+        for name, bad, cause in (
+            ("mean", not self.low <= mean <= self.high, f"mean weight outside of {self.low:g} to {self.high:g}"),
+            ("ess", ess < self.ess, f"ESS of the weights below {self.ess:g}"),
+            ("masked", masked > self.masked, f"more than {self.masked:g} of the tokens rejected"),
+        ):
+            s[name] = [*s[name], step] if bad else []
+            if len(s[name]) >= self.consecutive:
+                s["fired"] = True
+                return {"onset": s[name][0], "cause": cause}
         return None
 
 

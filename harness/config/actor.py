@@ -25,9 +25,10 @@ class ScheduleConfig(Strict):
     @model_validator(mode="after")
     def _used(self) -> ScheduleConfig:
         if self.min_lr_ratio and self.name != "cosine":
-            raise ValueError(f"min_lr_ratio={self.min_lr_ratio:g} has no effect with name={self.name}; use name=cosine")
+            key = f"min_lr_ratio={self.min_lr_ratio:g}"
+            raise ValueError(f"{key} has no effect with name={self.name}; use actor.schedule.name=cosine")
         if self.name == "inverse_sqrt" and not self.warmup_steps:
-            raise ValueError("warmup_steps=0 with name=inverse_sqrt: its rate falls from the end of a warm-up; give one")
+            raise ValueError("warmup_steps=0 with name=inverse_sqrt: its rate falls from the end of a warm-up; give 1 or more")
         return self
 
 
@@ -75,9 +76,10 @@ class ActorConfig(Strict):
         if self.precision.weights is None:
             raise ValueError(f"precision={name} casts nothing; set actor.dtype={compute} and actor.precision=null")
         if compute != self.dtype:
-            raise ValueError(f"precision={name} computes in {compute} and dtype is {self.dtype}; set actor.dtype={compute}")
+            raise ValueError(f"precision={name} computes in {compute} and actor.dtype is {self.dtype}; set actor.dtype={compute}")
         if self.zero_stage == 3:
-            raise ValueError(f"precision={name} with zero_stage=3: a cast spans weights that stage 3 gathers apart; use 2")
+            key = f"precision={name} with actor.zero_stage=3"
+            raise ValueError(f"{key}: a cast spans weights that stage 3 gathers apart; set actor.zero_stage=2")
         return self
 
 

@@ -23,5 +23,5 @@ class CriticConfig(Strict):
     def _used(self) -> CriticConfig:
         for key, default in {"cliprange_value": 0.5, "warmup_steps": 0}.items():
             if self.lr is None and (value := getattr(self, key)) != default:
-                raise ValueError(f"{key}={value} has no effect with lr=null, as there is no critic; choose advantage=gae")
+                raise ValueError(f"{key}={value} has no effect with critic.lr=null, as there is no critic; choose advantage=gae")
         return self

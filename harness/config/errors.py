@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from harness.config.base import PATTERNS
 
+KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text", "list": "a list"}
+"""Pydantic's words for a type -> what a user writes."""
 SECTION = ("model_type", "dataclass_type", "dict_type")
 """Pydantic's kinds of an error where a section got a value."""
 
@@ -24,7 +26,7 @@ def explain(problem: Mapping[str, Any]) -> str:
     key = ".".join(part for part in parts if not part.startswith("<"))
     kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
     if kind == "missing":
-        return f"{key}: missing"
+        return f"{key}: missing; give it, as {key}=VALUE"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key; remove it"
     if kind == "value_error":
@@ -33,7 +35,17 @@ def explain(problem: Mapping[str, Any]) -> str:
         return f"{key}={problem['input']!r}: a section; set its keys, as {key}.KEY=VALUE"
     if kind == "string_pattern_mismatch":
         message = PATTERNS.get(problem["ctx"]["pattern"], message)
-    return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key}={problem['input']!r}: {_in_our_words(message)}"
+
+
+def _in_our_words(message: str) -> str:
+    """Pydantic's "Input should be a valid integer" as the plug-ins' own errors say it: "must be a whole number"."""
+    wanted = message.removeprefix("Input should be ")
+    if wanted == message:
+        return f"{message[0].lower()}{message[1:]}"
+    if (kind := wanted.partition(",")[0].removeprefix("a valid ")) in KINDS:
+        return f"must be {KINDS[kind]}"
+    return f"must be {wanted}"
 
 
 def _meant(place: tuple, composed: dict[str, Any]) -> bool:

@@ -40,7 +40,7 @@ class DiagnosticsConfig(Strict):
     """The diagnostics that no detector of a collapse reads."""
 
     every: Count | None = None
-    """Steps between two records of weights, filters, probabilities, profiles and routing. null: never."""
+    """Steps between two records of filters, probabilities, profiles and routing. null: never."""
 
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 

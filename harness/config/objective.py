@@ -10,18 +10,38 @@ from algos.corrections.spec import REDUCTIONS, Correction
 from harness.config.base import Count, Positive, Strict
 from harness.config.digest import section
 
+RECIPROCAL = "reciprocal"
+"""As a lower bound: 1/upper."""
 
-def _bounds_are_numbers(value: Any) -> Any:
-    """Pydantic reads a dataclass leniently: it would take '2' and true for numbers."""
-    filters = {f"reject.{name}": filter_ for name, filter_ in section(value, "reject").items()}
-    for place, part in {"weight": section(value, "weight"), **filters}.items():
-        for key in ("lower", "upper"):
-            if isinstance(part, dict) and isinstance(part.get(key), bool | str):
-                raise ValueError(f"{place}.{key}={part[key]!r}: input should be a number, or null for no bound")
+
+def _with_numbers(value: Any) -> Any:
+    """The section with a lower bound `reciprocal` as its number. Other texts and booleans are refused: pydantic reads a dataclass
+    leniently, and would take '2' and true for numbers, and 'no' for false."""
+    if not isinstance(value, dict):
+        return value
+    value = {key: dict(part) if key in ("weight", "reject") and isinstance(part, dict) else part for key, part in value.items()}
+    filters = section(value, "reject")
+    filters |= {name: dict(filter_) for name, filter_ in filters.items() if isinstance(filter_, dict)}
+    for place, part in {"weight": section(value, "weight"), **{f"reject.{name}": part for name, part in filters.items()}}.items():
+        if not isinstance(part, dict):
+            continue
+        if part.get("lower") == RECIPROCAL:
+            part["lower"] = _reciprocal(place, part.get("upper"))
+        for key, own in {"lower": f", or {RECIPROCAL} for 1/upper", "upper": ""}.items():
+            if isinstance(part.get(key), bool | str):
+                raise ValueError(f"{place}.{key}={part[key]!r}: must be a number, null for no bound{own}")
+        if not isinstance(part.get("apply", True), bool):
+            raise ValueError(f"{place}.apply={part['apply']!r}: must be true or false")
     return value
 
 
-CorrectionConfig = Annotated[Correction, BeforeValidator(_bounds_are_numbers)]
+def _reciprocal(place: str, upper: Any) -> float:
+    if isinstance(upper, bool) or not isinstance(upper, int | float) or not upper > 0:
+        raise ValueError(f"{place}.lower={RECIPROCAL}: is 1/upper, and upper={upper} is no positive number; set {place}.upper")
+    return 1 / upper
+
+
+CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
 """The section `correction`, an `algos.corrections.spec.Correction`."""
 
 

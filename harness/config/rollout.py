@@ -59,8 +59,8 @@ class RolloutConfig(Strict):
     """Renormalise π_old and π_θ over the tokens that top_p and top_k left when the engine sampled. See docs/running.md."""
     prompts: Count
     """Prompts of a step."""
-    group_size: Annotated[int, Field(ge=2, le=10**6)]
-    """Responses to each prompt."""
+    group_size: Annotated[int, Field(ge=1, le=10**6)]
+    """Responses to each prompt. 1: for advantages that compare no responses of a group, as gae."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Steps by which the weights that sample are older than those that are trained."""
     partial_tokens: Count | None = None
@@ -76,18 +76,26 @@ class RolloutConfig(Strict):
                 "replay_sampling_mask=true has no effect with top_p=1 and top_k=0, which leave every token; set rollout.top_p or "
                 "rollout.top_k, or rollout.replay_sampling_mask=false"
             )
+        if self.filter.max_rounds is not None and self.group_size == 1:
+            raise ValueError(
+                f"filter.max_rounds={self.filter.max_rounds} with rollout.group_size=1: a group of one has equal rewards; set "
+                "rollout.filter.max_rounds=null, or rollout.group_size to 2 or more"
+            )
         if self.filter.max_rounds is not None and self.staleness:
             raise ValueError(
-                f"filter.max_rounds={self.filter.max_rounds} with staleness={self.staleness}: groups are refilled by the weights "
-                "of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
+                f"filter.max_rounds={self.filter.max_rounds} with rollout.staleness={self.staleness}: groups are refilled by the "
+                "weights of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
             )
         self._check_parts()
         if self.overlap and not self.staleness:
-            raise ValueError("overlap=true needs staleness of at least 1: what is sampled meanwhile is used at a later step")
+            raise ValueError("overlap=true needs rollout.staleness of 1 or more: what is sampled meanwhile is used a step later")
         if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
-            raise ValueError("overlap=true with engine.tensor_parallel above 1: two threads would exchange between ranks at once")
+            raise ValueError(
+                "overlap=true with rollout.engine.tensor_parallel above 1: two threads would exchange between ranks at once; set "
+                "rollout.overlap=false or rollout.engine.tensor_parallel=1"
+            )
         if self.overlap and self.engine.params.get("sleep"):
-            raise ValueError("engine.sleep=true has no effect with overlap=true: the engine never rests; set one to false")
+            raise ValueError("engine.sleep=true has no effect with rollout.overlap=true: the engine never rests; set one false")
         return self
 
     def _check_parts(self) -> None:
@@ -96,14 +104,14 @@ class RolloutConfig(Strict):
             return
         key = f"partial_tokens={self.partial_tokens}"
         if self.overlap:
-            raise ValueError(f"{key} with overlap=true: a part waits for the weights of its step; set overlap=false")
+            raise ValueError(f"{key} with rollout.overlap=true: a part awaits the weights of its step; set rollout.overlap=false")
         if self.filter.max_rounds is not None:
             raise ValueError(
-                f"{key} with filter.max_rounds={self.filter.max_rounds}: groups are refilled by the weights of their step; set "
-                "rollout.partial_tokens=null or rollout.filter.max_rounds=null"
+                f"{key} with rollout.filter.max_rounds={self.filter.max_rounds}: groups are refilled by the weights of their "
+                "step; set rollout.partial_tokens=null or rollout.filter.max_rounds=null"
             )
         if self.engine.params.get("tensor_parallel", 1) != 1:
             raise ValueError(
-                f"{key} with engine.tensor_parallel above 1: ranks of one engine need equal numbers of responses that go on; set "
-                "tensor_parallel=1"
+                f"{key} with rollout.engine.tensor_parallel above 1: ranks of one engine need equal numbers of responses that go "
+                "on; set rollout.engine.tensor_parallel=1"
             )

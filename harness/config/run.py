@@ -72,6 +72,11 @@ class Config(Strict):
                 f"actor.num_minibatches={self.actor.num_minibatches} does not divide the {rows} responses of a step "
                 "(rollout.prompts x rollout.group_size)"
             )
+        if self.rollout.group_size == 1 and self.correction.weight.level == "group":
+            raise ValueError(
+                "correction.weight.level=group with rollout.group_size=1: of a group of one it is level=sequence; use that, or "
+                "larger groups"
+            )
         if self.critic.warmup_steps >= self.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps}: the policy would never learn in a run of {self.steps} steps; "

@@ -167,7 +167,8 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Prefix -> meaning of its metrics, which a run records every diagnostics.every steps. Their names follow from the correction."""
+"""Prefix -> meaning of its metrics, whose names follow from the correction. A run records those of a weight at each step, the
+others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ from harness.train.queue import RolloutQueue
 from harness.train.ranks import join
 from harness.train.replayed import replayed, replayed_masks, with_masks
 from harness.train.rewards import RewardShaping
-from harness.train.sampled import Sampled
+from harness.train.sampled import Greedy, Sampled
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """Prompts, and tokens of a response, by which an engine is asked whether it holds the new weights."""
@@ -120,7 +120,7 @@ class Collector:
     def sample(self, step: int) -> Sampled:
         """The responses that are trained on in `step`, sampled by the weights of `rollout.staleness` steps before."""
         prompts = self.draw_prompts(step)
-        greedy = self.greedy_rewards(self.engine, prompts) if self.credit.reads_greedy else None
+        greedy = self.greedy(self.engine, prompts)
         sampled = self._sampled(prompts, self.queue.next(step), greedy)
         if self.config.rollout.filter.max_rounds is not None:
             sampled = self._filtered(sampled, step, self.config.rollout.filter.max_rounds)
@@ -133,7 +133,7 @@ class Collector:
         wanted, rounds = len(sampled.rewards), 1
         while rounds < max_rounds and int(sampled.informative.sum()) < wanted:
             prompts = self.draw_prompts(step, rounds)
-            greedy = self.greedy_rewards(self.engine, prompts) if self.credit.reads_greedy else None
+            greedy = self.greedy(self.engine, prompts)
             sampled = sampled.and_more(self._sampled(prompts, self._gather(self._sample_share(step, None, rounds)), greedy))
             rounds += 1
         informative = sampled.informative.double()
@@ -151,7 +151,7 @@ class Collector:
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Sampled:
         """The responses of an engine, with the weights that it holds, to prompts [B, P] in groups of `rollout.group_size`."""
         rollout = self.generate(engine, prompts, uniforms)
-        return self._sampled(prompts, rollout, self.greedy_rewards(engine, prompts) if self.credit.reads_greedy else None)
+        return self._sampled(prompts, rollout, self.greedy(engine, prompts))
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """The responses of an engine to prompts [B, P] by uniforms [B, T], each rank sampling its share."""
@@ -166,16 +166,20 @@ class Collector:
         own = (self.ranks.share(part).cpu().numpy() for part in (prompts, tokens))
         return self.ranks.gather(torch.from_numpy(self.task.reward(*own)).float().to(device()))
 
-    def greedy_rewards(self, engine: RolloutEngine, prompts: Tensor) -> Tensor:
-        """[N]: the reward of each prompt's most probable response by the engine's weights, while nothing else asks it."""
+    def greedy(self, engine: RolloutEngine, prompts: Tensor) -> Greedy | None:
+        """Each prompt's most probable response by the engine's weights, while nothing else asks it; None if nothing reads it."""
+        if not self.credit.reads_greedy:
+            return None
         with self.clock.phase("generate"):
             distinct = prompts[:: self.config.rollout.group_size]
             tokens = respond_greedily(engine, self.task, distinct)
-        self.clock.sampled_tokens += int((tokens != PAD).sum())
+        lengths = (tokens != PAD).sum(1)
+        self.clock.sampled_tokens += int(lengths.sum())
         rewards = torch.from_numpy(self.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
-        return self.ranks.gather(rewards)[: len(distinct)]  # what rank 0 got, as every rank asked for all of them
+        # What rank 0 got, as every rank asked for all of them.
+        return Greedy._make(self.ranks.gather(part)[: len(distinct)] for part in (rewards, lengths))
 
-    def _sampled(self, prompts: Tensor, rollout: Rollout, greedy: Tensor | None) -> Sampled:
+    def _sampled(self, prompts: Tensor, rollout: Rollout, greedy: Greedy | None) -> Sampled:
         rewards = self.compute_rewards(prompts, rollout.tokens)
         return Sampled(prompts, rollout, rewards.view(-1, self.config.rollout.group_size), greedy)
 
@@ -296,7 +300,7 @@ class Collector:
             prompt=sampled.prompt_numbers,
         )
         kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
-        credit = self.credit(sampled._replace(rewards=rewards), penalty, kept)
+        credit = self.credit(sampled._replace(rewards=rewards, greedy=self.shaping.of_greedy(sampled.greedy)), penalty, kept)
         batch = batch._replace(advantages=credit.advantages)
         return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch, credit.values, credit.returns), metrics
 
@@ -340,7 +344,7 @@ class Collector:
         if sampled.rollout.support is not None:
             metrics["rollout/support_tokens"] = sizes(sampled.rollout.support)[written].double().mean()
         if sampled.greedy is not None:
-            metrics["reward/greedy"] = sampled.greedy.mean()
+            metrics["reward/greedy"] = sampled.greedy.rewards.mean()
         if self.task.stop:
             ended = torch.isin(tokens, torch.tensor(self.task.stop, device=tokens.device)).any(1)
             metrics["rollout/truncated"] = 1 - ended.float().mean()

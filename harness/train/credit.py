@@ -44,7 +44,8 @@ class CreditAssignment:
         mask, rewards = sampled.rollout.mask, sampled.rewards
         values = None if self.critic is None else self.critic.values(sampled.prompts, sampled.rollout.tokens)
         lengths = mask.sum(-1).view_as(rewards)
-        provided = {"lengths": lengths, "greedy": sampled.greedy, "mask": mask, "values": values}
+        greedy = None if sampled.greedy is None else sampled.greedy.rewards
+        provided = {"lengths": lengths, "greedy": greedy, "mask": mask, "values": values}
         inputs = {name: provided[name] for name in self.needs}
         if BY_TOKEN & set(self.needs):
             advantages = self.estimator(token_rewards(rewards.flatten(), mask, penalty), **inputs)

@@ -89,7 +89,8 @@ class Learner:
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _corrects_current(self, batch: Batch) -> bool:
-        return self.config.correction.ratio == "current" and batch.logp_old is not None
+        correction = self.config.correction
+        return correction.ratio == "current" and correction.active and batch.logp_old is not None
 
     def _current_correction(self, mini: Collected) -> Corrected:
         """The correction of π_θ/μ, normalised, if at all, over the mini-batch: π_θ moves between mini-batches."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from algos.registry import KL
 from algos.shaping import adapted, overlong_punishment
 from harness.config import Config
-from harness.train.sampled import Sampled
+from harness.train.sampled import Greedy, Sampled
 
 COEF = "kl.coef"
 """Name of an adaptive coefficient in a checkpoint."""
@@ -35,9 +35,7 @@ class RewardShaping:
         rewards, metrics = sampled.rewards, dict[str, Tensor]()
         penalty: Tensor | None = None
         if self.overlong.buffer is not None:
-            lengths = sampled.rollout.written.sum(1).view_as(rewards)
-            longest, most = self.answer_length, self.overlong.penalty
-            punishment = overlong_punishment(lengths, longest=longest, buffer=self.overlong.buffer, penalty=most)
+            punishment = self._punishment(sampled.rollout.written.sum(1).view_as(rewards), self.overlong.buffer)
             rewards = rewards + punishment.to(rewards.dtype)
             metrics |= {"reward/overlong_penalty": -punishment.mean(), "reward/overlong": (punishment < 0).double().mean()}
         if self.kl.name is not None and self.kl.place == "reward":
@@ -50,6 +48,18 @@ class RewardShaping:
             metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
             self._adapt(float(mean), len(mask))
         return rewards, penalty, metrics
+
+    def of_greedy(self, greedy: Greedy | None) -> Greedy | None:
+        """Greedy responses with the punishment of their length, as the sampled ones have theirs: ReMax compares the two.
+
+        They have no KL penalty, as in verl, since it is of sampled tokens."""
+        if greedy is None or self.overlong.buffer is None:
+            return greedy
+        punishment = self._punishment(greedy.lengths, self.overlong.buffer)
+        return greedy._replace(rewards=greedy.rewards + punishment.to(greedy.rewards.dtype))
+
+    def _punishment(self, lengths: Tensor, buffer: int) -> Tensor:
+        return overlong_punishment(lengths, longest=self.answer_length, buffer=buffer, penalty=self.overlong.penalty)
 
     def _adapt(self, kl: float, responses: int) -> None:
         if self.kl.target is not None and self.kl.horizon is not None:

@@ -24,7 +24,7 @@ def trained_metrics(logp: Tensor, batch: Batch, spec: Correction, *, complete: b
     """Of a whole mini-batch and log π_θ = `logp` [B, T] at which it was trained, as fp64 scalars; none of an empty one.
 
     The mismatch π_θ/μ under `current/`; and with ratio=current what the correction did, `correction_metrics`. complete: with
-    the statistics of weights and filters.
+    the statistics of filters.
     """
     if not batch.mask.any():
         return {}
@@ -34,8 +34,8 @@ def trained_metrics(logp: Tensor, batch: Batch, spec: Correction, *, complete: b
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """What a correction did, from the rows of `correct_with_diagnostics`; complete: with those of its weights and filters."""
-    weights = finish_weights(rows, spec) if complete and spec.weight.level else {}
+    """What a correction did, from the rows of `correct_with_diagnostics`; complete: with those of its filters."""
+    weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 
 

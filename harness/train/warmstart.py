@@ -43,6 +43,15 @@ class Start(NamedTuple):
     held_out: Tensor
 
 
+def most_held_out(task: Task) -> int:
+    """Prompts for evaluation, of a task that divides its prompts itself; else as many as there are if a warm start keeps all."""
+    return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
+
+
+def _held_out_of(prompts: int) -> int:
+    return math.ceil(HELD_OUT * prompts)
+
+
 class WarmStart(NamedTuple):
     """state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean before the filter."""
 
@@ -94,7 +103,7 @@ def _make(w: WarmStartConfig, shape: PretrainedConfig, task: Task, folder: Path)
     net = _train(w, shape, task, prompts)
     rates = _solve_rates(w, task, net, prompts)
     kept = prompts[(rates >= w.keep_low) & (rates <= w.keep_high)]
-    held_out = math.ceil(HELD_OUT * len(kept))
+    held_out = _held_out_of(len(kept))
     if len(kept) <= held_out:
         raise UserError(
             f"warmstart: {len(kept)} of {len(prompts)} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "

@@ -10,7 +10,8 @@ import torch
 from algos.batch import Batch
 from algos.corrections.apply import correct, mean_weight, statistic
 from algos.corrections.m2po import m2po
-from algos.corrections.spec import Correction, Plugin, Reject, Weight
+from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
+from algos.diagnostics.correction import correct_with_diagnostics, finish_weights
 from algos.ratios import LEVELS, Ratio, at_level, ess_share
 from algos.reductions import Counts, reduce
 from tests.algos.algo_cases import correction, f64, of_ratio, shared_batch
@@ -289,6 +290,21 @@ def test_no_mismatch_no_correction(spec):
     segments = torch.tensor([[0, 1, 1], [0, 0, 0]])
     out = correct(of_ratio(torch.zeros(2, 3), mask, segments=segments), spec)
     assert torch.equal(out.weights, mask.float()) and torch.equal(out.kept, mask)
+
+
+@pytest.mark.parametrize("action", ["truncate", "clip", "mask"])
+def test_a_weight_for_its_metrics_alone(action):
+    """The loss has weights of 1 and the same filters, and verl's metrics are those of the weight that is not applied."""
+    batch, lower = shared_batch()[1], None if action == "truncate" else 0.5
+    reject = {"f": Reject("token", upper=2.0)}
+    applied, observed = (Correction(weight=Weight("token", action, lower, 2.0, on), reject=reject) for on in (True, False))
+    (weighed, rows), (left, other) = (correct_with_diagnostics(batch, spec) for spec in (applied, observed))
+    assert torch.equal(left.weights, batch.mask.double()) and not torch.equal(weighed.weights, left.weights)
+    assert torch.equal(left.kept, weighed.kept) and not torch.equal(left.kept, batch.mask)
+    assert finish_weights(rows, applied) == finish_weights(other, observed)
+    check_combination(observed, "rollout", anchored=True)  # no ratio counts twice where none is applied
+    with pytest.raises(ValueError, match="counts the mismatch twice"):
+        check_combination(applied, "rollout", anchored=True)
 
 
 def test_limits_of_the_bounds():

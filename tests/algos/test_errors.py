@@ -45,6 +45,8 @@ NAN = math.nan
             lambda: Weight("token", lower=0.5, upper=2.0),
             "lower=0.5 has no effect with action=truncate; use action=clip or",
         ),
+        (lambda: Weight(apply=False), "apply=false has no effect while level is null; set level too"),
+        (lambda: Weight("token", upper=2.0, apply="no"), "apply='no': must be true or false"),
         (lambda: Weight("token"), "upper is missing: action=truncate caps ρ at upper; give a ratio ≥ 1"),
         (lambda: Weight("token", "mask"), "lower and upper are both missing: action=mask would do nothing"),
         (lambda: Weight("token", upper=NAN), "upper=nan is not a number"),

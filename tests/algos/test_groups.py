@@ -1,33 +1,80 @@
 """The weight and the baseline of a group, against exact sums."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 
-from algos.groups import group_expectation_weights, off_policy_baseline
+from algos.batch import Batch
+from algos.corrections.apply import correct
+from algos.corrections.spec import Correction, Weight
+from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
+from algos.groups import off_policy_baseline
 from tests.algos.algo_cases import f64
+
+GEPO = Correction(weight=Weight("group", upper=math.inf))
 
 
 def test_the_weight_of_gepo_by_hand():
     """μ(y) = 1/2 and 1/8, so Ê = (1/4 + 1/64)/(1/2 + 1/8) = 17/40; π(y) = 1/4 and 1/2 give 10/17 and 20/17."""
-    mu = f64([[[1, math.nan], [1 / 2, 1 / 4]]]).log()
-    mu[0, 0, 0] = math.log(1 / 2)
-    pi = f64([[[1 / 4, math.nan], [1, 1 / 2]]]).log()
-    mask = torch.tensor([[[True, False], [True, True]]])
-    weights = group_expectation_weights(pi, mu, mask)
-    assert weights.tolist() == [pytest.approx([10 / 17, 20 / 17], rel=1e-12)]
-    alone = group_expectation_weights(pi[:, :1], mu[:, :1], mask[:, :1])
-    assert alone.item() == pytest.approx(1 / 2, rel=1e-12)  # of one response it is π/μ
-    empty = group_expectation_weights(pi, mu, torch.tensor([[[True, False], [False, False]]]))
-    assert empty.tolist() == [pytest.approx([1 / 2, 0])]
+    mu = f64([[1 / 2, math.nan], [1 / 2, 1 / 4]]).log()
+    pi = f64([[1 / 4, math.nan], [1, 1 / 2]]).log()
+    mask, prompt = torch.tensor([[True, False], [True, True]]), torch.tensor([7, 7])
+    batch = Batch(mu, mask, pi, prompt=prompt)
+    assert correct(batch, GEPO).weights.flatten().tolist() == pytest.approx([10 / 17, 0, 20 / 17, 20 / 17], rel=1e-12)
+    apart = correct(batch._replace(prompt=torch.tensor([7, 3])), GEPO).weights  # of one response it is π/μ
+    assert apart.flatten().tolist() == pytest.approx([1 / 2, 0, 4, 4], rel=1e-12)
+    empty = correct(batch._replace(mask=torch.tensor([[True, False], [False, False]])), GEPO).weights
+    assert empty.flatten().tolist() == pytest.approx([1 / 2, 0, 0, 0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_weight_of_gepo_against_a_loop_in_fractions(seed):
+    """Groups of unequal size whose responses lie apart in the batch; probabilities are fractions, so the loop is exact."""
+    random = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(4, (9,), generator=random) * 5
+    lengths = torch.randint(4, (9,), generator=random)  # some without a token
+    mask = torch.arange(3) < lengths[:, None]
+    pi, mu = (torch.randint(1, 16, (9, 3), generator=random) for _ in range(2))
+    batch = Batch((mu / 16).double().log(), mask, (pi / 16).double().log(), prompt=prompt)
+
+    def of_response(sixteenths, i):
+        return math.prod(Fraction(int(n), 16) for n in sixteenths[i, : lengths[i]])
+
+    expected = torch.zeros(9, 3, dtype=torch.float64)
+    for i in range(9):
+        group = [of_response(mu, j) for j in range(9) if prompt[j] == prompt[i] and lengths[j]]
+        if lengths[i]:
+            expected[i, : lengths[i]] = float(of_response(pi, i) * sum(group) / sum(q * q for q in group))
+    torch.testing.assert_close(correct(batch, GEPO).weights, expected, rtol=1e-12, atol=0)
 
 
 def test_the_weight_of_gepo_stays_finite_over_long_responses():
     """μ = e^−2000 and e^−3000: Ê is the larger one to within e^−1000. π(y_2) is e^−1000 of Ê, which is bounded at e^−20."""
-    mu, mask = torch.full((1, 2, 1000), -2.0), torch.ones(1, 2, 1000, dtype=torch.bool)
-    mu[:, 1] = -3.0
-    assert group_expectation_weights(mu, mu, mask).tolist() == [pytest.approx([1.0, math.exp(-20)])]
+    mu, mask = torch.full((2, 1000), -2.0), torch.ones(2, 1000, dtype=torch.bool)
+    mu[1] = -3.0
+    weights = correct(Batch(mu, mask, mu, prompt=torch.zeros(2, dtype=torch.long)), GEPO).weights
+    assert weights.dtype == torch.float32 and weights[:, 0].tolist() == pytest.approx([1.0, math.exp(-20)])
+
+
+def test_the_diagnostics_see_whole_groups():
+    """More tokens than a chunk has, and groups whose responses differ in length, so that chunks by length part them."""
+    lengths = torch.tensor([40, 4000]).repeat(32)
+    mask = torch.arange(4000) < lengths[:, None]
+    mu = -0.01 * torch.rand(64, 4000, generator=torch.Generator().manual_seed(0))
+    corrected, rows = correct_with_diagnostics(Batch(mu, mask, mu, prompt=torch.arange(64) // 2), GEPO)
+    applied = finish_diagnostics(rows, GEPO)["rollout_corr/rollout_is_mean"]
+    assert applied.item() == pytest.approx((corrected.weights.double().sum() / mask.sum()).item(), rel=1e-6)
+    assert applied.item() != pytest.approx(1, rel=1e-2)  # as it is where each response is a group
+
+
+def test_the_weight_of_gepo_needs_whole_groups():
+    batch = Batch(torch.zeros(1, 1), torch.ones(1, 1).bool(), torch.zeros(1, 1))
+    with pytest.raises(ValueError, match="level=group needs prompt, the number of the prompt that each response answers"):
+        correct(batch, GEPO)
+    with pytest.raises(ValueError, match=r"ratio=current with weight.level=group: .* use ratio=old"):
+        Correction(ratio="current", weight=Weight("group", upper=2.0))
 
 
 def test_the_baseline_of_vcpo_by_hand_and_by_its_minimum():

@@ -46,6 +46,8 @@ def test_reading_a_value_would_raise():
 
 def test_corrections_and_diagnostics():
     given = batch()[1]
+    grouped = Correction(weight=Weight("group", upper=2.0))
+    assert correct_with_diagnostics(given, grouped)[0].weights.device.type == "meta"
     corrected, rows = correct_with_diagnostics(given, SPEC)
     assert corrected.weights.shape == given.mask.shape
     metrics = finish_diagnostics(rows, SPEC) | probabilities(given) | positions(given)

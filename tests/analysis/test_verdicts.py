@@ -13,6 +13,7 @@ from analysis.load import load
 from analysis.report import report
 from analysis.statistics import definitions
 from analysis.verdicts import _warned
+from harness.collapse import replay
 from tests.analysis.synthetic import FP8, FP32, write
 
 
@@ -140,6 +141,27 @@ def test_robustness_shrinks_with_delta_and_m(made):
     assert grid[(0.5, 3)] == 4  # as the runs' own detector found
     by_m = [grid[(0.5, m)] for m in definitions.LENGTHS]
     assert by_m == sorted(by_m, reverse=True)
+
+
+def test_every_definition_counts_what_its_own_detector_finds():
+    """Random walks of 40 evaluations, of which some fall for good, some for a while and some never; one run has none recorded."""
+    rng = np.random.default_rng(0)
+    detector = {"delta": 0.5, "consecutive": 3, "warm": 2, "floor": 0.0}
+    config = {"collapse": {"detectors": {"drawdown": detector}}}
+    rewards = np.clip(0.5 + rng.normal(0, [[0.02], [0.08], [0.15]], (20, 3, 40)).cumsum(2), 0, 1).reshape(60, 40)
+    walks = {
+        f"run{i}": [{"step": 10 * j, "eval/reward": float(r), "eval/stderr": 0.02} for j, r in enumerate(walk)]
+        for i, walk in enumerate(rewards)
+    }
+    same = {"control": False, "precision": "bf16", "loss": "ppo", "correction": "none", "setting": ""}
+    runs = pd.DataFrame({"arm": ["a", "b", "c"] * 20 + ["d"]} | same, index=[*walks, "lost"])
+    counted = definitions.robustness(runs, dict.fromkeys(runs.index, config), walks)
+    assert counted.loc["d"].isna().all()
+    for (delta, m), column in counted.items():
+        own = {"drawdown": detector | {"delta": delta, "consecutive": m}}
+        fired = pd.Series({run: bool(replay(rows, own)) for run, rows in walks.items()})
+        assert column.drop("d").to_dict() == fired.groupby(runs.arm.drop("lost")).sum().to_dict()
+    assert counted[(0.2, 1)].sum() > 2 * counted[(0.7, 5)].sum() > 0 and counted[(0.2, 1)].sum() < 60
 
 
 def test_lost_events_do_not_pass_for_another_outcome(tmp_path):

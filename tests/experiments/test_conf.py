@@ -267,6 +267,7 @@ ONE_RESPONSE = [
     ("areal/kpop", [18, 17], [0, math.exp(17)]),  # π = e^-2, μ = e^-20: .135·18 + .865·log .865 = 2.31 > 2; e^-3: .80
     ("kpop", [17, 1], [0, E]),  # .80 > .1
     ("prefix_truncate", [0.5, 0.5, -2], [math.exp(0.5), 2, 1 / E]),  # sums .5, 1, -1
+    ("gepo", [0.5, -0.2], [math.exp(0.3)] * 2),  # of a group of one: the product
     ("suffix_veto", [0.1, 1, 0, 0], [1, 1, 0, 0]),  # e > 2: what follows it
     ("suffix_veto", [0.5, 0.5], [1, 1]),
     ("vexact/k1", [0.003, 0], [0, 0]),  # mean .0015
@@ -294,7 +295,9 @@ def test_other_presets_on_one_response_of_negative_advantage(preset, logs, expec
     logs, mask = f64([logs]), torch.ones(1, len(logs)).bool()
     rollout = torch.full_like(logs, -20.0)
     assert log_ratio(rollout + logs, rollout, mask).allclose(logs)
-    weights, _, _ = outcome(preset, rollout + logs, Batch(rollout, mask, rollout + logs, -torch.ones_like(logs)))
+    weights, _, _ = outcome(
+        preset, rollout + logs, Batch(rollout, mask, rollout + logs, -torch.ones_like(logs), prompt=torch.zeros(1))
+    )
     torch.testing.assert_close(weights, f64([expected]), atol=1e-9, rtol=1e-9)
 
 

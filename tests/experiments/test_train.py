@@ -15,8 +15,8 @@ import pytest
         ("reduce=mean", "reduce/mean: there is no such option; take one of prompt_mean, "),
         ("+experiment=nosuch", "experiment/nosuch"),
         ("seed=1,2", "--multirun"),
-        ("seed=abc", "seed='abc': input should be a valid integer"),
-        ("-m hydra/launcher=local seed=0,abc", "seed='abc': input should be a valid integer"),
+        ("seed=abc", "seed='abc': must be a whole number"),
+        ("-m hydra/launcher=local seed=0,abc", "seed='abc': must be a whole number"),
         ("run.root=/proc/nosuch", "/proc/nosuch: No such file or directory; "),
     ],
 )

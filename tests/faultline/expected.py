@@ -1,8 +1,8 @@
 """Corrections as an imported experiment file spells them."""
 
 
-def weight(level, action="truncate", lower=None, upper=None):
-    return {"level": level, "action": action, "lower": lower, "upper": upper}
+def weight(level, action="truncate", lower=None, upper=None, **unless_true):
+    return {"level": level, "action": action, "lower": lower, "upper": upper, **unless_true}
 
 
 def keep(level, statistic, lower, upper, when="all"):

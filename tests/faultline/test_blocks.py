@@ -62,8 +62,8 @@ def test_blocks_hold_each_response_once_and_pad_at_most_twofold():
 
 
 def test_blocks_change_no_number(tmp_path, monkeypatch):
-    """Batch-normalised weights and M2PO read the whole batch, the rest one response; 1e-12, the order of the sums."""
-    files.write(tmp_path / "d.parquet", random_columns())
+    """Batch-normalised weights, GEPO and M2PO read the whole batch, the rest one response; 1e-12, the order of the sums."""
+    files.write(tmp_path / "d.parquet", random_columns() | {"group": np.arange(24) % 7})
     one = collect(Dump(tmp_path), SPECS)
     monkeypatch.setattr(collecting, "blocks", lambda responses: blocks(responses, cells=30))
     many = collect(Dump(tmp_path), SPECS)
@@ -76,10 +76,10 @@ def test_blocks_change_no_number(tmp_path, monkeypatch):
 
 
 def test_a_correction_of_whole_batches_is_left_out_where_they_pad_too_far(tmp_path, monkeypatch):
-    files.write(tmp_path / "d.parquet", random_columns())
+    files.write(tmp_path / "d.parquet", random_columns() | {"group": np.arange(24) % 7})
     monkeypatch.setattr(effect, "WHOLE", 100)
     found = collect(Dump(tmp_path), SPECS)
-    assert set(found.skipped) == {"m2po", "slime/mis", "slime/mis_rs"}
+    assert set(found.skipped) == {"gepo", "m2po", "slime/mis", "slime/mis_rs"}
     assert set(found.skipped.values()) == {"needs a batch that pads to at most 100 values"}
 
 

@@ -135,8 +135,10 @@ def test_the_answer_in_words():
     assert variance == "The least biased method has 1.44 times the variance of the uncorrected one."  # 1.2²
 
 
-@pytest.mark.parametrize(("losses", "corrections"), [(["pg"], ["m2po"]), (["pg"], ["slime/mis"]), (["clip_cov"], ["none"])])
+@pytest.mark.parametrize(
+    ("losses", "corrections"), [(["pg"], [name]) for name in ("m2po", "slime/mis", "gepo")] + [(["clip_cov"], ["none"])]
+)
 def test_what_couples_responses_has_no_exact_sum(losses, corrections):
-    """A plug-in on the batch's second moment, weights normalised over the batch, a loss that selects among its tokens."""
+    """A plug-in on the batch's second moment, weights normalised over the batch or by groups, a loss that selects tokens."""
     with pytest.raises(UserError, match="depends on the rest of the batch"):
         exact_table(methods(losses, corrections, "token_sum"))

@@ -1,7 +1,9 @@
 """`import-config --launch`: a ready experiment, and the command that runs it."""
 
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
@@ -104,3 +106,13 @@ def test_every_format_has_its_model_and_data(tmp_path, capsys, theirs, keys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert "theirs.yaml: is there already; remove it, or give --launch another folder" in capsys.readouterr().err
+
+
+def test_the_complete_example_of_the_page(tmp_path, monkeypatch, capsys):
+    """Its command on its first file writes its second, to the letter."""
+    theirs, here = re.findall(r"```yaml\n(.*?)```", Path("docs/import.md").read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.yaml").write_text(theirs)
+    main(["import-config", "theirs.yaml", "--launch", "conf"])
+    assert Path("conf/experiment/theirs.yaml").read_text().rstrip("\n") == here.rstrip("\n")
+    assert capsys.readouterr().out == "faultline train --config-dir conf +experiment=theirs\n"

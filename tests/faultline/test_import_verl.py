@@ -36,12 +36,14 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
         {"algorithm": {"rollout_is": False, "rollout_is_threshold": 1.001, "rollout_is_threshold_lower": 0.999,
                        "rollout_is_level": "geometric", "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-4}},
         "ppo", "old",
-        correction(NONE, {"rollout_is": keep("geometric", "ratio", 0.999, 1.001),
-                          "veto": keep("worst_token", "ratio", 1e-4, None)}, denominator="kept"),
-        ["rollout_is=false: verl computed the weights for its metrics only"], []),
+        correction(weight("geometric", upper=1.001, apply=False),
+                   {"rollout_is": keep("geometric", "ratio", 0.999, 1.001),
+                    "veto": keep("worst_token", "ratio", 1e-4, None)}, denominator="kept"),
+        ["rollout_is=false: verl computed the weights for its metrics only, as here"], []),
     "October 2025, metrics only": (
         {"algorithm": {"rollout_is": False, "rollout_is_threshold": 2.0, "rollout_is_veto_threshold": 1e-4}},
-        "ppo", "old", correction(NONE), ["rollout_is=false: verl computed the weights for its metrics only"], []),
+        "ppo", "old", correction(weight("token", upper=2.0, apply=False)),
+        ["rollout_is=false: verl computed the weights for its metrics only, as here"], []),
     "October 2025, no threshold": (
         {"algorithm": {"rollout_is": True, "rollout_is_level": "token"}}, "ppo", "old", correction(NONE),
         ["rollout_is_threshold is not set, which switches everything off in that version"], []),
@@ -64,8 +66,10 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
     "bypass with ppo_clip": (
         {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01,
                                               "bypass_mode": True, "loss_type": "ppo_clip"}}},
-        "ppo", "rollout", correction(NONE, {"seq_mean_k3": keep("geometric", "k3", None, 0.01)}, ratio="current"),
-        ["bypass mode with ppo_clip: verl computes the weights for its metrics only; none here"], []),
+        "ppo", "rollout",
+        correction(weight("token", upper=2.0, apply=False), {"seq_mean_k3": keep("geometric", "k3", None, 0.01)},
+                   ratio="current"),
+        ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here"], []),
     "loss_type without bypass": (
         {"rollout_correction": {"rollout_is": None, "loss_type": "reinforce"}}, "ppo", "old", correction(NONE),
         ["loss_type, use_policy_gradient: verl does not read them without bypass_mode"], []),
@@ -321,7 +325,7 @@ def test_the_presets_of_2025(imported, name):
     ours, made = option.correction, body["correction"]
     assert (body["options"]["loss"], body["proximal"], lost) == (option.loss.name, option.proximal, [])
     assert (made["ratio"], made["denominator"]) == (ours.ratio, ours.denominator)
-    assert made["weight"] == vars(ours.weight) and made["reject"].keys() == ours.reject.keys()
+    assert {"apply": True, **made["weight"]} == vars(ours.weight) and made["reject"].keys() == ours.reject.keys()
     for key, filter_ in made["reject"].items():
         assert filter_ == pytest.approx(vars(ours.reject[key])), key
 

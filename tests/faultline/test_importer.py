@@ -382,4 +382,4 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 35 and Path("docs/import.md").read_text().count("| **") == 6
+    assert len(rows_of_the_page()) == 47 and Path("docs/import.md").read_text().count("| **") == 7

@@ -34,10 +34,10 @@ def config(preset):
 @pytest.mark.parametrize("name", presets())
 def test_replay_of_a_dump_is_what_the_training_step_computes(tmp_path, name):
     """Through the run's own config and objective on one side, through parquet and `presets` on the other; fp64, 1e-12."""
-    columns = random_columns()
+    columns = random_columns() | {"group": np.arange(24) % 7}
     files.write(tmp_path / "step-7.parquet", columns)
     t = {key: torch.tensor(value) for key, value in columns.items()}
-    given = Batch(t["logp_rollout"], t["mask"], t["logp_old"], t["advantages"])
+    given = Batch(t["logp_rollout"], t["mask"], t["logp_old"], t["advantages"], prompt=t["group"])
     corrected = correct(given, build_objective(config(name)).correction)
     expected = applied(corrected, given.mask) | mismatch(given)
     found = collect(Dump(tmp_path), {name: presets([name])[name].correction})
@@ -128,11 +128,11 @@ def test_a_mask_may_be_of_zeros_and_ones_and_a_row_without_one_uses_all_its_toke
 def test_what_a_dump_lacks_is_told_and_the_rest_replayed(tmp_path):
     """Segments in the first step only: the families at their levels go; a correction that needs what is absent is named."""
     path = jsonl(tmp_path / "d.jsonl", [SOUND | {"step": 1, "segments": [0, 1]}, SOUND | {"step": 2}])
-    chosen = {name: presets([name])[name].correction for name in ("icepop", "off_policy_sequence_mask")}
+    chosen = {name: presets([name])[name].correction for name in ("icepop", "off_policy_sequence_mask", "gepo")}
     found = collect(Dump(path), chosen)
     families = set(found.thresholds.table().family)
     assert "truncate-sequence" in families and not any("segment" in family for family in families)
-    assert found.skipped == {"off_policy_sequence_mask": "needs advantages"}
+    assert found.skipped == {"off_policy_sequence_mask": "needs advantages", "gepo": "needs group"}
     with pytest.raises(UserError, match=r"d.jsonl: off_policy_sequence_mask needs advantages; dump that column"):
         collect(Dump(path), {"off_policy_sequence_mask": chosen["off_policy_sequence_mask"]})
 
@@ -150,8 +150,8 @@ def test_a_dump_with_no_token_on_the_mask_is_refused(tmp_path):
         ("correction: {weight: {level: token, uper: 2}}", r"correction.weight.uper: unknown key; remove it"),
         ("reject: {far: {level: token, upper: 0.5}}", r"correction.reject.far.upper=0.5 is below 1"),
         ("weight: [", r"own.yaml: neither YAML nor JSON \(line 1: "),
-        ("weight: {level: token, upper: '2'}", r"correction.weight.upper='2': input should be a number"),
-        ("weight: {level: token, upper: true}", r"correction.weight.upper=True: input should be a number"),
+        ("weight: {level: token, upper: '2'}", r"correction.weight.upper='2': must be a number"),
+        ("weight: {level: token, upper: true}", r"correction.weight.upper=True: must be a number"),
         ("- 1", r"own.yaml: holds no keys"),
     ],
 )

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.collapse import DETECTORS, Outcome, outcome, replay
-from harness.collapse.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical
+from harness.collapse.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical, Weights
 
 
 def evaluation(reward, n=320):
@@ -209,6 +209,26 @@ def test_responses_that_do_not_end_warn():
         replay([], {"length": {"share": 1.5, "consecutive": 3}})
 
 
+def test_the_alarms_of_verl_warn():
+    """Two in a row beyond a bound; the bounds themselves are within. A row without a correction's metrics breaks no count."""
+
+    def warned(*rows):
+        detector = Weights(low=0.5, high=2.0, ess=0.3, masked=0.5, consecutive=2)
+        names = ("rollout_is_mean", "rollout_is_eff_sample_size", "rollout_rs_masked_fraction")
+        told = [dict(zip((f"rollout_corr/{name}" for name in names), row, strict=True)) if row else {} for row in rows]
+        return next((event for i, row in enumerate(told) if (event := detector.observe(i, row))), None)
+
+    sound = (1.0, 0.9, 0.1)
+    assert warned(*[(0.5, 0.3, 0.5), (2.0, 0.3, 0.5)] * 3, (0.4, 0.9, 0.1), sound, (0.4, 0.9, 0.1)) is None
+    assert warned(sound, (0.49, 1, 0), None, (2.1, 1, 0)) == {"onset": 1, "cause": "mean weight outside of 0.5 to 2"}
+    assert warned(sound, (1, 0.29, 0), (1, 0.1, 0)) == {"onset": 1, "cause": "ESS of the weights below 0.3"}
+    assert warned(sound, (1, 1, 0.51), (1, 1, 0.6)) == {"onset": 1, "cause": "more than 0.5 of the tokens rejected"}
+    alone = [{"rollout_corr/rollout_rs_masked_fraction": 0.6}] * 2  # of a correction without a weight
+    settings = {"low": 0.5, "high": 2.0, "ess": 0.3, "masked": 0.5, "consecutive": 2}
+    (event,) = replay(({"step": i, **row} for i, row in enumerate(alone)), {"weights": settings}).values()
+    assert event["onset"] == 0
+
+
 def learned(rewards, n=320):
     detector = Learning(solved=0.95)
     return next((e["onset"] for i, r in enumerate(rewards) if (e := detector.observe(i, evaluation(r, n)))), None)
@@ -263,12 +283,13 @@ def test_an_unwatched_run_is_not_said_to_have_learned_nothing():
 
 
 def test_detectors_are_registered():
-    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "length", "numerical"]
+    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "length", "numerical", "weights"]
     assert {name: DETECTORS[name].role for name in DETECTORS.names()} == {
         "drawdown": "collapse",
         "numerical": "collapse",
         "distribution": "warning",
         "entropy": "warning",
         "length": "warning",
+        "weights": "warning",
         "learning": "learned",
     }

@@ -57,6 +57,12 @@ def _without_hydra(whole):
 def test_a_refusal_names_the_key_and_the_remedy():
     with pytest.raises(UserError, match=r"^actor.learning_rate: unknown key; .*--help lists them all$"):
         compose("actor.learning_rate=1")
+    other = r"^advantage.lam: a key of advantage=gae and not of the chosen option; choose that first$"
+    with pytest.raises(UserError, match=other):
+        compose("advantage.lam=0.9")
+    both = r"^loss.eps_high: a key of loss=clip_cov, loss=gspo, loss=luspo, loss=ppo and not .*; choose one of these first$"
+    with pytest.raises(UserError, match=both):
+        compose("loss=pg", "loss.eps_high=0.3")
     with pytest.raises(UserError, match=r"^loss/nosuch: there is no such option; take one of .*ppo"):
         compose("loss=nosuch")
 

@@ -102,6 +102,24 @@ def test_the_policy_waits_for_the_critic_and_the_penalty_falls_on_each_token(tin
 
 
 @pytest.mark.slow
+def test_one_response_to_a_prompt_trains_with_a_critic(tiny):
+    """Sixteen prompts with a response each. The advantages are whitened over the step, not over groups: their mean is 0."""
+    one = ["rollout.group_size=1", "rollout.prompts=16", "evaluation.prompts=4"]
+    with folder_of(config := tiny(*GAE, *one)).claim() as folder:
+        trainer = Trainer(config, folder)
+        before = {name: w.detach().clone() for name, w in trainer.actor.weights()}
+        metrics = trainer.step(0)
+        assert any(not torch.equal(before[name], w) for name, w in trainer.actor.weights())
+        collector = trainer.collector
+        sampled = collector.sample(1)
+        assert sampled.rewards.shape == (16, 1) and len({tuple(row) for row in sampled.prompts.tolist()}) > 4
+        scores = collector.score(sampled, trainer.learner.minibatch_order(1))
+        collected, _ = collector.collect(sampled, scores)
+        assert abs(float(collected.batch.advantages.mean())) < 1e-5 and collected.batch.advantages.std() > 0.5
+    assert metrics["critic/loss"] > 0 and metrics["reward/informative_groups"] == 0
+
+
+@pytest.mark.slow
 def test_a_resumed_run_has_the_critic_of_one_that_was_not_stopped(tiny):
     """Stopped within the warm-up and after it; the checkpoint gives its values back to whoever looks at it."""
     rows = {}

@@ -65,9 +65,9 @@ def test_recorded_fills_in_what_runs_did_before_a_key_was_there():
 
 
 def test_a_damaged_file_is_refused_by_key():
-    with pytest.raises(UserError, match=r"^seed='x': input should be a valid integer$"):
+    with pytest.raises(UserError, match=r"^seed='x': must be a whole number$"):
         recorded(DEMO | {"seed": "x"})
-    with pytest.raises(UserError, match=r"^actor: missing$"):
+    with pytest.raises(UserError, match=r"^actor: missing; give it, as actor=VALUE$"):
         recorded({key: value for key, value in DEMO.items() if key != "actor"})
     with pytest.raises(UserError, match=r"^actor=3: a section"):
         recorded(DEMO | {"actor": 3})

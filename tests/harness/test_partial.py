@@ -184,9 +184,9 @@ SEGMENTS = ["correction=token_truncate", "correction.weight.level=segment"]
     ("overrides", "reason"),
     [
         (["rollout.partial_tokens=4"], r"partial_tokens=4 has no effect: responses of task=chain have at most 4 tokens"),
-        (["rollout.partial_tokens=2", "rollout.overlap=true", "rollout.staleness=1"], r"with overlap=true.*set overlap=false"),
-        (["rollout.partial_tokens=2", "rollout.filter.max_rounds=2"], r"with filter\.max_rounds=2.*partial_tokens=null"),
-        (["rollout.partial_tokens=2", "rollout/engine=vllm", "rollout.engine.tensor_parallel=2"], r"set tensor_parallel=1"),
+        (["rollout.partial_tokens=2", "rollout.overlap=true", "rollout.staleness=1"], r"set rollout.overlap=false"),
+        (["rollout.partial_tokens=2", "rollout.filter.max_rounds=2"], r"with rollout\.filter\.max_rounds=2.*partial_tokens=null"),
+        (["rollout.partial_tokens=2", "rollout/engine=vllm", "rollout.engine.tensor_parallel=2"], r"tensor_parallel=1$"),
         (["rollout.partial_tokens=2", "segments=version"], r"segments=version has no effect: no level"),
         (["segments=version", *SEGMENTS], r"each response is of one version; set rollout\.partial_tokens"),
     ],

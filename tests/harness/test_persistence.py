@@ -75,7 +75,7 @@ def test_a_resumed_run_goes_on_with_its_window(tiny):
 
 
 def test_what_cannot_be_measured_is_refused(tiny):
-    with pytest.raises(UserError, match=r"diagnostics.persistence.responses=500: only \d+ prompts are held out; ask for no more"):
+    with pytest.raises(UserError, match=r"diagnostics.persistence.responses=500: at most 7 prompts of task=chain are held out"):
         train(tiny(*WINDOW, "diagnostics.persistence.responses=500"))
     with pytest.raises(UserError, match=r"diagnostics\.persistence\.every"):
         tiny("diagnostics.persistence.every=20")

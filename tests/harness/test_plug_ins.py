@@ -21,6 +21,10 @@ pytestmark = pytest.mark.slow
         (["critic=default"], "critic.lr=0.001 has no effect: advantage=dr_grpo reads no values; set critic=none or"),
         (["advantage=gae", "baseline=kept", "correction=verl/decoupled_geo_rs"],
          "baseline=kept has no effect: advantage=gae has no baseline of a group; use all"),
+        *[([f"advantage={name}", "rollout.group_size=1"], rf"rollout.group_size=1: advantage={name} compares .*; set 2 or more")
+          for name in ("grpo", "dr_grpo", "grpo_batch_std", "gpg", "rloo", "maxrl", "pass_at_k", "opo", "reinforce_pp_baseline")],
+        (["evaluation.prompts=50"], r"evaluation.prompts=50: at most 7 prompts of task=chain are held out; ask for no more"),
+        (["diagnostics.persistence.every=21", "diagnostics.persistence.responses=50"], r"persistence.responses=50: at most 7"),
         (["advantage=gae", "advantage.lam=1.5"], r"advantage.lam=1.5: must be a number in \[0, 1\]"),
         (["correction=token_truncate", "correction.ratio=current"], "correction.ratio=current .* counts the update twice"),
         (["correction=token_truncate", "proximal=rollout"], "proximal=rollout .* counts the mismatch twice"),

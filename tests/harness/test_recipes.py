@@ -12,8 +12,9 @@ from harness.run.loop import Run
 from harness.run.restore import Checkpoint
 from harness.seeding import generator
 from harness.tasks import PAD
+from harness.train.credit import CreditAssignment
 from harness.train.rewards import RewardShaping
-from harness.train.sampled import Sampled
+from harness.train.sampled import Greedy, Sampled
 from harness.train.schedule import learning_rates
 from harness.train.trainer import Trainer
 from harness.validate import check
@@ -49,6 +50,18 @@ def sampled_of(lengths, rewards) -> Sampled:
     tokens = torch.where(torch.arange(8) < lengths[:, None], 1, PAD)
     rollout = Rollout(tokens, torch.zeros(tokens.shape), torch.zeros(tokens.shape, dtype=torch.long))
     return Sampled(torch.zeros(len(tokens), 2, dtype=torch.long), rollout, torch.tensor(rewards))
+
+
+def test_the_greedy_response_of_remax_is_punished_for_its_length_as_the_sampled_ones(tiny):
+    """8 tokens at most, b = 4: 6 and 8 tokens cost 1/2 and 1. A response as long as the greedy one has its reward's advantage."""
+    config = tiny("advantage=remax", "overlong.buffer=4", "rollout.prompts=2", "rollout.group_size=2")
+    shaping, sampled = RewardShaping(config, 8), sampled_of([6, 4, 8, 5], [[1.0, 1.0], [0.0, 1.0]])
+    greedy = Greedy(torch.tensor([1.0, 0.0]), torch.tensor([6, 8]))
+    shaped, _, _ = shaping(sampled, None, None)
+    of_greedy = shaping.of_greedy(greedy)
+    assert of_greedy.rewards.tolist() == [0.5, -1.0] and RewardShaping(tiny(), 8).of_greedy(greedy) is greedy
+    credit = CreditAssignment(config, None)(sampled._replace(rewards=shaped, greedy=of_greedy))
+    assert credit.advantages[:, 0].tolist() == [0.0, 0.5, 0.0, 1.75]  # 0.5 − 0.5, 1 − 0.5, −1 − −1, 0.75 − −1
 
 
 def test_length_and_kl_are_taken_off_the_reward(tiny):

@@ -150,8 +150,8 @@ def test_the_mismatch_is_exactly_0_where_rollout_and_trainer_agree(tiny, rollout
 def test_what_cannot_be_cast_is_refused(tiny):
     cast = "rollout/precision@actor.precision=fp8_block"
     for overrides, message in (
-        ([cast], "actor.precision=fp8_block computes in bf16 and dtype is fp32; set actor.dtype=bf16"),
-        ([cast, "actor.dtype=bf16", "actor.zero_stage=3"], "actor.precision=fp8_block with zero_stage=3"),
+        ([cast], "actor.precision=fp8_block computes in bf16 and actor.dtype is fp32; set actor.dtype=bf16"),
+        ([cast, "actor.dtype=bf16", "actor.zero_stage=3"], "actor.precision=fp8_block with actor.zero_stage=3"),
         (["rollout/precision@actor.precision=bf16", "actor.dtype=bf16"], "actor.precision=bf16 casts nothing"),
         (["rollout/precision@actor.precision=mxfp8", "actor.dtype=bf16", "model.intermediate_size=48"],
          "actor.precision.weights=mxfp8 needs rows of a multiple of 32 values; model.intermediate_size is 48"),

@@ -16,6 +16,7 @@ from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.turns import respond_greedily
 from harness.run.loop import train
 from harness.run.restore import collector_at, find
 from harness.tasks import PAD
@@ -188,6 +189,24 @@ def test_truncated_sampling_reports_what_it_sampled_from(model, top_p, top_k):
             assert token in kept and given == pytest.approx(np.log(kept[token] / sum(kept.values())), abs=1e-4)
 
 
+def test_remax_compares_with_a_greedy_response_that_is_punished_for_its_length_too(text):
+    """Of six tokens at most the last four cost a quarter each; the metrics have the task's rewards."""
+    config = text("advantage=remax", "overlong.buffer=4")
+    with folder_of(config).claim() as folder:
+        trainer = Trainer(config, folder)
+        trainer.load_weights()
+        collector = trainer.collector
+        sampled = collector.sample(0)
+        collected, _ = collector.collect(sampled, collector.score(sampled, trainer.learner.minibatch_order(0)))
+        greedy = respond_greedily(collector.engine, collector.task, sampled.prompts)
+    cost = [((part != PAD).sum(1) - 2).clamp(min=0) / 4 for part in (sampled.rollout.tokens, greedy)]
+    task = [torch.from_numpy(collector.task.reward(sampled.prompts.numpy(), part.numpy()))
+            for part in (sampled.rollout.tokens, greedy)]  # fmt: skip
+    expected = (task[0] - cost[0]) - (task[1] - cost[1])
+    assert cost[1].any() and torch.allclose(collected.batch.advantages[:, 0].double(), expected.double())
+    assert collector.describe(sampled, 0)["reward/greedy"] == pytest.approx(float(task[1].double().mean()))
+
+
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
@@ -217,6 +236,7 @@ def test_gsm8k_answers(response, reward):
         (["warmstart=default"], "warmstart has no effect with model=hub"),
         (["task.long_prompts=wrap"], "task.long_prompts='wrap'"),
         (["task.long_prompts=error"], r"task.max_prompt=12: this prompt has 15 tokens; raise it, or set"),
+        (["evaluation.prompts=9"], "evaluation.prompts=9: at most 8 prompts of task=jsonl are held out; ask for no more"),
         (["overlong.buffer=7"], "overlong.buffer=7: exceeds task.answer_length=6; lower it"),
         (
             ["correction=token_truncate", "correction.weight.level=segment"],

@@ -23,10 +23,13 @@ from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.turns import respond, respond_greedily, turn_metrics
+from harness.run.folder import run_folders
 from harness.run.loop import train
 from harness.tasks import PAD, EnvironmentTask, stops
 from harness.validate import check
 from tests.algos.algo_cases import LOSS_PARAMS
+from tests.harness.test_ranks import assert_same, torchrun
+from tests.harness.test_ranks import run as on_two_ranks
 from tests.harness.test_trainer import folder_of
 from tests.harness.tools_model import CALL, IDS, make
 
@@ -206,6 +209,21 @@ def test_a_run_is_exact_and_its_dumps_tell_who_wrote_what(config):
     assert replies / 16 == row["rollout/environment_tokens"] and written / 16 == row["rollout/response_tokens"]
     preset = "token_truncate"
     assert collect(Dump(path), {preset: presets([preset])[preset].correction}).tokens == written
+
+
+@pytest.mark.slow
+def test_two_ranks_answer_in_turns_and_train_as_one(config, tmp_path):
+    """The ranks' rows have turns of their own, so that one asks its engine when the other does not; the step is that of one."""
+    more = [*PLUS, "rollout/precision=fp32", "correction=token_truncate", "correction.weight.level=segment", "loss=cross_entropy",
+            "advantage=remax", "steps=2"]  # fmt: skip
+    run = config(*more, "run.sweep=one")
+    assert train(run) == "done"
+    hub = ["tracking=disabled", f"run.root={tmp_path}", "model=hub", f"model.path={run.model.path}", "warmstart=none"]
+    on_two_ranks(torchrun(*hub, *TASK, *more, "run.sweep=two", "actor.zero_stage=2"))
+    (two,) = run_folders(tmp_path / "two")
+    rows = folder_of(run).metrics()
+    assert 1 < rows[0]["rollout/turns"] < 2 and rows[0]["actor/grad_norm"] > 0
+    assert_same(two.metrics(), rows)
 
 
 @pytest.mark.parametrize(

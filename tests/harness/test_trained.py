@@ -5,6 +5,7 @@ import torch
 
 from algos.objective import Objective
 from harness.run.metrics import check_named
+from harness.train.learner import Learner
 from harness.train.trained import over_minibatches
 from harness.train.trainer import Trainer
 from tests.harness.test_trainer import folder_of
@@ -48,8 +49,7 @@ def token_means(minibatches, value) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["exact", "none"])
 def test_what_is_recorded_is_what_was_applied(tiny, monkeypatch, scoring):
-    config = tiny(*CURRENT, f"actor.scoring={scoring}", "actor.num_minibatches=2", "actor.micro_tokens=30", "actor.lr=0.01",
-                  "diagnostics.every=1")  # fmt: skip
+    config = tiny(*CURRENT, f"actor.scoring={scoring}", "actor.num_minibatches=2", "actor.micro_tokens=30", "actor.lr=0.01")
     metrics, minibatches = stepped(config, monkeypatch)
     assert len(minibatches) == 2 and all(len(parts) > 1 for parts in minibatches)
     weight = token_means(minibatches, lambda logp, batch, corrected: corrected.weights)
@@ -66,6 +66,25 @@ def test_what_is_recorded_is_what_was_applied(tiny, monkeypatch, scoring):
     else:
         assert not any(name.startswith("old/") for name in metrics)
     check_named(metrics)
+
+
+@pytest.mark.slow
+def test_a_weight_for_its_metrics_alone_trains_as_none(tiny, monkeypatch):
+    """Of π_old/μ, and in bypass mode of π_θ/μ in each mini-batch: the weight is recorded, and no loss has it."""
+    own = tiny("rollout/precision=nvfp4", "correction=token_truncate", "correction.weight.upper=1.01",
+               "correction.weight.apply=false", "actor.num_minibatches=2")  # fmt: skip
+    metrics, minibatches = stepped(own, monkeypatch)
+    assert all(torch.equal(corrected.weights, batch.mask.float()) for parts in minibatches for _, batch, corrected in parts)
+    ratios = torch.cat([(batch.logp_old - batch.logp_rollout)[batch.mask] for parts in minibatches for _, batch, _ in parts])
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(float(ratios.exp().clamp(max=1.01).mean()), rel=1e-5)
+    bypass = tiny("rollout/precision=nvfp4", "correction=verl_2025/ppo_is_bypass", "actor.num_minibatches=2", "actor.lr=0.01",
+                  "correction.weight.upper=1.01", "entropy_coeff=0.1")  # fmt: skip
+    monkeypatch.setattr(Learner, "_current_correction", None)  # a forward pass that no weight needs
+    metrics, minibatches = stepped(bypass, monkeypatch)
+    assert all(torch.equal(corrected.weights, batch.mask.float()) for parts in minibatches for _, batch, corrected in parts)
+    weight = token_means(minibatches, lambda logp, batch, _: (logp - batch.logp_rollout).exp().clamp(max=1.01))
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(weight, rel=1e-6)
+    assert metrics["old/rollout_corr/rollout_is_mean"] != pytest.approx(weight, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -295,14 +295,14 @@ def test_one_command_launches_one_sweep(tiny):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"timeout_min": 0}, "hydra.launcher.timeout_min=0: input should be greater than 0"),
-        ({"timeout_min": "abc"}, "hydra.launcher.timeout_min='abc': input should be a valid integer"),
-        ({"runs_per_job": 1.5}, "hydra.launcher.runs_per_job=1.5: input should be a valid integer"),
-        ({"mem_gb": float("inf")}, "hydra.launcher.mem_gb=inf: input should be a finite number"),
-        ({"setup": "hostname"}, "hydra.launcher.setup='hostname': input should be a valid list"),
+        ({"timeout_min": 0}, "hydra.launcher.timeout_min=0: must be greater than 0"),
+        ({"timeout_min": "abc"}, "hydra.launcher.timeout_min='abc': must be a whole number"),
+        ({"runs_per_job": 1.5}, "hydra.launcher.runs_per_job=1.5: must be a whole number"),
+        ({"mem_gb": float("inf")}, "hydra.launcher.mem_gb=inf: must be a finite number"),
+        ({"setup": "hostname"}, "hydra.launcher.setup='hostname': must be a list"),
         ({"signal_delay_s": 3600}, r"signal_delay_s=3600: must be below the time limit, 60 \* timeout_min = 3600 s"),
         ({"ranks": 2, "runs_per_job": 4}, "hydra.launcher.ranks=2: such a run has its task to itself; set runs_per_job=1"),
-        ({"code": "old"}, "hydra.launcher.code='old': input should be 'sweep' or 'new'"),
+        ({"code": "old"}, "hydra.launcher.code='old': must be 'sweep' or 'new'"),
         ({"sbatch": {"comment": "project42"}}, "hydra.launcher.sbatch.comment: the launcher sets it"),
         ({"sbatch": {"job_name": "mine"}}, "hydra.launcher.sbatch.job_name: the launcher sets it"),
         ({"sbatch": {"time": "00:01:00"}}, "hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead"),
@@ -318,7 +318,7 @@ def test_an_option_that_cannot_be_meant_is_refused(options, told):
 def test_what_a_site_file_sets_is_checked_too(tmp_path):
     site = tmp_path / "site.yaml"
     for text, told in [
-        ("setup: module load cuda", "hydra.launcher.setup='module load cuda': input should be a valid list"),
+        ("setup: module load cuda", "hydra.launcher.setup='module load cuda': must be a list"),
         ("sbatch: {signal: USR1}", "hydra.launcher.sbatch.signal: the launcher sets it"),
         ("- partition", "site.yaml: not a file of keys and values"),
     ]:

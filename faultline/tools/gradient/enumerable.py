@@ -64,7 +64,8 @@ def _refuse_coupled(method: Method) -> None:
     """Raise UserError for a method that reads the whole batch: the sum takes each response by itself."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
-    if correction.normalize == "batch" or plugins or getattr(getattr(loss, "func", loss), "select", None):
+    coupled = correction.normalize == "batch" or correction.weight.level == "group" or plugins
+    if coupled or getattr(getattr(loss, "func", loss), "select", None):
         raise UserError(
             f"{method.name}: the gradient of one response depends on the rest of the batch, so --enumerable has no exact sum "
             "for it; leave it out of --losses and --corrections, or use a checkpoint"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import UNREACHED_OFFSET, PolicyKeys, Source, Translation, unusable
 
 POLICY = PolicyKeys(
@@ -61,6 +62,7 @@ def translate(source: Source, out: Translation) -> None:
         out.set(ours, source.number(theirs))
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
+    operation.of_skyrl(source, out)
     mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
     if mini and prompts:
         out.set("actor.num_minibatches", -(-int(prompts) // int(mini)))

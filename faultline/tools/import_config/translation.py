@@ -66,6 +66,14 @@ class Source:
         value = self.take(name)
         return None if value is None else str(value)
 
+    def numbers(self, name: str) -> list[float] | None:
+        """The numbers of a list; None of anything else, which is left."""
+        value = self._values.get(name, ("", None))[1]
+        if not isinstance(value, list):
+            return None
+        self._taken.add(name)
+        return [float(as_number(self.key(name), one)) for one in value]
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """Likewise, true or false."""
         value = self.take(*names, default=default)
@@ -222,8 +230,11 @@ class Translation:
         self.set("rollout.filter.max_rounds", min(most, MOST_ROUNDS))
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
-    def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None) -> None:
-        """Set the weight. Bounds of 0 and ∞ are none here. Raises UserError where no weight of this algebra is the same."""
+    def weigh(
+        self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True
+    ) -> None:
+        """Set the weight; apply=False: for its metrics alone. Bounds of 0 and ∞ are none here. Raises UserError where no weight
+        of this algebra is the same."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -231,7 +242,7 @@ class Translation:
             upper = UNREACHED if action == "truncate" else None
         settings: dict[str, Any] = {"level": level, "action": action, "lower": lower, "upper": upper}  # Weight checks them
         try:
-            self.weight = Weight(**settings)
+            self.weight = Weight(**settings, apply=apply)
         except ValueError as error:
             unusable(source, str(error))
 
@@ -249,7 +260,7 @@ class Translation:
     def render(self, title: str, left: list[str]) -> str:
         """The experiment file."""
         denominator: Denominator = self.denominator if self.reject else "original"
-        normalize: Normalize = self.normalize if self.weight.level else "none"
+        normalize: Normalize = self.normalize if self.weight.level and self.weight.apply else "none"
         ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
@@ -282,7 +293,7 @@ def as_number(key: str, value: Any) -> float:
 def _plain(correction: Correction) -> dict[str, Any]:
     return {
         "ratio": correction.ratio,
-        "weight": dict(vars(correction.weight)),
+        "weight": {key: value for key, value in vars(correction.weight).items() if (key, value) != ("apply", True)},
         "reject": {name: dict(vars(filter_)) for name, filter_ in correction.reject.items()},
         "normalize": correction.normalize,
         "denominator": correction.denominator,

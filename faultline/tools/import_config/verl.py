@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections import spec
+from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
 from faultline.tools.import_config.verl_presets import PRESETS
 from harness.errors import UserError
@@ -24,7 +26,6 @@ ADVANTAGES = {
     **{name: "rloo" for name in ("rloo", "rloo_vectorized")},
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -71,8 +72,8 @@ def translate(source: Source, out: Translation) -> None:
     if bypass:
         out.ratio, out.denominator = "current", "original"
         if kind == "ppo_clip" and out.weight.level:
-            out.weight = type(out.weight)()
-            out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only; none here")
+            out.weight = dataclasses.replace(out.weight, apply=False)
+            out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only, as here")
     elif kind == "reinforce":
         out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
@@ -197,13 +198,12 @@ def _october_2025(source: Source, out: Translation, applied: bool) -> None:
     if mode == "mask":  # the later form: the tokens outside leave the mask, whether weights are applied or not
         out.denominator = "kept"
         out.filter(f"rollout_is_mode={mode}", "rollout_is", level, "ratio", lower, upper)
-    if applied:
-        action = "mask" if mode == "clip" else "truncate"
-        out.weigh(f"rollout_is_mode={mode}", level, action, lower if mode == "clip" else None, upper)
-        if mode == "clip":
-            out.notes.append("rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them")
-    else:
-        out.notes.append("rollout_is=false: verl computed the weights for its metrics only")
+    action = "mask" if mode == "clip" else "truncate"
+    out.weigh(f"rollout_is_mode={mode}", level, action, lower if mode == "clip" else None, upper, applied)
+    if mode == "clip":
+        out.notes.append("rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them")
+    if not applied:
+        out.notes.append("rollout_is=false: verl computed the weights for its metrics only, as here")
     if applied or mode == "mask":
         if not source.has("rollout_is_veto_threshold"):
             out.notes.append("rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here")
@@ -277,15 +277,9 @@ def _rest(source: Source, out: Translation) -> None:
     out.entropy(source.number("actor.entropy_coeff"), source.key("actor.entropy_coeff"))
     _schedule(source, out)
     _sampling(source, out)
-    out.choose("rollout/precision", source, "rollout.dtype", PRECISIONS)
+    out.choose("rollout/precision", source, "rollout.dtype", operation.PRECISIONS)
     out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
-    out.choose("rollout/engine", source, "rollout.name", {"vllm": "vllm"})
-    if "rollout/engine" in out.options:  # of another engine the key is left, and named so
-        out.set("rollout.engine.tensor_parallel", source.number("rollout.tensor_model_parallel_size"))
-    if not out.ready and (path := source.take("model.path")) is not None:
-        out.notes.append(f"{source.key('model.path')}={path}: model=hub model.path={path} warmstart=none, and a task of text")
-    if source.has("model.enable_gradient_checkpointing"):
-        out.set("actor.gradient_checkpointing", source.flag("model.enable_gradient_checkpointing"))
+    operation.of_verl(source, out)
 
 
 def _critic(source: Source, out: Translation) -> None:

@@ -33,7 +33,9 @@ def padded(responses: Responses) -> Batch:
         return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
     advantages, segments = (None if c is None else pad(c) for c in (responses.advantages, responses.segments))
-    return Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
+    prompt = None if responses.group is None else torch.tensor(responses.group)
+    batch = Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
+    return batch._replace(prompt=prompt)
 
 
 def blocks(responses: Responses, cells: int = CELLS) -> Iterator[Responses]:
@@ -63,6 +65,8 @@ def missing(spec: Correction, responses: Responses) -> str | None:
     levels = [spec.weight.level, *(filter_.level for filter_ in filters)]
     if responses.segments is None and any((level or "").startswith("segment") for level in levels):
         return "needs segments"
+    if responses.group is None and spec.weight.level == "group":
+        return "needs group"
     if needs_whole(spec) and len(responses) * np.diff(responses.offsets).max(initial=0) > WHOLE:
         return f"needs a batch that pads to at most {WHOLE:,} values"
     return None
@@ -70,7 +74,8 @@ def missing(spec: Correction, responses: Responses) -> str | None:
 
 def needs_whole(spec: Correction) -> bool:
     """Whether a response's weight or mask depends on the others of its batch."""
-    return spec.normalize == "batch" or any(isinstance(filter_, Plugin) for filter_ in spec.reject.values())
+    together = spec.normalize == "batch" or spec.weight.level == "group"
+    return together or any(isinstance(filter_, Plugin) for filter_ in spec.reject.values())
 
 
 @torch.no_grad()

@@ -1,0 +1,75 @@
+"""Keys of how a run is operated and how its batch is cut into passes, which verl and SkyRL spell differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from faultline.tools.import_config.translation import Source, Translation
+
+VERL = {
+    "trainer.test_freq": "evaluation.every",
+    "trainer.save_freq": "checkpoint.every",
+    "trainer.max_actor_ckpt_to_keep": "checkpoint.keep",
+    "rollout.val_kwargs.n": "evaluation.samples",
+}
+SKYRL = {
+    "trainer.eval_interval": "evaluation.every",
+    "trainer.ckpt_interval": "checkpoint.every",
+    "trainer.max_ckpts_to_keep": "checkpoint.keep",
+    "generator.eval_n_samples_per_prompt": "evaluation.samples",
+}
+BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
+CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
+MODEL = {"verl": "model.path", "SkyRL": "trainer.policy.model.path"}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
+ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.", "veomni."))
+
+
+def of_skyrl(source: Source, out: Translation) -> None:
+    """Its engine with its precision."""
+    place = "generator.inference_engine."
+    out.choose("rollout/precision", source, f"{place}model_dtype", PRECISIONS)
+    engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
+    operate(source, out, "SkyRL", SKYRL)
+
+
+def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
+    """Intervals, checkpoints, W&B's project, AdamW's betas, recomputation, and the pretrained model."""
+    for theirs, ours in numbers.items():
+        value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
+        if value is not None and value >= least:
+            out.set(ours, int(value))
+        elif value is not None:
+            out.notes.append(f"{source.key(theirs)}={value:g}: {ours} is at least {least} here, and stays as it is")
+    out.set("tracking.project", source.text("trainer.project_name"))
+    out.set("actor.betas", source.numbers(BETAS[program]))
+    if source.has(CHECKPOINTING[program]):
+        out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
+    if not out.ready and (path := source.take(MODEL[program])) is not None:
+        key = source.key(MODEL[program])
+        out.notes.append(f"{key}={path}: model=hub model.path={path} warmstart=none, and a task of text")
+
+
+def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
+    """The rollout engine, and the ranks that share it. Of another engine than vLLM the second key is left, and named so."""
+    out.choose("rollout/engine", source, name, {"vllm": "vllm"})
+    if "rollout/engine" in out.options:
+        out.set("rollout.engine.tensor_parallel", source.number(parallel))
+
+
+def of_verl(source: Source, out: Translation) -> None:
+    """Its engine, which may lend its memory to the trainer, its micro-batches by tokens, and its replay of routers."""
+    engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size")
+    if "rollout/engine" in out.options and source.has("rollout.free_cache_engine"):
+        out.set("rollout.engine.sleep", source.flag("rollout.free_cache_engine"))
+    operate(source, out, "verl", VERL)
+    if source.flag("actor.use_dynamic_bsz"):
+        out.set("actor.micro_tokens", source.number("actor.ppo_max_token_len_per_gpu", default=16384))
+    mode = source.take(*ROUTER)
+    if mode in REPLAYS:
+        out.set("routing.replay", REPLAYS[mode])
+    elif mode is not None:
+        out.lost.append(f"{source.key(*ROUTER)}={mode}: accepted are {', '.join(REPLAYS)}")
+    if mode == "R3":
+        source.take("rollout.enable_rollout_routing_replay")
