@@ -177,7 +177,7 @@ def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
     write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
     found = load(tmp_path)
     assert len(found.runs) == 1
-    assert any("config.json: no config of a run (steps: missing)" in problem for problem in found.caveats)
+    assert any("config.json: no config of a run (steps: missing; " in problem for problem in found.caveats)
 
 
 def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
@@ -195,7 +195,7 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     text = "\n".join(found.caveats)
     for said in (
         "Run bf16-0: metrics.jsonl: ends before step 0, while the run went on to 6",
-        "events.jsonl: onset: missing; left out",
+        "events.jsonl: onset: missing; ",
         "metrics.jsonl: 2 of its lines unreadable",
         "provenance.json: does not say which code made the run",
         "its outcome is unknown: detectors=mine: unknown",
