@@ -17,7 +17,8 @@ SECTION = ("model_type", "dataclass_type", "dict_type")
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
     """A line per error that `composed` has, without those of a filter read as what it was not meant to be."""
-    return [explain(problem) for problem in error.errors() if _meant(problem["loc"], composed)]
+    lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
+    return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 
 
 def explain(problem: Mapping[str, Any]) -> str:
@@ -26,7 +27,7 @@ def explain(problem: Mapping[str, Any]) -> str:
     key = ".".join(part for part in parts if not part.startswith("<"))
     kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
     if kind == "missing":
-        return f"{key}: missing; give it, as {key}=VALUE"
+        return f"{key}: missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key; remove it"
     if kind == "value_error":

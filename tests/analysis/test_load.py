@@ -195,7 +195,7 @@ def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
     text = "\n".join(found.caveats)
     for said in (
         "Run bf16-0: metrics.jsonl: ends before step 0, while the run went on to 6",
-        "events.jsonl: onset: missing; ",
+        "events.jsonl: onset: missing; left out",
         "metrics.jsonl: 2 of its lines unreadable",
         "provenance.json: does not say which code made the run",
         "its outcome is unknown: detectors=mine: unknown",
