@@ -25,6 +25,7 @@ from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.survival import difference_p, holm_of_planned
 from harness.boundary import command
 from harness.errors import UserError
+from harness.run.folder import FINISHED
 
 SEEDS, LATER = {40, 41, 42, 43, 44}, {45, 46, 47}
 """Of every arm; and of the control, and of the arms that list 9 names."""
@@ -123,10 +124,11 @@ def setting(config: dict[str, Any]) -> str:
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """A row per ended run and policy: policy, the columns of an arm, seed, reward (mean of the last three held-out evaluations),
-    k3, measured (persistence over 20 syncs), outcome."""
+    """A row per finished run and policy: policy, the columns of an arm, seed, reward (mean of the last three held-out
+    evaluations), k3, measured (persistence over 20 syncs), outcome. A run that has collapsed and goes on is none yet."""
     results = load(sweep)
-    runs = results.dosed.rename(columns={"response": "reward"})
+    finished = results.runs.index[results.runs.state.isin(FINISHED)]
+    runs = results.dosed[results.dosed.index.isin(finished)].rename(columns={"response": "reward"})
     runs["setting"] = [setting(results.configs[run]) for run in runs.index]
     if runs.duplicated(KEYS).any():
         varied = "precision, noise, correction, loss, modulus and steps"

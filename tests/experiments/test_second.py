@@ -133,6 +133,13 @@ def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     assert "F8 precision" in text and text.strip() in capsys.readouterr().out
 
 
+def test_a_run_that_has_collapsed_and_goes_on_has_no_endpoint_yet(tmp_path):
+    """Of two collapses one has run to its end; the other is at step 200 of 280, and its last evaluations are yet to come."""
+    write(tmp_path, FP32, *BASE, seed=40, steps=280, collapse=100)
+    write(tmp_path, FP32, *BASE, seed=41, steps=280, collapse=100, until=200, state="running")
+    assert set(endpoints(tmp_path).seed) == {40}
+
+
 def test_only_the_long_runs_have_curves(tmp_path):
     """A run of 280 steps beside one of 2,800, each evaluated every five."""
     write(tmp_path / "sweep", FP32, *BASE, seed=40, steps=2800)
