@@ -1,12 +1,16 @@
 """Bytes of live tensors, counted at the allocator of the CPU: what a GPU's allocator would hold, without its rounding."""
 
 import copy
+import functools
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
+from deepspeed.comm.torch import TorchBackend
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +19,8 @@ from harness.tasks import PAD
 from harness.train.actor import DeepSpeedActor
 
 MARK = "phase: "
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
+"""The collectives that DeepSpeed calls here."""
 
 
 class Phase(NamedTuple):
@@ -26,6 +32,27 @@ class Phase(NamedTuple):
     largest: int
 
 
+def references(tensors: list[torch.Tensor]) -> int:
+    """How often the tensors and their storages are held, by any thread."""
+    return sum(tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in tensors)
+
+
+def let_go(collective: Callable) -> Callable:
+    """The collective, which ends once Gloo's thread holds its tensors no more. Else that thread may free a buffer that was
+    counted here, and the profiler would not see that."""
+
+    @functools.wraps(collective)
+    def called(self, *args, **kwargs):
+        tensors = [given for given in (*args, *kwargs.values()) if isinstance(given, torch.Tensor)]
+        before = references(tensors)
+        result = collective(self, *args, **kwargs)
+        while references(tensors) > before:
+            time.sleep(0)
+        return result
+
+    return called
+
+
 @contextmanager
 def live_bytes() -> Iterator[dict[str, Phase]]:
     """Counts what this thread allocates within. Fills the phases, marked by `phase`, when it ends."""
@@ -33,8 +60,9 @@ def live_bytes() -> Iterator[dict[str, Phase]]:
     gc.collect()  # an engine of before, freed within, would count below zero
     enabled = gc.isenabled()
     gc.disable()  # in another thread it would free what is counted here, and the profiler would not see that
+    waiting = {name: let_go(getattr(TorchBackend, name)) for name in COLLECTIVES}
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with patch.multiple(TorchBackend, **waiting), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield phases
     finally:
         if enabled:
