@@ -29,7 +29,9 @@ def answer(table: pd.DataFrame) -> list[str]:
     if len(plain):
         none = plain.iloc[0]
         sentences.append(f"Uncorrected: bias {none.bias:.3g}, sd {none.sd:.3g}, rmse {none.rmse:.3g}.")
-        sentences.append(f"The least biased method has {least.sd**2 / none.sd**2:.3g} times the variance of the uncorrected one.")
+        if none.sd > 0:
+            times = f"{least.sd**2 / none.sd**2:.3g} times"
+            sentences.append(f"The least biased method has {times} the variance of the uncorrected one.")
     if "rmse low" in table and len(named) > 1:
         overlapping = named[(named["rmse low"] <= best["rmse high"]) & (named.method != best.method)]
         if len(overlapping):
@@ -43,8 +45,8 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
     for row in table.to_dict("records"):
         cells = {"method": row["method"]}
         for name in SHOWN:
-            interval = f" [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" if f"{name} low" in row else ""
-            cells[name] = f"{row[name]:.3f}{interval}"
+            low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
+            cells[name] = f"{row[name]:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
         rows.append(cells)
     return pd.DataFrame(rows)
 
