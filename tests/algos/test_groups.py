@@ -58,7 +58,7 @@ def test_the_weight_of_gepo_against_a_loop(seed):
 
 
 def test_the_gradient_of_gepo_is_that_of_its_objective():
-    """−mean_i A_i·exp(mean_t log π_θ)/Ê_i, which the authors' code differentiates: here a detached weight times a loss by token."""
+    """−mean_i A_i·exp(mean_t log π_θ)/Ê_i, which the authors' code differentiates: a detached weight times a loss by token."""
     _, mu, batch = drawn(0)
     present, lengths = batch.mask.any(1), batch.mask.sum(1).clamp(min=1)
 

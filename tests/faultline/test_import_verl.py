@@ -182,6 +182,20 @@ def test_the_rest_of_a_verl_config(imported):
     assert body["kl"] == {"coef": 0.001} and lost == []
 
 
+@pytest.mark.parametrize(("estimator", "std", "alone", "group"), [
+    ("grpo", True, "reinforce", "grpo"), ("grpo_vectorized", False, "reinforce", "dr_grpo"), ("rloo", True, "reinforce", "rloo"),
+    ("opo", True, "reinforce", "opo"), ("reinforce_plus_plus_baseline", True, "reinforce_pp", "reinforce_pp_baseline"),
+    ("remax", True, "remax", "remax"), ("rloo_vectorized", True, "rloo", "rloo"),  # which is 0 in verl too
+])  # fmt: skip
+def test_one_response_to_a_prompt_in_verl(imported, estimator, std, alone, group):
+    """verl's baseline of a group of one is 0; here such an estimator would be refused."""
+    for n, expected in ((1, alone), (2, group)):
+        body, notes, _ = imported({"algorithm": {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": std}, "rollout.n": n})
+        assert body["options"]["advantage"] == expected
+        changed = f"rollout.n=1: verl's {estimator} subtracts no baseline from a response alone, which is {expected}"
+        assert [note for note in notes if "rollout.n" in note] == ([changed] if expected != group else [])
+
+
 CLAMPED = "kl={}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here"
 
 
