@@ -70,6 +70,16 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
         correction(weight("token", upper=2.0, apply=False), {"seq_mean_k3": keep("geometric", "k3", None, 0.01)},
                    ratio="current"),
         ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here"], []),
+    "bypass with ppo_clip, normalised": (
+        {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "rollout_is_batch_normalize": True}},
+        "ppo", "rollout", correction(weight("token", upper=2.0, apply=False), ratio="current"),
+        ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here",
+         "rollout_is_batch_normalize: of weights for metrics alone verl tells their mean, which is not recorded here"], []),
+    "bypass with reinforce, normalised": (
+        {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce",
+                                "rollout_is_batch_normalize": True}},
+        "pg", "old", correction(weight("token", upper=2.0), ratio="current", normalize="batch"),
+        ["rollout_is_batch_normalize: bypass mode divides by the mean of a micro-batch, this of the mini-batch"], []),
     "loss_type without bypass": (
         {"rollout_correction": {"rollout_is": None, "loss_type": "reinforce"}}, "ppo", "old", correction(NONE),
         ["loss_type, use_policy_gradient: verl does not read them without bypass_mode"], []),

@@ -76,6 +76,10 @@ def translate(source: Source, out: Translation) -> None:
         if kind == "ppo_clip" and out.weight.level:
             out.weight = dataclasses.replace(out.weight, apply=False)
             out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only, as here")
+        if out.normalize == "batch" and out.weight.level:
+            measured = "of weights for metrics alone verl tells their mean, which is not recorded here"
+            divided = "bypass mode divides by the mean of a micro-batch, this of the mini-batch"
+            out.notes.append(f"rollout_is_batch_normalize: {measured if kind == 'ppo_clip' else divided}")
     elif kind == "reinforce":
         out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
@@ -148,8 +152,6 @@ def _correction(source: Source, out: Translation) -> None:
             unusable(f"{source.key('rollout_is')}={kind}", "accepted are token, sequence, geometric")
     if source.flag("rollout_is_batch_normalize"):
         out.normalize = "batch"
-        if source.has(*BYPASS) and source.take(*BYPASS):
-            out.notes.append("rollout_is_batch_normalize: bypass mode divides by the mean of a micro-batch, this of the batch")
     _rejection(source, out)
     _veto(source, out, "rollout_token_veto_threshold")
 
