@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from experiments.gpu_check.anatomy import check_anatomy
 from experiments.gpu_check.cache import check_cache
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.learning import check_learning
-from experiments.gpu_check.model import Size
+from experiments.gpu_check.model import ARMS, Size
 from experiments.gpu_check.parity import check_parity
 from experiments.gpu_check.persistence import check_persistence
 from experiments.gpu_check.section import Table, markdown, section
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if set(options.checks) - WITHOUT_MODEL and not Path(options.model).exists():
         raise UserError(f"--model {options.model}: there is no such folder here; `make llm` makes models/smollm2")
-    size = Size(options.model, options.responses, options.answer, options.steps, tuple(options.overrides))
+    size = Size(options.model, options.responses, options.answer, options.steps, tuple(options.arms), tuple(options.overrides))
     checks = {name: partial(CHECKS[name], size, options.out) for name in options.checks}
     if options.minutes:
         checks["learning"] = partial(check_learning, size, options.minutes, options.out / "runs")
@@ -69,20 +69,26 @@ def _write(folder: Path, tables: list[Table], failures: dict[str, str], argument
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_check", description=main.__doc__)
-    parser.add_argument("--checks", type=_names, default=list(CHECKS), help=f"of {', '.join(CHECKS)}; all")
+    parser.add_argument("--checks", type=_of("check", CHECKS), default=list(CHECKS), help=f"of {', '.join(CHECKS)}; all")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="folder of section.md and the dumps")
     parser.add_argument("--model", default=Size().model, help="folder of the model (models/smollm2, which `make llm` makes)")
     parser.add_argument("--responses", type=int, default=Size().responses, help="of each arm, a multiple of 4 (512)")
     parser.add_argument("--answer", type=int, default=Size().answer, help="most tokens of a response (64)")
+    parser.add_argument("--arms", type=_of("arm", ARMS), default=list(ARMS), help=f"of the anatomy, of {', '.join(ARMS)}; all")
     parser.add_argument("--steps", type=int, default=Size().steps, help="RL steps of each arm (3)")
     parser.add_argument("--minutes", type=float, default=0, help="then RL for so long (0)")
     parser.add_argument("overrides", nargs="*", help="of the config, as rollout.prompts=8")
     return parser
 
 
-def _names(text: str) -> list[str]:
-    if unknown := set(names := text.split(",")) - CHECKS.keys():
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there is no such check; there are {', '.join(CHECKS)}")
+def _of(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
+    """Names between commas, each a known one."""
+
+    def names(text: str) -> list[str]:
+        if unknown := sorted(set(found := text.split(",")) - set(known)):
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there is no such {what}; there are {', '.join(known)}")
+        return found
+
     return names
 
 

@@ -10,7 +10,7 @@ import torch
 
 from algos.diagnostics.positions import by_position, position_rows
 from experiments.gpu_check.drawing import draw
-from experiments.gpu_check.model import ARMS, Policy, Scored, Size
+from experiments.gpu_check.model import Policy, Scored, Size
 from experiments.gpu_check.section import Table, number
 from harness.dumps.files import write
 from harness.errors import UserError
@@ -28,7 +28,7 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
     policy = Policy(size)
     rows, positions, refused = [], [], {}
     for kind in ("local", "vllm") if installed() else ("local",):
-        for arm in ARMS:
+        for arm in size.arms:
             try:
                 scored = policy.scored(kind, arm)
             except UserError as error:
@@ -38,7 +38,7 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
             print(f"{kind} {arm}: {rows[-1]['K3']} nats per token", flush=True)
             positions.append(_by_position(scored))
             if dumps:
-                write(dumps / f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}.parquet", columns(scored, policy))
+                write(dumps / f"{kind}-{arm.replace(' ', '-')}.parquet", columns(scored, policy))
             if (kind, arm) == ("local", "fp32"):
                 rows.append(_training_forward(scored, policy))
                 if scored.log_ratio.abs().max() > 0:

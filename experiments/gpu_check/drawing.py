@@ -63,7 +63,7 @@ def ess_by_length(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
     return places + 1, np.array(out)
 
 
-def by_place(tokens: Tokens, width: int = 8) -> tuple[np.ndarray, np.ndarray]:
+def by_place(tokens: Tokens, width: int) -> tuple[np.ndarray, np.ndarray]:
     """(last place of each run of `width` places, K3 of their tokens)."""
     bins = tokens.place // width
     values = np.bincount(bins, np.expm1(tokens.log_ratio) - tokens.log_ratio) / np.bincount(bins)
@@ -74,17 +74,18 @@ def draw(folder: Path) -> Figure:
     """K3 by arm and by place, ESS by length, |log ratio| by probability under μ; arms without a mismatch are left out."""
     arms = {path.stem: load(path) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
+    width = max(8, max(int(tokens.place.max()) + 1 for tokens in arms.values()) // 16)
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     (size, place), (length, probability) = figure.subplots(2, 2)
     colors = {name: HUES.get(name, NEUTRAL) for name in dict.fromkeys(name.split("-", 1)[1] for name in arms)}
     for name, tokens in arms.items():
         engine, arm = name.split("-", 1)
         look = {"color": colors[arm], "linestyle": "-" if engine == "local" else "--", "label": name.replace("-", " ", 1)}
-        place.plot(*by_place(tokens), **look)
+        place.plot(*by_place(tokens, width), **look)
         length.plot(*ess_by_length(tokens), **look)
         probability.plot(*by_probability(tokens), marker=".", **look)
     _bars(size, {name: k3(tokens.log_ratio) for name, tokens in arms.items()}, colors)
-    place.set(yscale="log", xlabel="place in the response (eights)", ylabel="K3 (nats per token)", title="By position")
+    place.set(yscale="log", xlabel=f"place in the response (means of {width})", ylabel="K3 (nats per token)", title="By position")
     length.set(ylim=(0, 1), xlabel="tokens of each response counted", ylabel="ESS of the sequence weights", title="By length")
     probability.set(xscale="log", yscale="log", xlabel="μ of the token, at least", ylabel="mean |log π − log μ| (nats)",
                     title="By probability")

@@ -31,19 +31,20 @@ ARMS = {
     "fp8_block": ("fp8_block", "compute"),
     "int8": ("int8", "compute"),
     "nvfp4": ("nvfp4", "compute"),
-    "bf16, e4m3 cache": ("bf16", "fp8_e4m3"),
+    "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
 }
 """Name -> (option of rollout/precision, rollout.kv_cache)."""
 
 
 class Size(NamedTuple):
     """model: a folder that transformers loads. responses: of each arm, in groups of four. answer: their most tokens.
-    steps: of RL. overrides: of the config, for other sizes of a run."""
+    steps: of RL. arms: names of ARMS that the anatomy takes. overrides: of the config, for other sizes of a run."""
 
     model: str = "models/smollm2"
     responses: int = 512
     answer: int = 64
     steps: int = 3
+    arms: tuple[str, ...] = tuple(ARMS)
     overrides: tuple[str, ...] = ()
 
     def config(self, *more: str) -> Config:

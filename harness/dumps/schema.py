@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,13 +130,13 @@ def responses(table: pa.Table) -> Responses:
             return None  # a column that only some rows have cannot be used
         return _flat(table, name) if COLUMNS[name].per_token else table[name].to_numpy()
 
-    mask = _mask_of(table, np.repeat(np.arange(len(table)), lengths), np.ones(len(table), dtype=bool), lengths)
+    mask = _mask_of(table, np.ones(len(table), dtype=bool), lengths)
     names = [name for name in Responses._fields if name not in ("offsets", "mask")]
     columns: dict[str, Any] = {name: column(name) for name in names}  # without problems none that is required is None
     return Responses(offsets, mask, **columns)
 
 
-def _column_problems(table: pa.Table, name: str):
+def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     """(row, what) of the bad rows of one column."""
     column = COLUMNS[name]
     missing = table[name].is_null().to_numpy()
@@ -151,43 +152,45 @@ def _column_problems(table: pa.Table, name: str):
     wrong = ~missing & (lengths != expected)
     yield from ((int(row), f"{lengths[row]} values, logp_rollout has {expected[row]}") for row in np.flatnonzero(wrong))
     sound = ~missing & ~wrong
-    row_of = np.repeat(np.arange(len(table)), lengths)
-    place = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    inside = np.repeat(sound, lengths)
     values = _flat(table, name)
-    used = sound[row_of] & _mask_of(table, row_of, sound, lengths)
+    used = inside & _mask_of(table, sound, lengths)
+
+    def first(bad: np.ndarray, what: Callable[[int, int], str]) -> Iterator[tuple[int, str]]:
+        """(row, what(index, place in the row)) of the first bad value of each row."""
+        indices = np.flatnonzero(bad)
+        ends = np.cumsum(lengths)
+        rows, own = np.unique(np.searchsorted(ends, indices, "right"), return_index=True)
+        for row, i in zip(rows.tolist(), indices[own].tolist(), strict=True):
+            yield row, what(i, i - int(ends[row] - lengths[row]))
+
     if name == "mask":
-        null = sound[row_of] & pc.is_null(pc.list_flatten(table[name])).to_numpy()
-        yield from _first_of(row_of, null, lambda i: f"token {place[i]} is neither true nor false")
+        null = inside & pc.is_null(pc.list_flatten(table[name])).to_numpy()
+        yield from first(null, lambda i, place: f"token {place} is neither true nor false")
     if name in LOGPS or name == "advantages":
-        yield from _first_of(row_of, used & ~np.isfinite(values), lambda i: f"{values[i]} at token {place[i]}")
+        yield from first(used & ~np.isfinite(values), lambda i, place: f"{values[i]} at token {place}")
     if name in LOGPS:
         above = used & (values > ROUNDING)
-        yield from _first_of(row_of, above, lambda i: f"log-probability {values[i]:.4g} at token {place[i]} is above 0")
+        yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0")
     if name == "version":
-        yield from _first_of(row_of, used & (values < 0), lambda i: f"none, or below 0, at token {place[i]}")
+        yield from first(used & (values < 0), lambda i, place: f"none, or below 0, at token {place}")
     if name == "segments":
-        outside = used & ((values < 0) | (values >= lengths[row_of]))
-        yield from _first_of(row_of, outside, lambda i: f"{values[i]} at token {place[i]}: turns count from 0")
+        outside = used & ((values < 0) | (values >= np.repeat(lengths, lengths)))
+        yield from first(outside, lambda i, place: f"{values[i]} at token {place}: turns count from 0")
 
 
-def _mask_of(table: pa.Table, row_of: np.ndarray, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The mask at the values of a column; True without a mask. sound: the rows whose column is as long as the response."""
     if "mask" not in table.column_names:
-        return np.ones(len(row_of), dtype=bool)
+        return np.ones(lengths.sum(), dtype=bool)
     own = _lengths(table, "mask")
     fits = sound & (own == lengths)
+    mask = _flat(table, "mask").astype(bool, copy=False)
     if fits.all():
-        return _flat(table, "mask").astype(bool)
-    used = np.ones(len(row_of), dtype=bool)
-    used[fits[row_of]] = _flat(table, "mask").astype(bool)[fits[np.repeat(np.arange(len(own)), own)]]
+        return mask
+    used = np.ones(lengths.sum(), dtype=bool)
+    used[np.repeat(fits, lengths)] = mask[np.repeat(fits, own)]
     return used
-
-
-def _first_of(row_of: np.ndarray, bad: np.ndarray, what):
-    """(row, what(place)) of the first bad value of each row."""
-    places = np.flatnonzero(bad)
-    rows, first = np.unique(row_of[places], return_index=True)
-    yield from ((int(row), what(places[i])) for row, i in zip(rows, first, strict=True))
 
 
 def _lengths(table: pa.Table, name: str) -> np.ndarray:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.gpu_check import anatomy, formats
+from experiments.gpu_check import formats
 from experiments.gpu_check.__main__ import CHECKS, main
 from experiments.gpu_check.cache import CACHES
 from experiments.gpu_check.drawing import Tokens, by_place, by_probability, ess_by_length, k3, load
 from experiments.gpu_check.formats import check_casts, check_products
-from experiments.gpu_check.model import Scored, Size
+from experiments.gpu_check.model import ARMS, Scored, Size
 from experiments.gpu_check.persistence import correlation
 from experiments.gpu_check.section import Table, section
 from harness.errors import UserError
@@ -32,10 +32,10 @@ def small_caches(monkeypatch):
 def run(model, tmp_path_factory):  # noqa: F811
     """Exit code, section and folder of the checks named, with eight responses of four tokens."""
 
-    def made(*checks: str, steps: int = 2):
+    def made(*checks: str, steps: int = 2, arms: str = ",".join(ARMS)):
         out = tmp_path_factory.mktemp("gpu_check")
         sizes = ["--model", model, "--responses", "8", "--answer", "4", "--steps", str(steps), "--out", str(out)]
-        code = main(["--checks", ",".join(checks), *sizes, *SMALL])
+        code = main(["--checks", ",".join(checks), "--arms", arms, *sizes, *SMALL])
         return code, (out / "section.md").read_text(), out
 
     return made
@@ -107,8 +107,7 @@ def test_the_dump_that_ships_is_the_one_that_was_measured():
 
 def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     monkeypatch.setattr(Scored, "log_ratio", property(lambda self: torch.full_like(self.logp, 1e-7)))
-    monkeypatch.setattr(anatomy, "ARMS", {"fp32": ("fp32", "compute")})
-    code, text, _ = run("anatomy", "casts")
+    code, text, _ = run("anatomy", "casts", arms="fp32")
     assert code == 1 and "- `anatomy` failed: the control is not exact: log ratios up to 1.0e-07 nats" in text
     assert cells(text, "Casts")  # the other check ran
 
@@ -163,6 +162,9 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--checks", "cast"])
     assert f"there are {', '.join(CHECKS)}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--arms", "fp32,fp9"])
+    assert f"fp9: there is no such arm; there are {', '.join(ARMS)}" in capsys.readouterr().err
 
 
 def test_the_section_names_machine_versions_and_failures():

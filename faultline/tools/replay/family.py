@@ -49,10 +49,11 @@ class Tokens:
     def __init__(self, responses: Responses):
         mask, lengths = responses.mask, np.diff(responses.offsets)
         self.rows = len(lengths)
-        self.row = np.repeat(np.arange(self.rows), lengths)[mask]
-        self.logp_rollout = responses.logp_rollout[mask].astype(np.float64)
-        self.l = responses.logp_old[mask].astype(np.float64) - self.logp_rollout
-        self.segments = None if responses.segments is None else responses.segments[mask]
+        used = slice(None) if mask.all() else mask  # a view where nothing is left out
+        self.row = np.repeat(np.arange(self.rows), lengths)[used]
+        self.logp_rollout = responses.logp_rollout[used].astype(np.float64)
+        self.l = responses.logp_old[used] - self.logp_rollout
+        self.segments = None if responses.segments is None else responses.segments[used]
         self.count = np.bincount(self.row, minlength=self.rows)
         self._statistics: dict[str, np.ndarray] = {}
 

@@ -1,8 +1,8 @@
-"""Every threshold of every family of corrections at once: sort once, cumulative sums, and a search per threshold.
+"""Every threshold of every family of corrections at once: each unit falls between two limits, and the sums there add up.
 
-All numbers of a family are sums over units whose value lies inside the limits. With the units sorted and their cumulative sums
-taken, each threshold costs two searches. Sums over batches add up: a dump larger than memory is read once, and the result is
-exact.
+All numbers of a family are sums over units whose value lies inside the limits. With the sums between neighbouring limits taken,
+each threshold costs a difference of two. Sums over batches add up too: a dump larger than memory is read once, and the result
+is exact.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Thresholds:
         for family in self.families:
             alike.setdefault((family.level, family.statistic), []).append(family)
         for group in alike.values():
-            units = _Sorted(group[0].units(tokens), tokens)
+            units = _Binned(group[0].units(tokens), tokens, [family.limits(self.c) for family in group])
             for family in group:
                 before = self.sums.setdefault(family, {})
                 for name, values in units.evaluate(family, self.c).items():
@@ -88,29 +88,37 @@ class Thresholds:
         }
 
 
-class _Sorted:
-    """Units in the order of their values, with cumulative sums from 0: cumulative[k] is over the k smallest."""
+class _Binned:
+    """Sums of units up to each of the limits that a group of families has, [limits + 1]; the last is over all units.
 
-    def __init__(self, units: Units, tokens: Tokens):
+    limits: (lower, upper) of each family, [K]. A value that equals a limit is inside.
+    """
+
+    def __init__(self, units: Units, tokens: Tokens, limits: list[tuple[np.ndarray, np.ndarray]]):
         self.units, self.count = units, tokens.count
-        order = np.argsort(units.values)
-        self.values, self._n, self._exact = units.values[order], units.size[order], tokens.exact[units.row[order]]
-        self.size, self.size_exact = _cumulative(self._n), _cumulative(self._n * self._exact)
+        self.ends = np.unique(np.concatenate([ends for lower, upper in limits for ends in (_below(lower), upper)]))
+        self._bins = np.searchsorted(self.ends, units.values)
+        self._exact = units.size * tokens.exact[units.row]
+        self.number, self.size, self.size_exact = self._up_to(None), self._up_to(units.size), self._up_to(self._exact)
+
+    def _up_to(self, terms: np.ndarray | None) -> np.ndarray:
+        """Σ of the terms of the units up to each limit; without terms, their number."""
+        return np.cumsum(np.bincount(self._bins, terms, len(self.ends) + 1), dtype=np.float64)
 
     def evaluate(self, family: Family, c: np.ndarray) -> Sums:
         """The sums at the bounds `c` of a family with these units."""
         lower, upper = family.limits(c)
-        lo, hi = np.searchsorted(self.values, lower, "left"), np.searchsorted(self.values, upper, "right")
-        tokens = self.size[hi] - self.size[lo]
+        lo, hi = np.searchsorted(self.ends, _below(lower)), np.searchsorted(self.ends, upper)
+        tokens, units = self.size[hi] - self.size[lo], self.number[hi] - self.number[lo]
         if family.action == "reject":
             exact = self.size_exact[hi] - self.size_exact[lo]
-            sequences, largest = self._responses(family, upper, hi - lo), (hi > lo).astype(np.float64)
+            sequences, largest = self._responses(family, upper, units), (units > 0).astype(np.float64)
             return {"g": tokens, "g_sq": tokens, "g_exact": exact, "kept": tokens, "sequences": sequences, "max": largest}
-        out = {name: cumulative[hi] - cumulative[lo] for name, cumulative in self._weighted.items()} | {"kept": tokens}
-        # With `mask` or `truncate` the largest value of each range is the one before its end; with `clip` the bounds count too.
-        out["max"] = np.where(hi > lo, self.values[np.maximum(hi - 1, 0)] if len(self.values) else 0.0, 0.0)
+        out = {name: sums[hi] - sums[lo] for name, sums in self._weighted.items()} | {"kept": tokens}
+        # With `mask` or `truncate` the largest value inside is the largest weight; with `clip` the bounds count too.
+        out["max"] = np.where(units > 0, self._largest[hi], 0.0)
         if family.action == "mask":
-            return out | {"sequences": self._responses(family, upper, hi - lo)}
+            return out | {"sequences": self._responses(family, upper, units)}
         above, below = self.size[-1] - self.size[hi], self.size[lo]
         floor = np.where(np.isinf(lower), 0.0, lower)
         out["g"] += upper * above + floor * below
@@ -122,10 +130,18 @@ class _Sorted:
 
     @cached_property
     def _weighted(self) -> Sums:
-        """Cumulative sums of n·ρ, n·ρ² and n·ρ·R."""
-        scaled = self._n * self.values
-        terms = {"g": scaled, "g_sq": scaled * self.values, "g_exact": scaled * self._exact}
-        return {name: _cumulative(values) for name, values in terms.items()}
+        """Sums of n·ρ, n·ρ² and n·ρ·R up to each limit."""
+        values = self.units.values
+        scaled = self.units.size * values
+        terms = {"g": scaled, "g_sq": scaled * values, "g_exact": self._exact * values}
+        return {name: self._up_to(each) for name, each in terms.items()}
+
+    @cached_property
+    def _largest(self) -> np.ndarray:
+        """The largest value up to each limit."""
+        largest = np.zeros(len(self.ends) + 1)
+        np.maximum.at(largest, self._bins, self.units.values)
+        return np.maximum.accumulate(largest)
 
     def _responses(self, family: Family, upper: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Responses with a unit inside the limits."""
@@ -141,5 +157,6 @@ def share(part: np.ndarray, whole: np.ndarray | float) -> np.ndarray:
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
-def _cumulative(values: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(values)])
+def _below(limits: np.ndarray) -> np.ndarray:
+    """The next smaller number: what is up to it is what is less than the limit."""
+    return np.nextafter(limits, -np.inf)
