@@ -106,6 +106,9 @@ def refusal(error: Exception) -> str:
         if options := _options_with(unknown[1]):
             several = "one of these first" if len(options) > 1 else "that first"
             return f"{unknown[1]}: a key of {', '.join(options)} and not of the chosen option; choose {several}"
+        if filtered := re.match(r"correction\.reject\.(\w+)", unknown[1]):
+            own = f"+{filtered[0]}={{level: token, upper: 2}}"
+            return f"{filtered[0]}: the chosen correction has no such filter; add one by all of its keys, as '{own}'"
         return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
     return " ".join(str(error).split())
 

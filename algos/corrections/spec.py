@@ -16,8 +16,8 @@ from algos.parameters import LARGE, SMALL
 Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
 """Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
 product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
-over each segment (turn) of the response. group: GEPO's, the response's π over the expectation of μ among the responses to
-its prompt; a weight's only."""
+over each segment (turn) of the response. group: GEPO's, the geometric mean of π over the response's tokens, divided by the
+expectation of that of μ among the responses to its prompt; a weight's only."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]

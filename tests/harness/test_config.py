@@ -59,7 +59,7 @@ from harness.errors import UserError
         (["actor.num_minibatches=3"], r"actor.num_minibatches=3 does not divide the 256 responses"),
         (["rollout.overlap=true"], r"rollout.overlap=true needs rollout.staleness of 1 or more"),
         (["rollout.group_size=1", "rollout.filter.max_rounds=2"], r"max_rounds=2 with rollout.group_size=1: a group of one"),
-        (["rollout.group_size=1", "correction=gepo"], r"weight.level=group with rollout.group_size=1: .*; use that"),
+        (["rollout.group_size=1", "correction=gepo"], r"level=group with rollout.group_size=1: .* level=geometric; use that"),
         (["rollout.group_size=0"], r"rollout.group_size=0: must be greater than or equal to 1"),
         (
             ["rollout/engine=vllm", "rollout.overlap=true", "rollout.staleness=1", "rollout.engine.sleep=true"],
