@@ -20,7 +20,7 @@ from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
 from harness.startup import environment
 from harness.train.distinct import Index, distinct
-from harness.train.layout import Layout, can_share
+from harness.train.layout import Layout
 from harness.train.ranks import join
 
 if not torch.cuda.is_available():
@@ -47,17 +47,17 @@ TAG = "actor"
 class DeepSpeedModel:
     """ZeRO stage 0 to 3 on all ranks of the run; AdamW, clipped by global norm.
 
-    module: takes `input_ids` [B, L] and `targets` [B, T], which its last T places predict, and gives a tuple of [B, T]. Its
-    decoder is `model`.
+    module: takes `input_ids` [B, L] and `targets` [B, T], which its last T places predict, and gives a tuple of [B, T].
+    shares: whether responses may share a row with their prompt, see `Layout`.
     """
 
-    def __init__(self, module: nn.Module, config: ActorConfig):
+    def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
         # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
         # leave a lock on which later starts hang. To look which could be runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
-        self.config, self.shares = config, can_share(module.model.config)
+        self.config, self.shares = config, shares
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )

@@ -52,7 +52,7 @@ def passed(make, length: int, **changes):
 
 def alone(monkeypatch):
     """Compute each row alone."""
-    monkeypatch.setattr("harness.train.engine.can_share", lambda _: False)
+    monkeypatch.setattr("harness.train.actor.can_share", lambda _: False)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
