@@ -38,6 +38,7 @@ from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
     can_sleep,
     can_tell_routes,
+    forget_reloading,
     head_sizes,
     kv_cache_refusal,
     option,
@@ -285,8 +286,9 @@ class VllmEngine(RolloutEngine):
             self.version, self.asleep = None, True
 
     def close(self) -> None:
-        self.version = None
-        self.llm = None
+        if self.llm is not None:
+            self.llm.apply_model(forget_reloading)
+        self.version = self.llm = None
         gc.unfreeze()  # vLLM has frozen what it made at its start
         gc.collect()
         if torch.cuda.is_available():

@@ -160,3 +160,12 @@ def option(precision: PrecisionConfig) -> str | None:
     """The key of QUANTIZATIONS for this precision; None where vLLM has no such combination."""
     formats = (precision.weights, precision.activations)
     return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)
+
+
+def forget_reloading(model: torch.nn.Module) -> None:
+    """vLLM 0.32 keeps what it reloads a layer with under a weak key, and that refers to the layer. Without this layers and their
+    KV cache would stay as long as the process."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+    for layer in model.modules():
+        LAYERWISE_INFO.pop(layer, None)

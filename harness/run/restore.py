@@ -69,10 +69,13 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 @contextmanager
 def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     """The collector of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
+    from safetensors.torch import load_file
+
     from harness.build import build_task, has_critic
     from harness.train.actor import DeepSpeedActor
     from harness.train.collector import Collector
     from harness.train.critic import Critic
+    from harness.train.rewards import COEF
     from harness.train.warmstart import start
     from harness.validate import check
 
@@ -89,4 +92,5 @@ def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
             with tempfile.TemporaryDirectory() as place:  # on another number of ranks a load writes beside what it reads
                 shutil.copytree(checkpoint.folder / name, Path(place) / name)
                 model.load(Path(place) / name, ranks)
+    collector.shaping.restore(load_file(checkpoint.folder / "rollouts.safetensors").get(COEF))
     yield collector

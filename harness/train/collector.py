@@ -215,13 +215,9 @@ class Collector:
     # --- -> log-probabilities -> advantages -> Batch ---------------------------------------------------------------------
 
     def score(self, sampled: Sampled, order: list[Tensor]) -> Scores:
-        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`.
-
-        The reference of a KL term chooses its own experts under every replay: it is a policy of its own, and so is its router.
-        A sampling mask it does replay: else a KL term would see the truncated mass of a policy that is the reference itself.
-        """
+        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
         prompts, tokens = sampled.prompts, sampled.rollout.tokens
-        old = forward_old = reference = None
+        old = forward_old = None
         scoring, replay_old = self.config.actor.scoring, replayed(sampled.rollout, self.config)
         replay, masks = replay_old, replayed_masks(sampled.rollout, self.config)
         if self.replay.source == "trainer":
@@ -235,11 +231,18 @@ class Collector:
             old = self.score_by(self.own_policy, prompts, tokens, replay_old)
         elif scoring == "forward":
             old = forward_old
+        return Scores(old, forward_old, self.score_reference(sampled), replay)
+
+    def score_reference(self, sampled: Sampled) -> Tensor | None:
+        """log π_ref [B, T] of a KL term, None without one that asks for it.
+
+        The reference chooses its own experts under every replay: it is a policy of its own, and so is its router. A sampling
+        mask it does replay: else a KL term would see the truncated mass of a policy that is the reference itself.
+        """
         if self.reference is not None:
-            reference = self.score_by(self.reference, prompts, tokens, masks)
-        elif self.config.kl.reference == "rollout":
-            reference = sampled.rollout.logp
-        return Scores(old, forward_old, reference, replay)
+            masks = replayed_masks(sampled.rollout, self.config)
+            return self.score_by(self.reference, sampled.prompts, sampled.rollout.tokens, masks)
+        return sampled.rollout.logp if self.config.kl.reference == "rollout" else None
 
     def _is_own(self, rollout: Rollout) -> bool:
         """Whether the trainer's own policy sampled it with the weights of now: scoring walks the path of sampling, and would give

@@ -65,6 +65,10 @@ class RewardShaping:
         if self.kl.target is not None and self.kl.horizon is not None:
             self.coef = adapted(self.coef, kl, target=self.kl.target, horizon=self.kl.horizon, responses=responses)
 
+    def freeze(self) -> None:
+        """Keep the coefficient of now, whatever KL comes: for who looks at many batches of one policy."""
+        self.kl = self.kl.model_copy(update={"target": None, "horizon": None})
+
     def state(self) -> dict[str, Tensor]:
         """An adaptive coefficient, for a checkpoint."""
         return {} if self.kl.target is None else {COEF: torch.tensor([self.coef], dtype=torch.float64)}

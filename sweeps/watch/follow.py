@@ -55,6 +55,11 @@ class Alarm(NamedTuple):
     detector: str
     onset: int | None = None
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What makes two events the same one: a detector reports once a run, and all tokens of a step may be rejected."""
+        return self.kind, self.detector, -1 if self.detector else self.step
+
     def __str__(self) -> str:
         by = f" by {self.detector}" if self.detector else ""
         return f"{self.kind}{by} at step {self.step}" + ("" if self.onset is None else f", onset {self.onset}")
@@ -94,6 +99,7 @@ class Tail:
 class Followed:
     """A run. timed: its rows with a time. spent: seconds of their steps but the first, which holds what a process does once.
 
+    alarms: by `Alarm.key`, since a resumed run may record one again.
     changed: number of the look that last saw it change. over: there is nothing more to read.
     """
 
@@ -109,7 +115,7 @@ class Followed:
     timed: int = 0
     spent: float = 0.0
     points: list[Point] = field(default_factory=list)
-    alarms: list[Alarm] = field(default_factory=list)
+    alarms: dict[tuple[str, str, int], Alarm] = field(default_factory=dict)
     changed: int = 0
     over: bool = False
     signature: tuple[int, ...] = ()
@@ -233,7 +239,8 @@ class Follower:
             if kind in ALARMS and type(step) is int and 0 <= step <= LAST_STEP:
                 detector, onset = event.get("detector", ""), event.get("onset")
                 onset = onset if type(onset) is int and 0 <= onset <= step else None
-                run.alarms.append(Alarm(_finite(event.get("time")) or 0.0, step, str(kind), str(detector), onset))
+                alarm = Alarm(_finite(event.get("time")) or 0.0, step, str(kind), str(detector), onset)
+                run.alarms.setdefault(alarm.key, alarm)
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:

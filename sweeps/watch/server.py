@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,7 +20,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from analysis.page import swatch
 from harness.errors import UserError
 from sweeps.watch.follow import Follower
-from sweeps.watch.summary import Summary, duration, summarise
+from sweeps.watch.summary import Summary, summarise
 
 HOSTS = ("127.0.0.1", "localhost")
 EVERY = 2.0
@@ -64,6 +65,11 @@ class WatchServer(ThreadingHTTPServer):
             runs = {run.name: {"arm": run.arm, "seed": run.seed, "points": run.points} for run in changed}
             colours = {arm: mark.colour for arm, mark in follower.marks.arms.items()}
             return {"look": follower.look_number, "fresh": fresh, "colours": colours, "runs": runs}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def _summary(self) -> Summary:
         with self.reading:
@@ -125,5 +131,5 @@ def _local(host: str) -> bool:
 def _template(name: str) -> Any:
     loader = ChoiceLoader([PackageLoader("sweeps", "watch"), PackageLoader("analysis", "page")])  # the report's style
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"duration": duration, "swatch": swatch}
+    environment.filters["swatch"] = swatch
     return environment.get_template(name)

@@ -45,9 +45,11 @@ class Failure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """rate: steps a minute of all runs together. left: seconds; None while no pace is known. behind: runs not yet read."""
+    """gone: the sweep's folder is. rate: steps a minute of all runs together. left: seconds; None while no pace is known. behind:
+    runs not yet read."""
 
     name: str
+    gone: bool
     counts: dict[str, int]
     step: int
     steps: int
@@ -62,9 +64,18 @@ class Summary(NamedTuple):
     behind: int
 
     @property
-    def pace(self) -> str:
-        """The rate as text, without an exponent."""
-        return f"{self.rate:,.0f}" if self.rate >= 100 else f"{self.rate:.3g}"
+    def outlook(self) -> str:
+        """Pace and time left in a sentence, or why there is none. The rate has no exponent."""
+        if self.gone:
+            return "The folder is gone."
+        if self.over:
+            return "All have ended."
+        if "running" not in self.counts:
+            return "No run is under way."
+        if self.left is None:
+            return "The time left is known once a run has made two steps."
+        pace = f"{self.rate:,.0f}" if self.rate >= 100 else f"{self.rate:.3g}"
+        return f"{pace} steps a minute, about {duration(self.left)} left."
 
     @property
     def over(self) -> bool:
@@ -77,12 +88,13 @@ def summarise(follower: Follower, now: float | None = None) -> Summary:
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
-    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms), key=_gravity)
+    alarms = sorted(((alarm, run) for run in runs for alarm in run.alarms.values()), key=_gravity)
     lost = sorted((run for run in runs if run.state in ("failed", "interrupted")), key=lambda run: run.time, reverse=True)
     failures = [Failure(run, last_lines(f"{follower.path}/{run.name}/log.txt")) for run in lost[:LISTED]]
     unreadable = [Failure(run, "") for run in runs if run.state == "unreadable"]
     return Summary(
         name=follower.path.resolve().name,
+        gone=not follower.path.is_dir(),
         counts={state: counts[state] for state in ORDER if counts[state]},
         step=sum(min(run.step, run.steps) for run in runs),
         steps=sum(run.step if run.state in FINISHED else run.steps for run in runs),

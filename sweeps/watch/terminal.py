@@ -14,7 +14,7 @@ from analysis.frames import terminal
 from harness.errors import printable
 from sweeps.watch.follow import Followed, Follower
 from sweeps.watch.server import EVERY
-from sweeps.watch.summary import Summary, duration, summarise
+from sweeps.watch.summary import Summary, summarise
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
@@ -48,12 +48,9 @@ def _read(follower: Follower) -> Summary:
 def view(summary: Summary) -> RenderableType:
     """All of it. Text from runs is printed without control characters and never as rich's markup."""
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items())
-    pace = "all have ended" if summary.over else "time left unknown before two steps"
-    if summary.left is not None and not summary.over:
-        pace = f"{summary.pace} steps a minute, about {duration(summary.left)} left"
     parts: list[RenderableType] = [
         Text(printable(f"{summary.name}: {sum(summary.counts.values())} runs, {counts}"), style="bold"),
-        Text(f"step {summary.step} of {summary.steps}; {pace}"),
+        Text(f"Step {summary.step} of {summary.steps}. {summary.outlook}"),
         _arms(summary),
     ]
     for run in summary.silent[:EACH]:

@@ -14,7 +14,8 @@ from algos.reductions import Counts
 from faultline.tools.gradient.enumerable import _scores, exact_table
 from faultline.tools.gradient.estimate import Grams
 from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
-from faultline.tools.gradient.page import answer
+from faultline.tools.gradient.page import answer, shown
+from harness.config import PluginConfig
 from harness.errors import UserError
 
 
@@ -117,6 +118,38 @@ def test_noise_is_not_taken_for_bias():
         g, r = (e + 5 * torch.randn(64, 50, generator=generator) for _ in range(2))
         draws.append(Grams(g, r).summary()["bias"] ** 2)
     assert np.nanmedian(draws) < 6.2**2 / 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_few_batches_have_no_interval():
+    """Half of the resamples of two batches, and 3·3⁻³ = 11 % of those of three, hold one batch alone, which has no pair."""
+    generator = torch.Generator().manual_seed(0)
+    e = torch.zeros(50)
+    e[0] = 1.0
+    for batches, known in ((2, False), (3, False), (6, True)):
+        g, r = (e + 0.01 * torch.randn(n, 50, generator=generator) for n in (batches, 64))
+        found = Grams(g, r).summary()
+        assert found["norm ratio"] == pytest.approx(1, abs=0.02)
+        assert np.isfinite(found["norm ratio low"]) == np.isfinite(found["norm ratio high"]) == known, batches
+        cell = shown(pd.DataFrame([{"method": "pg none"} | found]))["norm ratio"][0]
+        assert ("[" in cell) == known and "nan" not in cell
+
+
+def test_the_loss_of_a_run_keeps_its_parameters():
+    """PPO against μ with an upper clip of 0.01 gives no gradient at a ratio of e^0.1 > 1.01; with 0.2, its file's, it does."""
+    own = PluginConfig(name="ppo", eps_low=0.01, eps_high=0.01, dual_clip=None)
+    batch = Batch(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.full((1, 1), 0.1), torch.ones(1, 1))
+    for given, clipped in ((None, False), (own, True)):
+        made = {method.name: method for method in methods(["ppo"], ["verl/bypass_ppo_clip"], "token_mean", None, given)}
+        assert (coefficients(made["ppo verl/bypass_ppo_clip"].objective, batch).item() == 0) == clipped
+
+
+def test_a_preset_that_sets_the_dual_clip_has_it():
+    """verl bounds PPO's loss by 3·|A| where A < 0: no gradient at a ratio of e² = 7.4, but one at e = 2.7."""
+    (method,) = (m for m in methods(["ppo"], ["verl/bypass_ppo_clip"], "token_mean") if m.name == "ppo verl/bypass_ppo_clip")
+    for old, bounded in ((1.0, False), (2.0, True)):
+        batch = Batch(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.full((1, 1), old), -torch.ones(1, 1))
+        assert (coefficients(method.objective, batch).item() == 0) == bounded
 
 
 def test_the_answer_in_words():

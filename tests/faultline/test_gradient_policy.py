@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from faultline.tools.gradient.policy import GradientPolicy
 from harness.errors import UserError
 from harness.rollouts.recorded import Recorded, pack
+from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 PROMPTS = torch.tensor([[PAD, 3, 4], [5, 6, 7], [PAD, PAD, 2]])
@@ -67,6 +68,26 @@ def test_a_sampling_mask_is_replayed(net, c, layers):
     names = [name for name in plain(net, c) if layers is None or name.startswith(("model.layers.2.", "model.norm."))]
     found = plain(net, c, keep)
     torch.testing.assert_close(policy.gradient(rows, c), torch.cat([found[n].flatten() for n in names]), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_routes_are_replayed_by_the_upper_blocks_too(c, layers):
+    """Against the part of the whole gradient with the same routes, which none of the routers would take."""
+    torch.manual_seed(0)
+    shape = Qwen3MoeConfig(
+        vocab_size=9, hidden_size=16, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2, attn_implementation="sdpa",
+    )  # fmt: skip
+    net, routes = Qwen3MoeForCausalLM(shape), torch.rand(3, 6, 2, 4).argsort(-1)[..., :2].to(torch.uint8)
+    replay = Recorded(Routes(routes))
+    whole = GradientPolicy(net, TEMPERATURE)
+    sizes, found = [parameter.numel() for parameter in whole.parameters], whole.gradient(whole.rows(PROMPTS, TOKENS, replay), c)
+    upper = (*(f"model.layers.{number}." for number in range(2 - layers, 2)), "model.norm.")
+    names = [name for name, _ in whole.model.named_parameters()]
+    expected = [part for name, part in zip(names, found.split(sizes), strict=True) if name.startswith(upper)]
+    policy = GradientPolicy(net, TEMPERATURE, layers)
+    actual = policy.gradient(policy.rows(PROMPTS, TOKENS, replay), c)
+    torch.testing.assert_close(actual, torch.cat(expected), atol=1e-6, rtol=1e-5)
 
 
 def test_more_layers_than_there_are(net):

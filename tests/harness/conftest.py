@@ -1,5 +1,6 @@
 """A config small enough for a test, composed by Hydra as a user's run is."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -44,3 +45,26 @@ def tiny(root, request):
         return parse(compose(*TINY, f"run.root={root}", sweep, *overrides))
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def engines_end(request):
+    """vLLM's engines of a file end with it. Each is frozen out of garbage collection, and has a KV cache of its own."""
+    mine = [item for item in request.session.items if item.path == request.path]
+    if not any(item.get_closest_marker("vllm") for item in mine):
+        yield
+        return
+    from harness.rollouts.vllm import VllmEngine
+
+    made, init = [], VllmEngine.__init__
+
+    @functools.wraps(init)
+    def counted(self, *given, **settings):
+        init(self, *given, **settings)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmEngine, "__init__", counted)
+        yield
+    for engine in made:
+        engine.close()

@@ -132,6 +132,28 @@ def test_the_gradient_laboratory_takes_ragged_responses(text):
         assert (table.loc[EXACT, "sd"] == table.loc["pg none", "sd"]) == same and (table.sd > 0).all()
 
 
+def test_the_gradient_laboratory_makes_the_advantages_of_the_run(text, monkeypatch):
+    """A − mean_g of R − punishment − coef·Σ k1, with the coefficient of the checkpoint, which looking does not adapt. One step of
+    16 responses at KL 0, below the target: coef = 0.5·(1 − 0.2·16/100) = 0.484 (arXiv 1909.08593 section 2.2)."""
+    kl = ["kl=k1", "kl.place=reward", "kl.coef=0.5", "kl.target=10", "kl.horizon=100"]
+    config = text(*kl, "overlong.buffer=3", "advantage=dr_grpo", "actor.lr=1e-2", "steps=1", "checkpoint.every=1")
+    train(config)
+    drawn = []
+    with collector_at(find(config.path, trust=True)) as collector:
+        assert collector.shaping.coef == pytest.approx(0.484, abs=1e-9)
+        laboratory, sample_by = SampledGradients(collector, 8, 0, layers=1), collector.sample_by
+        monkeypatch.setattr(collector, "sample_by", lambda *given: drawn.append(sample_by(*given)) or drawn[-1])
+        for number in range(2):
+            batch = laboratory._draw(collector.engine, "test", number).batch
+            tokens, reference = drawn[-1].rollout.tokens, collector.score_reference(drawn[-1])
+            penalty = 0.484 * (batch.logp_old - reference).double().mul(batch.mask).sum(1)
+            late = ((tokens != PAD).sum(1) - 3).clamp(min=0) / 3
+            shaped = (drawn[-1].rewards.flatten() - late - penalty).view(-1, 4)
+            expected = (shaped - shaped.mean(1, keepdim=True)).flatten()
+            assert penalty.abs().max() > 1e-3 and len(late.unique()) > 1
+            torch.testing.assert_close(batch.advantages[:, 0].double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_padding_changes_no_log_probability_and_no_gradient(model):
     """Rows of several lengths in one batch against each row alone, by the actor and by the local engine."""
     hub = type("H", (), {"path": model})

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import signal
+import weakref
 
 import psutil
 import pytest
@@ -384,3 +385,15 @@ def test_sets_that_vllm_cannot_tell_are_refused(tiny, top_k):
     with pytest.raises(UserError, match=r"replay_sampling_mask=true: rollout\.engine=vllm: .* set rollout\.top_k to 1 to 1000"):
         check(tiny(ENGINE, "rollout/precision=fp32", "rollout.top_p=0.9", f"rollout.top_k={top_k}",
                    "rollout.replay_sampling_mask=true"))  # fmt: skip
+
+
+def test_a_closed_engine_gives_its_cache_back():
+    """vLLM itself keeps the layers of an engine, and they its cache of 2^28 bytes."""
+    made, caches = VllmEngine(net().config, precision("fp32"), kv_cache_gib=0.25), []
+    made.load_weights(net().named_parameters(), 7)
+    made.llm.apply_model(
+        lambda model: caches.extend(weakref.ref(layer.kv_cache) for layer in model.modules() if hasattr(layer, "kv_cache"))
+    )
+    assert sum(cache().nbytes for cache in caches) > 0.9 * 2**28
+    made.close()
+    assert [cache() for cache in caches] == [None, None]

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -155,7 +157,8 @@ def test_pace_and_time_left(tmp_path):
     steps(other, 1, *[2.0, 2.0, 2.0, 2.0, 12.0] * 10)
     follower.look()
     found = summarise(follower, now=1001.0)
-    assert (found.rate, found.left, found.pace) == (pytest.approx(45), pytest.approx(257), "45")
+    assert (found.rate, found.left) == (pytest.approx(45), pytest.approx(257))
+    assert found.outlook == "45 steps a minute, about 4 min 17 s left."
     assert found.counts == {"queued": 1, "running": 2}
     assert (found.step, found.steps) == (92, 300) and found.silent == []
     assert summarise(follower, now=1601.0).silent == [follower.runs[run.path.name] for run in (one, other)]
@@ -183,13 +186,14 @@ def test_a_sweep_that_has_not_begun_has_not_ended(tmp_path):
     assert not summarise(follower).over
     write(tmp_path, FP32)
     follower.look()
-    assert summarise(follower).over
+    assert summarise(follower).over and summarise(follower).outlook == "All have ended."
     write(tmp_path, FP32, seed=1, state="preempted", until=5)
     follower.look()
     assert not summarise(follower).over  # its job is queued again
+    assert summarise(follower).outlook == "No run is under way."
     shutil.rmtree(tmp_path)
     follower.look()
-    assert follower.runs == {}
+    assert follower.runs == {} and summarise(follower).outlook == "The folder is gone."
 
 
 def test_what_only_the_ledger_knows(tmp_path):
@@ -292,7 +296,7 @@ def test_the_terminal_shows_arms_curves_alarms_and_logs(tmp_path):
     console = Console(record=True, width=150, file=io.StringIO())
     watch_in_terminal(follower, console)
     lines = console.export_text().splitlines()
-    assert lines[0] == f"{tmp_path.name}: 4 runs, 2 done, 1 collapsed, 1 failed" and "all have ended" in lines[1]
+    assert lines[0] == f"{tmp_path.name}: 4 runs, 2 done, 1 collapsed, 1 failed" and "All have ended." in lines[1]
     (fp32,) = [line for line in lines if line.startswith("fp32 ppo")]
     (fp8,) = [line for line in lines if line.startswith("fp8_tensor ppo")]
     bars = re.search(r"[▁▂▃▄▅▆▇█]{24}", fp32)[0]
@@ -393,7 +397,7 @@ def test_the_worst_alarms_come_first_and_of_these_the_latest(tmp_path):
     folder = write(tmp_path, FP8, steps=20)
     kinds = {(1, 5.0): "collapse", (2, 9.0): "warning", (3, 7.0): "all_rejected", (4, 6.0): "collapse", (5, 8.0): "warning"}
     for (step, seconds), kind in kinds.items():
-        event = {"kind": kind, "step": step, "time": seconds, "detector": "x"}
+        event = {"kind": kind, "step": step, "time": seconds, "detector": f"x{step}"}
         jsonl.append(folder.path / "events.jsonl", [event])
     follower = Follower(tmp_path)
     follower.look()
@@ -408,5 +412,38 @@ def test_an_alarm_names_its_step_and_the_onset_that_the_report_has(tmp_path):
     follower = Follower(tmp_path)
     follower.look()
     (run,) = follower.runs.values()
-    told = [str(alarm) for alarm in run.alarms]
+    told = [str(alarm) for alarm in run.alarms.values()]
     assert "collapse by drawdown at step 85, onset 70" in told and told[-1] == "all_rejected at step 90"
+
+
+def test_an_alarm_that_a_resumed_run_records_again_is_the_same_one(tmp_path):
+    """As in the report, whose onset is the first. Steps that were all rejected differ by their step."""
+    folder = write(tmp_path, FP8, steps=20)
+    for step, onset in ((8, 5), (9, 6)):
+        folder.log_event("warning", step, detector="weights", onset=onset)
+        folder.log_event("all_rejected", step)
+    folder.log_event("all_rejected", 8)
+    follower = Follower(tmp_path)
+    follower.look()
+    found = summarise(follower)
+    told = [str(alarm) for alarm, _ in found.alarms]
+    assert sorted(told) == ["all_rejected at step 8", "all_rejected at step 9", "warning by weights at step 8, onset 5"]
+    assert found.alarms_in_all == 3
+
+
+def test_a_browser_that_goes_away_is_no_error(tmp_path, capfd):
+    """It closes with unread bytes, which is a reset, while the answer is being written; the next one is answered."""
+    under_way(tmp_path, FP32)
+    with served(Follower(tmp_path)) as server:
+        place, begun, gone = urlsplit(server.address), threading.Event(), threading.Event()
+        state = server.state
+        server.state = lambda: (begun.set(), gone.wait(PATIENCE), state() + "x" * (1 << 24))[2]
+        client = socket.create_connection((place.hostname, place.port))
+        client.sendall(f"GET {place.path}state HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert begun.wait(PATIENCE)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        gone.set()
+        server.state = state
+        assert ask(server, "state")[0] == 200
+    assert capfd.readouterr().err == ""

@@ -51,7 +51,7 @@ def gradient_command(
 
     restored = find(checkpoint, trust=trust)
     config = restored.config
-    compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm)
+    compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm, config.loss)
     with collector_at(restored) as collector:
         gradients = SampledGradients(collector, prompts, seed, layers)
         table = gradients.compare(compared, batches, reference)
@@ -59,7 +59,7 @@ def gradient_command(
     note = (
         f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
         f"the truth is the mean of {reference} such batches of the trainer's own policy. "
-        f"{'' if layers is None else f'Parameters: those of the last {layers} blocks and the last norm. '}"
+        f"{'' if layers is None else f'Parameters: those of the upper blocks, {layers} in number, and of the last norm. '}"
         "sd and rmse are those of one batch. Intervals: bootstrap over batches."
     )
     title = f"Gradients at step {restored.step} of {config.path.name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-RESAMPLES = 1000
+RESAMPLES, TAIL = 1000, 0.025
 
 
 class Grams:
@@ -39,14 +39,18 @@ class Grams:
         }
 
     def summary(self, seed: int = 0) -> dict[str, float]:
-        """`statistics` of the data, and as <name> low and high the 2.5 % and 97.5 % quantiles over resamples of the batches."""
+        """`statistics` of the data, and as <name> low and high the 2.5 % and 97.5 % quantiles over resamples of the batches.
+
+        They are NaN where a statistic is undefined in more than 2.5 % of the resamples, as with two or three batches, of which a
+        resample often holds one alone.
+        """
         rng = np.random.default_rng(seed)
         counts = self.gr.shape
         draws = [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
         for name, values in self.statistics(*draws).items():
             known = values[~np.isnan(values)]
-            low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
+            low, high = np.quantile(known, [TAIL, 1 - TAIL]) if len(known) >= (1 - TAIL) * RESAMPLES else (np.nan, np.nan)
             out |= {f"{name} low": float(low), f"{name} high": float(high)}
         return out
 
@@ -58,6 +62,8 @@ def drowned(reference: Tensor) -> bool:
 
 
 def _pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair."""
+    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair, and
+    a resample of one batch alone gives NaN."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
-    return total / (times.sum(1) ** 2 - (times**2).sum(1))
+    pairs = times.sum(1) ** 2 - (times**2).sum(1)
+    return total / np.where(pairs > 0, pairs, np.nan)

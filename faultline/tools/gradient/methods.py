@@ -17,6 +17,7 @@ from algos.reductions import Counts
 from algos.registry import LOSSES
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.presets import presets
+from harness.config import PluginConfig
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
@@ -44,9 +45,12 @@ class Method(NamedTuple):
     bound: float | None = None
 
 
-def methods(losses: list[str], corrections: list[str], reduction: str, norm: int | None = None) -> list[Method]:
+def methods(
+    losses: list[str], corrections: list[str], reduction: str, norm: int | None = None, own: PluginConfig | None = None
+) -> list[Method]:
     """The exact sequence weight, every loss with every correction, and pg at each bound of the families in `ALONG`.
 
+    own: the loss of a run, whose parameters that loss keeps; the others have those of their files.
     Raises UserError on a loss and a correction that count a ratio twice, and on an unknown name.
     """
     exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
@@ -55,12 +59,12 @@ def methods(losses: list[str], corrections: list[str], reduction: str, norm: int
     for loss in losses:
         for name, preset in presets(corrections).items():
             correction, proximal = preset.correction, preset.proximal
-            function = load_loss("ppo" if proximal == "rollout" and not LOSSES[loss].anchored else loss)
+            shown = "ppo" if proximal == "rollout" and not LOSSES[loss].anchored else loss
+            function = functools.partial(load_loss(shown, own), **(preset.ppo if shown == "ppo" else {}))
             try:
                 check_combination(correction, proximal, LOSSES[loss].anchored)
             except ValueError as error:
                 raise UserError(f"loss {loss} with correction {name}: {error}") from None
-            shown = loss if function.func is LOSSES[loss] else "ppo"
             made.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
     for family in ALONG:
         for c in BOUNDS:
@@ -69,8 +73,13 @@ def methods(losses: list[str], corrections: list[str], reduction: str, norm: int
     return made
 
 
-def load_loss(name: str) -> functools.partial:
-    """A loss with the parameters of its config file. Raises UserError on an unknown name."""
+def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
+    """A loss with the parameters of a run if it is the run's `own`, else those of its config file.
+
+    Raises UserError on an unknown name.
+    """
+    if own is not None and own.name == name:
+        return functools.partial(LOSSES[name], **own.params)
     path = Path(__file__).parents[3] / "experiments" / "conf" / "loss" / f"{name}.yaml"
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))

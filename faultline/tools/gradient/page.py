@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
-from analysis.figures.style import legend_below, series, subplots
+from analysis.figures.style import legend_below, series, short, subplots
 from analysis.frames import show
-from analysis.marks import CONTROL
+from analysis.marks import CONTROL, MARKERS
 from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
 
+FILLS = ("none", "full", "left")
+"""Of markers, once each has stood for a method."""
+GAP = 2.0
+"""Pixels around a text: a browser's font may be wider."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
@@ -29,7 +36,9 @@ def answer(table: pd.DataFrame) -> list[str]:
     if len(plain):
         none = plain.iloc[0]
         sentences.append(f"Uncorrected: bias {none.bias:.3g}, sd {none.sd:.3g}, rmse {none.rmse:.3g}.")
-        sentences.append(f"The least biased method has {least.sd**2 / none.sd**2:.3g} times the variance of the uncorrected one.")
+        if none.sd > 0:
+            times = f"{least.sd**2 / none.sd**2:.3g} times"
+            sentences.append(f"The least biased method has {times} the variance of the uncorrected one.")
     if "rmse low" in table and len(named) > 1:
         overlapping = named[(named["rmse low"] <= best["rmse high"]) & (named.method != best.method)]
         if len(overlapping):
@@ -43,8 +52,8 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
     for row in table.to_dict("records"):
         cells = {"method": row["method"]}
         for name in SHOWN:
-            interval = f" [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" if f"{name} low" in row else ""
-            cells[name] = f"{row[name]:.3f}{interval}"
+            low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
+            cells[name] = f"{row[name]:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
         rows.append(cells)
     return pd.DataFrame(rows)
 
@@ -63,7 +72,7 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
 def _page(table: pd.DataFrame, title: str, note: str) -> str:
     caption = (
         "Bias and standard deviation, relative to the length of the true gradient; lower left is better. A line joins the "
-        f"bounds C of a family, whose values stand beside its points. {note}"
+        f"bounds C of a family, whose values stand beside its points where there is room. {note}"
     )
     methods = Section("Methods", table=shown(table), wrapped=False)
     return page(title, answer(table), [Section("Bias and standard deviation", caption, figure=_figure(table)), methods])
@@ -71,16 +80,30 @@ def _page(table: pd.DataFrame, title: str, note: str) -> str:
 
 def _figure(table: pd.DataFrame) -> Figure:
     figure, ((axis,),) = subplots(1, 1, 6.0)
+    values = []
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
         axis.plot(part.bias, part.sd, **series(i), marker=".", linewidth=1.2, label=family)
-        for bound, x, y in part[["bound", "bias", "sd"]].to_numpy(float):
-            axis.annotate(f"{bound:g}", (x, y), fontsize=7, color=series(i)["color"], xytext=(3, 3), textcoords="offset points")
+        look = {"fontsize": 7, "color": series(i)["color"], "xytext": (3, 3), "textcoords": "offset points"}
+        values += [axis.annotate(f"{c:g}", (x, y), **look) for c, x, y in part[["bound", "bias", "sd"]].to_numpy(float)]
     named = table[table.family.isna()]
-    for method, x, y in zip(named.method, named.bias, named.sd, strict=True):
-        axis.plot(x, y, marker="x", color=CONTROL)
-        axis.annotate(method, (x, y), fontsize=8, xytext=(5, -9), textcoords="offset points")
+    for i, (method, x, y) in enumerate(zip(named.method, named.bias, named.sd, strict=True)):
+        fill = FILLS[i // len(MARKERS) % len(FILLS)]
+        axis.plot(x, y, linestyle="", marker=MARKERS[i % len(MARKERS)], fillstyle=fill, color=CONTROL, label=short(method))
     axis.set_xlabel("bias")
     axis.set_ylabel("standard deviation")
     axis.grid(alpha=0.25)
     legend_below(figure, [axis])
+    _thin_out(figure, values)
     return figure
+
+
+def _thin_out(figure: Figure, texts: Sequence[Text]) -> None:
+    """Take away each text that would be drawn over one before it."""
+    figure.draw_without_rendering()
+    kept: list[Bbox] = []
+    for text in texts:
+        box = text.get_window_extent().padded(GAP)
+        if any(box.overlaps(other) for other in kept):
+            text.remove()
+        else:
+            kept.append(box)

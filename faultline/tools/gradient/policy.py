@@ -83,9 +83,9 @@ class GradientPolicy:
 
     def _below(self, layout: Layout) -> Below:
         entered: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        # Before the routing's own hook, which takes the routes out of the arguments.
+        # Before the routing's own hook, and a copy, since that hook takes the routes out of these very arguments.
         seen = self.blocks[0].register_forward_pre_hook(
-            lambda _, args, kwargs: entered.append((args, kwargs)), prepend=True, with_kwargs=True
+            lambda _, args, kwargs: entered.append((args, dict(kwargs))), prepend=True, with_kwargs=True
         )
         places = {name: part for name, part in layout.places.items() if name != "support"}
         with torch.no_grad():

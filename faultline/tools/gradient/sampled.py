@@ -22,6 +22,7 @@ from harness.rollouts import RolloutEngine
 from harness.rollouts.recorded import Recorded
 from harness.seeding import generator
 from harness.tasks import EnvironmentTask
+from harness.train.collected import Scores
 from harness.train.collector import Collector
 from harness.train.replayed import replayed
 
@@ -47,6 +48,7 @@ class SampledGradients:
             raise UserError(f"gradient: task={config.task.name} has an environment, which is not asked here; give another run")
         pool = collector.prompts
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
+        collector.shaping.freeze()
         collector.load_weights(0)
         net = hub_model(config.model) if isinstance(config.model, HubConfig) else build(collector.shape, config.seed)
         self.policy = GradientPolicy(net, config.rollout.temperature, layers)
@@ -91,8 +93,9 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt, all of it in host memory. What π_old replays of the rollout
-        engine, experts and sampling masks, is replayed as in the run; r2 replays nothing at one set of weights."""
+        """A batch of the run's number of samples per prompt, all of it in host memory. Advantages are made as in the run, with
+        what is taken off its rewards. What π_old replays of the rollout engine, experts and sampling masks, is replayed as in
+        the run; r2 replays nothing at one set of weights."""
         collector = self.collector
         prompts = self.prompts.repeat_interleave(collector.config.rollout.group_size, dim=0)
         uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
@@ -100,9 +103,8 @@ class SampledGradients:
         tokens = sampled.rollout.tokens
         replay = replayed(sampled.rollout, collector.config) if engine is collector.engine else None
         logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
-        batch = Batch(
-            sampled.rollout.logp, sampled.rollout.mask, logp, collector.credit(sampled).advantages, prompt=sampled.prompt_numbers
-        )
+        reference = collector.score_reference(sampled) if collector.config.kl.place == "reward" else None
+        batch = collector.collect(sampled, Scores(logp, None, reference, replay))[0].batch
         replay = None if replay is None else replay.map(Tensor.cpu)
         rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)
         return Drawn(rows, replay, Batch._make(None if part is None else part.cpu() for part in batch))

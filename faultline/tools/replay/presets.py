@@ -16,11 +16,12 @@ FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
 
 
 class Preset(BaseModel):
-    """A correction, and the anchor of the loss with it: old (π_old) or rollout (μ)."""
+    """A correction, the anchor of the loss with it, old (π_old) or rollout (μ), and what it sets of PPO's own parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     correction: CorrectionConfig
     proximal: Proximal = "old"
+    ppo: dict[str, float] = {}
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
@@ -41,7 +42,11 @@ def _load(path: Path) -> Preset:
     if not isinstance(content, dict) or not content:
         raise UserError(f"{path}: holds no keys; write a correction like the files in experiments/conf/correction")
     # A file that sets other groups too has its correction under that key.
-    fields = {"correction": content.get("correction", content), "proximal": content.get("proximal", "old")}
+    fields = {
+        "correction": content.get("correction", content),
+        "proximal": content.get("proximal", "old"),
+        "ppo": content.get("loss", {}),  # the presets that set a parameter of a loss all choose PPO
+    }
     try:
         return Preset.model_validate(fields)
     except ValidationError as error:
