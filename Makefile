@@ -84,6 +84,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench.distinct
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.smollm2
+	$(RUN) -m experiments.bench.shared
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
 	$(RUN) -m experiments.bench.start

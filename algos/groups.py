@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
-    """GEPO's expectation of μ over the responses to the prompt of each response, log Ê[μ], [B], in nats.
+    """GEPO's expectation of μ̄ over the responses to the prompt of each response, log Ê[μ̄], [B], in nats.
 
-    Ê[μ] = Σ_j μ(y_j)²/Σ_j μ(y_j) over the responses j to the prompt that are `present`
+    Ê[μ̄] = Σ_j μ̄_j²/Σ_j μ̄_j over the responses j to the prompt that are `present`
 
-    Where log μ(y) = `log_mu` [B] is of whole responses, `present` [B] bool leaves responses without a token out, and
-    `prompt` [B] numbers the prompts. The weight of a response is π(y)/Ê[μ]: biased, and not 1 where π = μ.
-    Source: arXiv 2508.17850 eq. 2 and 3. Limits: equal μ(y_j), or a prompt of one response, give log μ. NaN without any.
+    Where log μ̄ = `log_mu` [B] is the mean of log μ over the tokens of a response, `present` [B] bool leaves responses without
+    a token out, and `prompt` [B] numbers the prompts. The weight of a response is π̄/Ê[μ̄]: biased, and not 1 where π = μ.
+    Source: arXiv 2508.17850 eq. 2 and 3, with the geometric mean over tokens that its code has (HanlardResearch/HeteroRL_GEPO).
+    Limits: equal μ̄_j, or a prompt of one response, give log μ̄. NaN without any.
     """
     assert log_mu.shape == present.shape == prompt.shape and present.dtype == torch.bool
     group = consecutive(prompt)

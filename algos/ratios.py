@@ -51,21 +51,21 @@ class Ratio:
     def at_level(self, level: str) -> Tensor:
         """ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
 
-        group: π(y)/Ê[μ] with `groups.log_expectation`; 1 of a response without tokens. Raises ValueError on a missing input.
+        group: π̄/Ê[μ̄] with `groups.log_expectation`; 1 of a response without tokens. Raises ValueError on a missing input.
         """
         if level == "group":
             return self.cached(level, lambda: bounded_exp(self._over_expectation()))
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
 
     def _over_expectation(self) -> Tensor:
-        """log π(y) − log Ê[μ] [B, 1]. In fp64: log μ(y) may be thousands of nats, of which one counts."""
+        """log π̄ − log Ê[μ̄] [B, 1], where π̄ and μ̄ are the geometric means of the probabilities of a response's tokens."""
         if self.batch.prompt is None:
             raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
-        log_mu = torch.where(self.mask, self.batch.logp_rollout, 0.0).sum(-1, dtype=torch.float64)
+        log_mu = at_level(torch.where(self.mask, self.batch.logp_rollout, 0.0), self.mask, "geometric")
         present = self.mask.any(-1)
-        distance = log_mu - log_expectation(log_mu, present, self.batch.prompt)
-        log_w = self.l.sum(-1, dtype=torch.float64) + distance
-        return torch.where(present, log_w, 0.0).to(self.l.dtype)[:, None]
+        distance = log_mu[:, 0] - log_expectation(log_mu[:, 0], present, self.batch.prompt)
+        log_w = at_level(self.l, self.mask, "geometric") + distance[:, None]
+        return torch.where(present[:, None], log_w, 0.0)
 
     @cached_property
     def excess(self) -> Tensor:

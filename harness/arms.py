@@ -38,9 +38,12 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """The arm of a run whose sweep is unknown: precision, loss and correction. Raises KeyError on what is no config."""
+    """The arm of a run whose sweep is unknown: precision, loss and correction. Raises KeyError on what is no config.
+
+    A weight that is computed for its metrics alone corrects nothing.
+    """
     weight = config["correction"]["weight"]
-    parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] else []
+    parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
     parts += [f"reject-{name}" for name in sorted(config["correction"]["reject"])]
     replay = config.get("routing", {}).get("replay", NONE)
     parts += [replay] if replay != NONE else []
@@ -77,6 +80,8 @@ def _part(key: str, plain: Arm) -> str:
 
 def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
     flat = flatten({section: values for section, values in config.items() if section not in OPERATION})
+    if not config["correction"]["weight"]["level"]:  # its keys would name an arm without a weight beside one that measures it
+        flat = {key: value for key, value in flat.items() if not key.startswith("correction.weight.")}
     return {key: value for key, value in flat.items() if key not in but}
 
 

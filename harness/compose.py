@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +107,12 @@ def refusal(error: Exception) -> str:
         if options := _options_with(unknown[1]):
             several = "one of these first" if len(options) > 1 else "that first"
             return f"{unknown[1]}: a key of {', '.join(options)} and not of the chosen option; choose {several}"
-        return f"{unknown[1]}: unknown key; python -m experiments.train --help lists them all"
+        if filtered := re.match(r"correction\.reject\.(\w+)", unknown[1]):
+            own = f"+{filtered[0]}={{level: token, upper: 2}}"
+            return f"{filtered[0]}: the chosen correction has no such filter; add one by all of its keys, as '{own}'"
+        near = get_close_matches(unknown[1], _keys(compose()), 1, 0.8)
+        meant = f"the nearest is {near[0]}; " if near else ""
+        return f"{unknown[1]}: unknown key; {meant}python -m experiments.train --help lists them all"
     return " ".join(str(error).split())
 
 
@@ -128,6 +134,12 @@ def check_files(folder: str | None) -> None:
     """Raise UserError on a file below --config-dir that Hydra could not read, or could not end to read."""
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
         read_yaml(file)
+
+
+def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The keys of sections and of what they hold, with dots."""
+    below = [key for name, value in values.items() if isinstance(value, dict) for key in _keys(value, f"{prefix}{name}.")]
+    return [f"{prefix}{name}" for name in values] + below
 
 
 def _option_names(group: str) -> list[str]:

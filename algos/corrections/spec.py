@@ -16,8 +16,8 @@ from algos.parameters import LARGE, SMALL
 Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
 """Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
 product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
-over each segment (turn) of the response. group: GEPO's, the response's π over the expectation of μ among the responses to
-its prompt; a weight's only."""
+over each segment (turn) of the response. group: GEPO's, the geometric mean of π over the response's tokens, divided by the
+expectation of that of μ among the responses to its prompt; a weight's only."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
@@ -180,15 +180,15 @@ class Correction:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():
             _check_choice(key, getattr(self, key), accepted)
         if self.normalize == "batch" and not self.weighs:
-            raise ValueError("normalize=batch has no effect while weight.level is null or weight.apply false")
+            raise ValueError("normalize=batch has no effect while weight.level is null or weight.apply false; use none")
         if self.ratio == "current" and self.weight.level is None and not self.reject:
-            raise ValueError("ratio=current has no effect without a weight or a filter")
+            raise ValueError("ratio=current has no effect without a weight or a filter; use old")
         if self.ratio == "current" and self.weight.level == "group":
             raise ValueError(
                 "ratio=current with weight.level=group: it is taken in each mini-batch, where groups are not whole; use ratio=old"
             )
         if self.denominator == "kept" and not self.reject:
-            raise ValueError("denominator=kept has no effect without a filter under reject")
+            raise ValueError("denominator=kept has no effect without a filter under reject; use original")
 
     @property
     def levels(self) -> dict[str, str]:
@@ -233,7 +233,7 @@ def check_baseline(correction: Correction, baseline: str) -> None:
     if baseline == "all":
         return
     if not correction.reject:
-        raise ValueError("baseline=kept has no effect without a filter under correction.reject")
+        raise ValueError("baseline=kept has no effect without a filter under correction.reject; use all")
     if correction.ratio == "current":
         raise ValueError("baseline=kept needs correction.ratio=old: π_θ is not known before the advantages are")
     for name, filter_ in correction.reject.items():

@@ -17,8 +17,8 @@ from harness.errors import UserError
 
 WIDTH = 1440
 """Of the window, in pixels."""
-COLOURS = 64
-"""Of the palette: curves and text need no more, and the file is a third as large."""
+COLOURS = 256
+"""Of the palette: with fewer, two hues of precisions become one."""
 CALLOUTS = {
     1: "ul.answer",
     2: "ul.answer ~ p.note",

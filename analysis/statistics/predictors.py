@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
+from analysis.statistics.survival import ENOUGH
+
 WINDOW = 5
 """Steps of the running median: one noisy step is no alarm."""
 HORIZON = 50
@@ -131,6 +133,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         if judged and (len(lead), len(false)) != (collapsed, others):
             note = f"{len(lead)} of {collapsed} collapsed and {len(false)} of {others} other runs could be judged"
             collapsed, others = len(lead), len(false)
+        if judged and collapsed < ENOUGH:
+            note = "; ".join(filter(None, [note, f"fewer than {ENOUGH} collapses rank nothing"]))
         rows.append(
             {
                 "diagnostic": metric,

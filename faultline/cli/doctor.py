@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "list what this machine can compute rollouts in"
+HELP = "list what the engines can compute rollouts in on this machine"
 EXAMPLES = """\
 faultline doctor
 faultline doctor --parity"""

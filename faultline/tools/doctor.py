@@ -1,4 +1,4 @@
-"""`faultline doctor`: what this machine can compute rollouts in; with --parity, how far actor and engines differ."""
+"""`faultline doctor`: what the engines can compute rollouts in here; with --parity, how far actor and engines differ."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def doctor(parity: bool) -> None:
     """Print versions, device and formats. Raises UserError if a pair of engines differs more than is normal."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
+    print("local engine: every rollout/precision, on any machine; it rounds as the format does and computes in fp32 or BF16")
     print(f"vLLM: {installed() or f'not installed; {INSTALL}'}")
     if installed():
         caches = {f"kv_cache={name}": kv_cache_refusal(name, head_dim=128) for name in ("fp8_e4m3", "fp8_e5m2")}

@@ -63,7 +63,7 @@ class ReduceConfig(Strict):
         if needed and self.norm is None:
             raise ValueError("norm is missing: seq_mean_token_sum_norm divides by it; give the maximum length in tokens")
         if not needed and self.norm is not None:
-            raise ValueError(f"norm={self.norm} has no effect with mode={self.mode}")
+            raise ValueError(f"norm={self.norm} has no effect with mode={self.mode}; use norm=null")
         return self
 
 

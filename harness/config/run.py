@@ -74,7 +74,7 @@ class Config(Strict):
             )
         if self.rollout.group_size == 1 and self.correction.weight.level == "group":
             raise ValueError(
-                "correction.weight.level=group with rollout.group_size=1: of a group of one it is level=sequence; use that, or "
+                "correction.weight.level=group with rollout.group_size=1: of a group of one it is level=geometric; use that, or "
                 "larger groups"
             )
         if self.critic.warmup_steps >= self.steps:

@@ -195,6 +195,8 @@ def run_folders(sweep: Path | str) -> list[RunFolder]:
     """The run folders of a sweep, in the order of their names. Raises UserError if it has none."""
     sweep = Path(sweep)
     folders = sorted(path.parent for path in sweep.glob("*/config.json"))
+    if not sweep.exists():
+        raise UserError(f"{sweep}: no such folder")
     if not folders:
         hint = "it is one itself, give the folder above" if (sweep / "config.json").exists() else "give the folder of a sweep"
         raise UserError(f"{sweep}: no run folder in it; {hint}, as runs/demo")

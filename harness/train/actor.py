@@ -18,6 +18,7 @@ from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 from harness.train.engine import DeepSpeedModel
 from harness.train.head import ScoringModel
+from harness.train.layout import can_share
 from harness.train.ranks import join
 from harness.train.routing import RoutingHooks
 from harness.train.straight_through import cast_linear_layers
@@ -77,7 +78,7 @@ class DeepSpeedActor(DeepSpeedModel):
             cast_linear_layers(model, config.precision)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        super().__init__(ScoringModel(model, temperature), config)
+        super().__init__(ScoringModel(model, temperature), config, shares=can_share(model.config))
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)

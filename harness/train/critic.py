@@ -15,6 +15,7 @@ from harness.train.collected import Collected
 from harness.train.engine import DeepSpeedModel
 from harness.train.forward import micro_batches
 from harness.train.head import ValueModel
+from harness.train.layout import can_share
 from harness.train.learner import norm_metrics
 from harness.train.ranks import join
 
@@ -27,7 +28,8 @@ class DeepSpeedCritic(DeepSpeedModel):
         net = net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         if config.actor.gradient_checkpointing:
             net.gradient_checkpointing_enable({"use_reentrant": False})
-        super().__init__(ValueModel(net), config.actor.model_copy(update={"lr": config.critic.lr}))
+        settings = config.actor.model_copy(update={"lr": config.critic.lr})
+        super().__init__(ValueModel(net), settings, shares=can_share(net.config))
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """V of the state before each token [B, T], with gradient; 0 on padding. Equal rows are computed once."""

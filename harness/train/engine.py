@@ -48,15 +48,16 @@ class DeepSpeedModel:
     """ZeRO stage 0 to 3 on all ranks of the run; AdamW, clipped by global norm.
 
     module: takes `input_ids` [B, L] and `targets` [B, T], which its last T places predict, and gives a tuple of [B, T].
+    shares: whether responses may share a row with their prompt, see `Layout`.
     """
 
-    def __init__(self, module: nn.Module, config: ActorConfig):
+    def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
         # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
         # leave a lock on which later starts hang. To look which could be runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
-        self.config = config
+        self.config, self.shares = config, shares
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
@@ -83,8 +84,12 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """What the module gives, [B, T] each and 0 on padding, of rows that are on the device."""
-        layout = Layout.of(prompts, tokens, replay)
+        """What the module gives, [B, T] each and 0 on padding, of rows that are on the device.
+
+        Responses share the forward pass of their prompt where that pays.
+        """
+        shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
+        layout = shared or Layout.of(prompts, tokens, replay)
         given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
         return [layout.whole(values) for values in given]
 

@@ -36,12 +36,12 @@ class ScoringModel(nn.Module):
         self.lm_head = ScoringHead(net.get_output_embeddings().weight, temperature)
 
     def forward(
-        self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, **places: Any
+        self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, at: Tensor | None = None, **places: Any
     ) -> tuple[Tensor, Tensor]:
-        """input_ids: [B, L]. targets: [B, T], which the last T places predict. support: [B, T, ⌈V/8⌉], see `recorded.pack`; None:
-        all tokens. Returns (log π, H), [B, T]."""
+        """input_ids: [B, L]. targets: [B, T], which the last T places predict, or those that `at` names, see `Layout`.
+        support: [B, T, ⌈V/8⌉], see `recorded.pack`; None: all tokens. Returns (log π, H), [B, T]."""
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
-        return self.lm_head(hidden[:, -targets.shape[1] :], targets, support)
+        return self.lm_head(_before(hidden, targets, at), targets, support)
 
 
 class ValueModel(nn.Module):
@@ -54,10 +54,15 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, input_ids: Tensor, targets: Tensor, **places: Any) -> tuple[Tensor]:
-        """input_ids: [B, L]. targets: [B, T], the tokens after the states that are valued. Returns (V,), [B, T]."""
+    def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
+        """input_ids: [B, L]. targets: [B, T], the tokens after the states that are valued. at: as above. Returns (V,), [B, T]."""
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
-        return (self.value_head(hidden[:, -targets.shape[1] :])[..., 0].float(),)
+        return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
+
+
+def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
+    """The states [B, T, H] that predict the targets."""
+    return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 
 class ScoringHead(nn.Module):

@@ -86,9 +86,9 @@ NAN = math.nan
         (lambda: Correction(ratio="new"), "ratio=new: accepted are old, current"),
         (lambda: Correction(normalize="token"), "normalize=token: accepted are none, batch"),
         (lambda: Correction(denominator="all"), "denominator=all: accepted are original, kept"),
-        (lambda: Correction(ratio="current"), "ratio=current has no effect without a weight or a filter"),
-        (lambda: Correction(normalize="batch"), "normalize=batch has no effect while weight.level is null"),
-        (lambda: Correction(denominator="kept"), "denominator=kept has no effect without a filter under reject"),
+        (lambda: Correction(ratio="current"), "ratio=current has no effect without a weight or a filter; use old"),
+        (lambda: Correction(normalize="batch"), "while weight.level is null or weight.apply false; use none"),
+        (lambda: Correction(denominator="kept"), "denominator=kept has no effect without a filter under reject; use original"),
     ],
 )
 def test_specs(make, message):

@@ -1,68 +1,98 @@
 """The weight and the baseline of a group, against exact sums."""
 
 import math
-from fractions import Fraction
 
 import pytest
 import torch
+from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
 from algos.groups import off_policy_baseline
+from algos.objective import Objective
+from algos.reductions import Counts
+from algos.registry import LOSSES
 from tests.algos.algo_cases import f64
 
 GEPO = Correction(weight=Weight("group", upper=math.inf))
 
 
 def test_the_weight_of_gepo_by_hand():
-    """μ(y) = 1/2 and 1/8, so Ê = (1/4 + 1/64)/(1/2 + 1/8) = 17/40; π(y) = 1/4 and 1/2 give 10/17 and 20/17."""
-    mu = f64([[1 / 2, math.nan], [1 / 2, 1 / 4]]).log()
-    pi = f64([[1 / 4, math.nan], [1, 1 / 2]]).log()
+    """μ̄ = 1/2 and √(1/4·1/16) = 1/8, so Ê = (1/4 + 1/64)/(1/2 + 1/8) = 17/40; π̄ = 1/4 and √(1·1/4) = 1/2 give 10/17 and 20/17."""
+    mu = f64([[1 / 2, math.nan], [1 / 4, 1 / 16]]).log()
+    pi = f64([[1 / 4, math.nan], [1, 1 / 4]]).log()
     mask, prompt = torch.tensor([[True, False], [True, True]]), torch.tensor([7, 7])
     batch = Batch(mu, mask, pi, prompt=prompt)
     assert correct(batch, GEPO).weights.flatten().tolist() == pytest.approx([10 / 17, 0, 20 / 17, 20 / 17], rel=1e-12)
-    apart = correct(batch._replace(prompt=torch.tensor([7, 3])), GEPO).weights  # of one response it is π/μ
+    apart = correct(batch._replace(prompt=torch.tensor([7, 3])), GEPO).weights  # of one response it is π̄/μ̄
     assert apart.flatten().tolist() == pytest.approx([1 / 2, 0, 4, 4], rel=1e-12)
     empty = correct(batch._replace(mask=torch.tensor([[True, False], [False, False]])), GEPO).weights
     assert empty.flatten().tolist() == pytest.approx([1 / 2, 0, 0, 0])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_weight_of_gepo_against_a_loop_in_fractions(seed):
-    """Groups of unequal size whose responses lie apart in the batch; probabilities are fractions, so the loop is exact."""
+def drawn(seed) -> tuple[Tensor, Tensor, Batch]:
+    """(π, μ, their batch): probabilities [9, 3] in sixteenths; groups of unequal size whose responses lie apart in the batch."""
     random = torch.Generator().manual_seed(seed)
     prompt = torch.randint(4, (9,), generator=random) * 5
-    lengths = torch.randint(4, (9,), generator=random)  # some without a token
-    mask = torch.arange(3) < lengths[:, None]
-    pi, mu = (torch.randint(1, 16, (9, 3), generator=random) for _ in range(2))
-    batch = Batch((mu / 16).double().log(), mask, (pi / 16).double().log(), prompt=prompt)
+    mask = torch.arange(3) < torch.randint(4, (9, 1), generator=random)  # some without a token
+    pi, mu = (torch.randint(1, 16, (9, 3), generator=random).double() / 16 for _ in range(2))
+    return pi, mu, Batch(mu.log(), mask, pi.log(), torch.randn(9, 1, generator=random).double().expand(9, 3), prompt=prompt)
 
-    def of_response(sixteenths, i):
-        return math.prod(Fraction(int(n), 16) for n in sixteenths[i, : lengths[i]])
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_weight_of_gepo_against_a_loop(seed):
+    pi, mu, batch = drawn(seed)
+    lengths = batch.mask.sum(1).tolist()
+
+    def of_response(probabilities, i):
+        return math.prod(probabilities[i, : lengths[i]].tolist()) ** (1 / lengths[i])
 
     expected = torch.zeros(9, 3, dtype=torch.float64)
     for i in range(9):
-        group = [of_response(mu, j) for j in range(9) if prompt[j] == prompt[i] and lengths[j]]
+        group = [of_response(mu, j) for j in range(9) if batch.prompt[j] == batch.prompt[i] and lengths[j]]
         if lengths[i]:
-            expected[i, : lengths[i]] = float(of_response(pi, i) * sum(group) / sum(q * q for q in group))
+            expected[i, : lengths[i]] = of_response(pi, i) * sum(group) / sum(q * q for q in group)
     torch.testing.assert_close(correct(batch, GEPO).weights, expected, rtol=1e-12, atol=0)
 
 
-def test_the_weight_of_gepo_stays_finite_over_long_responses():
-    """μ = e^−2000 and e^−3000: Ê is the larger one to within e^−1000. π(y_2) is e^−1000 of Ê, which is bounded at e^−20."""
-    mu, mask = torch.full((2, 1000), -2.0), torch.ones(2, 1000, dtype=torch.bool)
+def test_the_gradient_of_gepo_is_that_of_its_objective():
+    """−mean_i A_i·exp(mean_t log π_θ)/Ê_i, which the authors' code differentiates: a detached weight times a loss by token."""
+    _, mu, batch = drawn(0)
+    present, lengths = batch.mask.any(1), batch.mask.sum(1).clamp(min=1)
+
+    def of_response(logp):
+        return (torch.where(batch.mask, logp, 0.0).sum(1) / lengths).exp() * present
+
+    q, same = of_response(mu.log()), batch.prompt[:, None] == batch.prompt
+    expectation = (same * q.square()).sum(1) / (same * q).sum(1)
+    logp = batch.logp_old.clone().requires_grad_()
+    theirs = -(batch.advantages[:, 0] * of_response(logp) / expectation)[present].mean()
+    corrected = correct(batch, GEPO)
+    ours, _ = Objective(LOSSES["pg"], GEPO, "old", "seq_mean_token_mean")(logp, batch, corrected, Counts.of(corrected.counted))
+    gradients = [torch.autograd.grad(loss, logp)[0] for loss in (ours, theirs)]
+    assert gradients[1].abs().amax() > 0.01
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+
+
+def test_the_weight_of_gepo_does_not_depend_on_the_length():
+    """μ̄ = e^−2 and e^−3 whatever the lengths: Ê = (e^−4 + e^−6)/(e^−2 + e^−3), and π = μ gives e^−2/Ê and e^−3/Ê."""
+    mu = torch.full((2, 1000), -2.0)
     mu[1] = -3.0
-    weights = correct(Batch(mu, mask, mu, prompt=torch.zeros(2, dtype=torch.long)), GEPO).weights
-    assert weights.dtype == torch.float32 and weights[:, 0].tolist() == pytest.approx([1.0, math.exp(-20)])
+    expectation = (math.exp(-4) + math.exp(-6)) / (math.exp(-2) + math.exp(-3))
+    for lengths in ([1000, 1000], [1, 1000], [1000, 1]):
+        mask = torch.arange(1000) < torch.tensor(lengths)[:, None]
+        weights = correct(Batch(mu, mask, mu, prompt=torch.zeros(2, dtype=torch.long)), GEPO).weights
+        assert weights.dtype == torch.float32
+        assert weights[:, 0].tolist() == pytest.approx([math.exp(-2) / expectation, math.exp(-3) / expectation], rel=1e-6)
 
 
 def test_the_diagnostics_see_whole_groups():
     """More tokens than a chunk has, and groups whose responses differ in length, so that chunks by length part them."""
     lengths = torch.tensor([40, 4000]).repeat(32)
     mask = torch.arange(4000) < lengths[:, None]
-    mu = -0.01 * torch.rand(64, 4000, generator=torch.Generator().manual_seed(0))
+    mu = -lengths[:, None] / 4000 * torch.rand(64, 4000, generator=torch.Generator().manual_seed(0))
     corrected, rows = correct_with_diagnostics(Batch(mu, mask, mu, prompt=torch.arange(64) // 2), GEPO)
     applied = finish_diagnostics(rows, GEPO)["rollout_corr/rollout_is_mean"]
     assert applied.item() == pytest.approx((corrected.weights.double().sum() / mask.sum()).item(), rel=1e-6)

@@ -125,6 +125,19 @@ def test_a_key_of_a_plug_in_is_compared_among_runs_of_that_plug_in():
     assert named["low"].loss == "ppo loss.eps_high=0.2" and named["sapo"].correction == "none"
 
 
+def test_a_weight_for_its_metrics_alone_makes_no_corrected_arm():
+    """It trains as no weight does. So it is uncorrected, and the arm without a weight keeps the setting of the corrected ones."""
+    made = {"plain": ["correction=none"], "weighed": ["correction=token_truncate"],
+            "observed": ["correction=token_truncate", "correction.weight.apply=false"],
+            "filtered": ["correction=token_truncate", "correction.weight.apply=false",
+                         "+correction.reject.a={level: token, upper: 2}"]}  # fmt: skip
+    named = arms({run: config(*overrides) for run, overrides in made.items()})
+    assert {run: one.correction for run, one in named.items()} == {
+        "plain": "none", "weighed": "token-truncate", "observed": "none", "filtered": "reject-a"}  # fmt: skip
+    assert named["plain"].setting == named["weighed"].setting == named["filtered"].setting == ""
+    assert named["observed"].setting.startswith('correction.weight.action="truncate" correction.weight.apply=false ')
+
+
 def test_filters_are_named_in_one_order():
     """config.json sorts its keys, a config file does not."""
     one, other = config("correction=verl/decoupled_geo_rs"), config("correction=verl/decoupled_geo_rs")

@@ -340,7 +340,7 @@ def test_the_command_line(made, tmp_path):
     done = subprocess.run([*command, str(made[0]), "--out", str(tmp_path / "r")], capture_output=True, text=True)
     assert done.returncode == 0 and f"Page: {tmp_path}/r/report.html" in done.stdout, done.stderr
     for wrong, said in (
-        ([str(tmp_path / "none")], "no run folder in it"),
+        ([str(tmp_path / "none")], "none: no such folder"),
         (["wandb-offline:" + str(tmp_path)], "no offline W&B run below it"),
         ([str(made[0]), "--into", str(tmp_path / "no.md")], "needs the line"),
         ([str(made[0]), "--seeds", "3-7"], "3-7: accepted are whole numbers separated by commas, as 3,4,5"),

@@ -267,7 +267,7 @@ ONE_RESPONSE = [
     ("areal/kpop", [18, 17], [0, math.exp(17)]),  # π = e^-2, μ = e^-20: .135·18 + .865·log .865 = 2.31 > 2; e^-3: .80
     ("kpop", [17, 1], [0, E]),  # .80 > .1
     ("prefix_truncate", [0.5, 0.5, -2], [math.exp(0.5), 2, 1 / E]),  # sums .5, 1, -1
-    ("gepo", [0.5, -0.2], [math.exp(0.3)] * 2),  # of a group of one: the product
+    ("gepo", [0.5, -0.2], [math.exp(0.15)] * 2),  # of a group of one: exp(mean)
     ("suffix_veto", [0.1, 1, 0, 0], [1, 1, 0, 0]),  # e > 2: what follows it
     ("suffix_veto", [0.5, 0.5], [1, 1]),
     ("vexact/k1", [0.003, 0], [0, 0]),  # mean .0015

@@ -51,14 +51,14 @@ def test_a_truncation_is_the_largest_that_has_the_ess():
     table = proposed(dump(4000, 50, gaussian(0.1)))
     row = table.loc["truncate-sequence"]
     assert pytest.approx(0.9, abs=0.01) == row.ESS and row.ESS >= 0.9 and row.low <= row.C <= row.high
-    assert table.loc["truncate-token", "verdict"].startswith("no bound needed: ESS 0.99")
+    assert table.loc["truncate-token", "verdict"].startswith("enough without a bound: ESS 0.99")
 
 
 @pytest.mark.parametrize("shape", [(60, 20), (2000, 2)])
 def test_a_matched_dump_needs_no_bound(shape):
     """l = 0 everywhere: the smallest bound, C = 1 + 1e-6, keeps all, however small the dump."""
     table = proposed(dump(*shape, gaussian(0.0)))
-    assert table.verdict.str.startswith("no bound needed: ").all(), list(table.verdict)
+    assert table.verdict.str.startswith("enough without a bound: ").all(), list(table.verdict)
     assert table.C.isna().all() and table.high.isna().all()
     assert table.loc["mask-token", "verdict"].endswith("the smallest keeps 100.00% of the tokens")
 
@@ -152,8 +152,8 @@ def test_a_heavy_tail_of_tiny_deviations_needs_no_bound():
     is about 1 + 1e-7·80,000^1.09 = 1.02, so the ESS is 1 to within .02²/80,000."""
     tiny = dump(4000, 20, lambda rng, shape: np.log1p(1e-7 * rng.uniform(size=shape) ** -1.09))
     table = proposed(tiny)
-    assert table.loc["truncate-token", "verdict"] == "no bound needed: ESS 1.000 without"
-    assert table.loc["truncate-sequence", "verdict"] == "no bound needed: ESS 1.000 without"
+    assert table.loc["truncate-token", "verdict"] == "enough without a bound: ESS 1.000 without"
+    assert table.loc["truncate-sequence", "verdict"] == "enough without a bound: ESS 1.000 without"
     for family in ("mask-token", "reject-worst_token"):
         assert "Pareto" not in table.loc[family, "verdict"]
 

@@ -70,6 +70,16 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
         correction(weight("token", upper=2.0, apply=False), {"seq_mean_k3": keep("geometric", "k3", None, 0.01)},
                    ratio="current"),
         ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here"], []),
+    "bypass with ppo_clip, normalised": (
+        {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "rollout_is_batch_normalize": True}},
+        "ppo", "rollout", correction(weight("token", upper=2.0, apply=False), ratio="current"),
+        ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here",
+         "rollout_is_batch_normalize: of weights for metrics alone verl tells their mean, which is not recorded here"], []),
+    "bypass with reinforce, normalised": (
+        {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce",
+                                "rollout_is_batch_normalize": True}},
+        "pg", "old", correction(weight("token", upper=2.0), ratio="current", normalize="batch"),
+        ["rollout_is_batch_normalize: bypass mode divides by the mean of a micro-batch, this of the mini-batch"], []),
     "loss_type without bypass": (
         {"rollout_correction": {"rollout_is": None, "loss_type": "reinforce"}}, "ppo", "old", correction(NONE),
         ["loss_type, use_policy_gradient: verl does not read them without bypass_mode"], []),
@@ -180,6 +190,20 @@ def test_the_rest_of_a_verl_config(imported):
         "use_kl_in_reward is not true, so verl does not read kl_penalty and kl_ctrl",
     ]
     assert body["kl"] == {"coef": 0.001} and lost == []
+
+
+@pytest.mark.parametrize(("estimator", "std", "alone", "group"), [
+    ("grpo", True, "reinforce", "grpo"), ("grpo_vectorized", False, "reinforce", "dr_grpo"), ("rloo", True, "reinforce", "rloo"),
+    ("opo", True, "reinforce", "opo"), ("reinforce_plus_plus_baseline", True, "reinforce_pp", "reinforce_pp_baseline"),
+    ("remax", True, "remax", "remax"), ("rloo_vectorized", True, "rloo", "rloo"),  # which is 0 in verl too
+])  # fmt: skip
+def test_one_response_to_a_prompt_in_verl(imported, estimator, std, alone, group):
+    """verl's baseline of a group of one is 0; here such an estimator would be refused."""
+    for n, expected in ((1, alone), (2, group)):
+        body, notes, _ = imported({"algorithm": {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": std}, "rollout.n": n})
+        assert body["options"]["advantage"] == expected
+        changed = f"rollout.n=1: verl's {estimator} subtracts no baseline from a response alone, which is {expected}"
+        assert [note for note in notes if "rollout.n" in note] == ([changed] if expected != group else [])
 
 
 CLAMPED = "kl={}: verl clamps the value of k3 at 10, with gradient 0 beyond; no clamp here"

@@ -274,7 +274,7 @@ def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
     ("text", "message"),
     [
         ("rollout_is: tokenn\n", r"rollout_is=tokenn: accepted are token, sequence, geometric; or remove it"),
-        ("rollout_is: token\nrollout_is_threshold: 0.5\n", r"rollout_is=token: upper=0.5 is below 1"),
+        ("rollout_is: token\nrollout_is_threshold: 0.5\n", r"rollout_is_threshold=0.5: upper=0.5 is below 1"),
         ("tis_imp_ratio_cap: 0.5\n", r"tis_imp_ratio_cap=0.5: upper=0.5 is below 1"),
         ("rollout_is: true\nrollout_is_threshold: 2\nrollout_is_level: turn\n", r"rollout_is_level=turn, .* accepted are token"),
         ("rollout_rs: turn_k9\nrollout_rs_threshold: 1\n", r"rollout_rs=turn_k9: accepted are token, seq_sum"),

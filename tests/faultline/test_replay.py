@@ -186,6 +186,11 @@ def test_a_dump_without_log_probabilities_is_refused(tmp_path, rows, message):
 
 
 def test_paths_that_hold_no_dump_are_refused(tmp_path):
+    with pytest.raises(UserError, match="none: no such file or folder"):
+        Dump(tmp_path / "none")
+    foreign = jsonl(tmp_path / "foreign.jsonl", [{"rollout_log_probs": [-1.0], "old_log_probs": [-1.1]}])
+    with pytest.raises(UserError, match=r"none of its keys \(rollout_log_probs, old_log_probs\) is a column of a dump"):
+        list(Dump(foreign).batches())
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="no dump there"):
         Dump(tmp_path / "run")

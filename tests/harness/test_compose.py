@@ -63,6 +63,9 @@ def test_a_refusal_names_the_key_and_the_remedy():
     both = r"^loss.eps_high: a key of loss=clip_cov, loss=gspo, loss=luspo, loss=ppo and not .*; choose one of these first$"
     with pytest.raises(UserError, match=both):
         compose("loss=pg", "loss.eps_high=0.3")
+    added = r"^correction.reject.veto: the chosen correction has no such filter; add one .*, as '\+correction.reject.veto=\{lev"
+    with pytest.raises(UserError, match=added):
+        compose("correction.reject.veto.level=worst_token")
     with pytest.raises(UserError, match=r"^loss/nosuch: there is no such option; take one of .*ppo"):
         compose("loss=nosuch")
 

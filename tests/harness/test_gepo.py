@@ -25,7 +25,7 @@ def test_a_run_weighs_by_whole_groups_and_its_replay_agrees(tiny):
     (path,) = (folder_of(config).path / "dumps").iterdir()
     (batch,) = Dump(path).batches()
     rows = [slice(*ends) for ends in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
-    pi, mu = ([math.exp(logp[row].astype(float).sum()) for row in rows] for logp in (batch.logp_old, batch.logp_rollout))
+    pi, mu = ([math.exp(logp[row].astype(float).mean()) for row in rows] for logp in (batch.logp_old, batch.logp_rollout))
     groups = defaultdict(list)
     for number, q in zip(batch.group, mu, strict=True):
         groups[number].append(q)

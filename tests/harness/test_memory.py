@@ -126,11 +126,15 @@ def test_published_sizes_give_the_published_numbers_of_parameters(name, numbers)
     assert sizes_of(shape_of(parse(compose(f"+experiment=gpu/{name}")))).numbers == numbers
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("qwen2.5_0.5b", 1), ("qwen2.5_1.5b", 1), ("qwen2.5_7b", 8), ("qwen2.5_32b", 32)])
-def test_the_recipes_fit_into_80_gb_and_fp8_takes_half_for_the_matrices(name, ranks):
-    bf16, fp8 = (memory(parse(compose(f"+experiment=gpu/{name}_{precision}")), ranks) for precision in ("bf16", "fp8"))
+@pytest.mark.parametrize(
+    ("name", "ranks", "quantised"),
+    [("qwen2.5_0.5b", 1, "fp8"), ("qwen2.5_0.5b", 1, "int8"), ("qwen2.5_1.5b", 1, "fp8"), ("qwen2.5_7b", 8, "fp8"),
+     ("qwen2.5_32b", 32, "fp8")],
+)  # fmt: skip
+def test_the_recipes_fit_into_80_gb_and_8_bits_take_half_for_the_matrices(name, ranks, quantised):
+    bf16, eight = (memory(parse(compose(f"+experiment=gpu/{name}_{precision}")), ranks) for precision in ("bf16", quantised))
     assert max(bf16.total(moment) for moment in MOMENTS) < 72e9  # a tenth is left for what is not counted
-    weights = [next(part.at["sampling"] for part in m.gpu if part.name == "vLLM's weights") for m in (bf16, fp8)]
+    weights = [next(part.at["sampling"] for part in m.gpu if part.name == "vLLM's weights") for m in (bf16, eight)]
     assert 0.5 < weights[1] / weights[0] < 0.7
 
 

@@ -109,8 +109,11 @@ def test_unreadable_files_are_named(folder, tmp_path):
             _ = folder.state
     with pytest.raises(UserError, match=r"config.json: missing; is .* a run folder"):
         folder.read("config.json")
-    with pytest.raises(UserError, match="no run folder in it"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         run_folders(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run folder in it"):
+        run_folders(tmp_path / "empty")
 
 
 def test_a_run_that_has_not_started_is_queued(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -10,13 +11,16 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl.rewards import get_soft_overlong_punishment
 from verl import DataProto
+from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.utils import torch_functional
 from verl.workers.reward_manager.dapo import DAPORewardManager
 
 from algos.corrections.apply import correct
 from algos.critic import token_rewards
+from algos.registry import ADVANTAGES
 from algos.shaping import adapted, overlong_punishment
+from faultline.tools.import_config.verl import ALONE
 from harness.rollouts import Rollout
 from harness.tasks import PAD
 from harness.train.rewards import RewardShaping
@@ -34,6 +38,19 @@ def test_the_adaptive_controller(theirs):
         controller.update(kl, 64)
         coef = adapted(coef, kl, target=0.1, horizon=1000, responses=64)
         assert coef == pytest.approx(controller.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [*ALONE, "rloo_vectorized"])
+def test_verl_subtracts_no_baseline_from_a_response_alone(name):
+    """Which is the estimator that the importer chooses then; rloo_vectorized alone gives 0, as rloo here."""
+    rewards, lengths = torch.tensor([1.0, 0.25, 0.0, 2.0]).double(), torch.tensor([1, 3, 2, 2])
+    mask = torch.arange(3) < lengths[:, None]
+    tokens = torch.where(torch.arange(3) == lengths[:, None] - 1, rewards[:, None], 0.0)
+    given = {"token_level_rewards": tokens, "response_mask": mask.double(), "index": np.arange(4)}
+    theirs = core_algos.get_adv_estimator_fn(name)(**given, config=AlgoConfig(gamma=1.0), norm_adv_by_std_in_grpo=False)[0]
+    ours = ADVANTAGES[ALONE.get(name, "rloo")]
+    inputs = {"lengths": lengths[:, None]} if ours.needs else {}
+    torch.testing.assert_close((theirs * mask).double(), ours(rewards[:, None], **inputs) * mask, rtol=1e-5, atol=1e-6)
 
 
 def apply_kl_penalty(*given):

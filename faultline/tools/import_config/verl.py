@@ -26,6 +26,8 @@ ADVANTAGES = {
     **{name: "rloo" for name in ("rloo", "rloo_vectorized")},
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
+ALONE = {**dict.fromkeys((*GRPO, "rloo", "opo"), "reinforce"), "reinforce_plus_plus_baseline": "reinforce_pp"}
+"""Estimators that take the baseline of one response to a prompt to be 0, and what that is here."""
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -74,6 +76,10 @@ def translate(source: Source, out: Translation) -> None:
         if kind == "ppo_clip" and out.weight.level:
             out.weight = dataclasses.replace(out.weight, apply=False)
             out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only, as here")
+        if out.normalize == "batch" and out.weight.level:
+            measured = "of weights for metrics alone verl tells their mean, which is not recorded here"
+            divided = "bypass mode divides by the mean of a micro-batch, this of the mini-batch"
+            out.notes.append(f"rollout_is_batch_normalize: {measured if kind == 'ppo_clip' else divided}")
     elif kind == "reinforce":
         out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
@@ -136,18 +142,16 @@ def _correction(source: Source, out: Translation) -> None:
     if isinstance(kind, bool) or source.has("rollout_is_level", "rollout_is_mode"):
         return _october_2025(source, out, kind is not False)
     out.denominator = "kept"
-    threshold = source.take("rollout_is_threshold", default=2.0)
+    key, threshold = source.key("rollout_is_threshold"), source.take("rollout_is_threshold", default=2.0)
     if kind is not None:
-        lower, upper = _pair(source.key("rollout_is_threshold"), threshold) if "_" in str(threshold) else (None, threshold)
-        upper = as_number(source.key("rollout_is_threshold"), upper)
+        lower, upper = _pair(key, threshold) if "_" in str(threshold) else (None, threshold)
+        upper = as_number(key, upper)
         if kind in ("token", "sequence", "geometric"):
-            out.weigh(f"rollout_is={kind}", kind, "truncate" if lower is None else "mask", lower, upper)
+            out.weigh(f"{key}={threshold}", kind, "truncate" if lower is None else "mask", lower, upper)
         else:
             unusable(f"{source.key('rollout_is')}={kind}", "accepted are token, sequence, geometric")
     if source.flag("rollout_is_batch_normalize"):
         out.normalize = "batch"
-        if source.has(*BYPASS) and source.take(*BYPASS):
-            out.notes.append("rollout_is_batch_normalize: bypass mode divides by the mean of a micro-batch, this of the batch")
     _rejection(source, out)
     _veto(source, out, "rollout_token_veto_threshold")
 
@@ -267,6 +271,7 @@ def _rest(source: Source, out: Translation) -> None:
     std = source.flag("norm_adv_by_std_in_grpo", default=True)
     of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k", "gae": "gae"}
     out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)
+    _alone(source, out)
     if out.options.get("advantage") == "pass_at_k":
         out.values["advantage"] = {"std": std}
     if out.options.get("advantage") == "gpg":
@@ -280,6 +285,14 @@ def _rest(source: Source, out: Translation) -> None:
     out.choose("rollout/precision", source, "rollout.dtype", operation.PRECISIONS)
     out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
     operation.of_verl(source, out)
+
+
+def _alone(source: Source, out: Translation) -> None:
+    """One response to a prompt: here the estimators of a group refuse it."""
+    theirs = source.take("adv_estimator")
+    if theirs in ALONE and out.values.get("rollout", {}).get("group_size") == 1:
+        out.options["advantage"] = ALONE[theirs]
+        out.notes.append(f"rollout.n=1: verl's {theirs} subtracts no baseline from a response alone, which is {ALONE[theirs]}")
 
 
 def _critic(source: Source, out: Translation) -> None:

@@ -218,7 +218,7 @@ def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded
     batches of its size. With a bound, E[ρ] − E[min(ρ, C)] is its bias, and beyond HEAVY no feasible sample shows it.
     """
     if unneeded:
-        return f"no bound needed: {unneeded}"
+        return f"enough without a bound: {unneeded}"
     if place is None:
         return "no bound reaches the target"
     if tail > HEAVY:

@@ -93,6 +93,8 @@ def _files(path: Path) -> list[Path]:
         if path.suffix not in SUFFIXES:
             raise UserError(f"{path}: cannot tell what it is by {path.suffix or 'no suffix'}; accepted are {', '.join(SUFFIXES)}")
         return [path]
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
     folder = path / "dumps" if (path / "dumps").is_dir() else path
     if runs := sorted(path.glob("*/config.json")):
         raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
