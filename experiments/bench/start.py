@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
@@ -75,6 +76,8 @@ def _forked(train: Callable[..., object], overrides: tuple[str, ...], seed: int)
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
                 train(config)
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0

@@ -63,4 +63,5 @@ def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor
                 own, rollout = (engine.score(prompts, tokens) for engine in (collector.own_policy, collector.engine))
                 ratios.append((own - rollout)[present].double().cpu())
                 progress.show(f"{precision}, lr {rate}, step {step}/{size.steps}")
+            collector.engine.close()
     return torch.stack(ratios)

@@ -67,6 +67,7 @@ class Run:
             folder.status(state, step=step, steps=c.steps)
             ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
             exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
+            self.trainer.collector.engine.close()  # else a process of several runs would hold the memory of all of them
             return state
         except Exception as error:
             ending = _end_by(error)

@@ -1,5 +1,6 @@
 """`make gpu` on a CPU and a tiny model: every check runs through, and says what it found."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -120,6 +121,9 @@ def test_training_and_persistence_of_a_tiny_model(run):
         assert float(row["step"]) >= float(row["train"]) > 0 and float(row["rollout tokens/s"]) > 0
     for row in cells(text, "Persistence of the mismatch"):
         assert float(row["rms (nats)"]) > 0 and -1 <= float(row["k = 5"]) <= float(row["k = 1"]) <= 1 and row["k = 20"] == ""
+    gc.unfreeze()  # vLLM freezes what it makes, which is no garbage then
+    tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+    assert max(tensor.nbytes for tensor in tensors) < 2**24, "each run gave its KV cache of 2^30 bytes back"
 
 
 @pytest.mark.slow
