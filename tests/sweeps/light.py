@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,12 +18,14 @@ from harness.run.folder import RunFolder
 from harness.run.signals import Preempted, stop_signals
 from sweeps.launchers import pool
 from sweeps.ledger import Sweep
-from tests.waiting import ended
+from tests.sweeps.servers import kill_servers, servers
+from tests.waiting import until
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.01)
+def stop(failed: threading.ExceptHookArgs) -> None:
+    """A thread that has failed would leave the main one waiting for it."""
+    threading.__excepthook__(failed)
+    os._exit(1)
 
 
 def train(config: str, log: str) -> None:
@@ -32,7 +33,7 @@ def train(config: str, log: str) -> None:
     folder = RunFolder(Path(log).parent)
     with stop_signals(at_once=False) as request, folder.claim():
         folder.status("running", step=0, steps=100)
-        wait_for(lambda: request.number or (folder.path / "struck").exists())
+        until(lambda: request.number or (folder.path / "struck").exists())
         if request.number:
             folder.status("preempted", step=1, steps=100)
             raise Preempted(request.number)
@@ -42,13 +43,9 @@ def train(config: str, log: str) -> None:
 def slow_to_begin(config: str, log: str) -> None:
     """Waits between its fork and its first instruction, the moment in which a signal must not be lost."""
     Path(log).with_name("born").write_text(str(os.getpid()))
-    wait_for(Path(log).with_name("begin").exists)
+    until(Path(log).with_name("begin").exists)
     pool._train = train
     pool.run_in_child(config, log)
-
-
-def servers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
 
 
 def ctrl_c() -> None:
@@ -64,6 +61,7 @@ def main(root: Path) -> None:
     from harness.config import parse
     from sweeps.launch import plan
 
+    threading.excepthook = stop
     pool.PRELOADED = ["tests.sweeps.light_server"]
     pool.run_in_child = slow_to_begin  # in this process alone: the run itself calls the real one
     config = parse(compose(f"run.root={root}"))
@@ -78,26 +76,25 @@ def main(root: Path) -> None:
     def under_way() -> bool:
         return born() != "" and folder.state == "running"
 
-    def kill_servers() -> None:
-        """Return once they have ended, and have so told the run that they forked."""
-        found = servers()
-        for server in found:
-            server.kill()
-        wait_for(lambda: all(map(ended, found)))
-
     def fall(moment: Callable[[], object], strike: Callable[[], None]) -> None:
-        wait_for(moment)
+        until(moment)
         strike()
         for file in ("struck", "begin"):
             (folder.path / file).touch()
 
+    def starting() -> bool:
+        return bool(servers(os.getpid()))
+
+    def strike_servers() -> None:
+        kill_servers(os.getpid())
+
     blows: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
-        "ctrl-c, the server starts": (servers, ctrl_c),
+        "ctrl-c, the server starts": (starting, ctrl_c),
         "ctrl-c, the run starts": (born, ctrl_c),
         "ctrl-c, the run is under way": (under_way, ctrl_c),
         "the run is killed": (under_way, lambda: os.kill(int(born()), signal.SIGKILL)),
-        "the server is killed": (under_way, kill_servers),
-        "the server is killed as it starts": (servers, kill_servers),
+        "the server is killed": (under_way, strike_servers),
+        "the server is killed as it starts": (starting, strike_servers),
         "nothing": (lambda: True, lambda: None),
     }
     ends = {}

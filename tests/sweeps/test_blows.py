@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.run.folder import RunFolder
@@ -17,8 +16,9 @@ from sweeps.launchers.local import Local
 from sweeps.launchers.pool import _outcome
 from sweeps.ledger import Sweep
 from tests.sweeps.conftest import standing
+from tests.sweeps.servers import kill_servers, servers
 from tests.sweeps.test_local import launch
-from tests.waiting import PATIENCE, ended, until
+from tests.waiting import PATIENCE, until
 
 
 def test_the_pool_loses_no_run_to_a_signal(tmp_path):
@@ -46,22 +46,6 @@ RUN = ["seed=0", "steps=10", "checkpoint.every=3"]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("blows")
-
-
-def servers(launcher: int) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(launcher).children()
-        if "multiprocessing.forkserver" in " ".join(child.cmdline())
-    ]
-
-
-def kill_servers(launcher: int) -> None:
-    """Return once they have ended, and have so told the runs that they forked."""
-    found = servers(launcher)
-    for server in found:
-        server.kill()
-    until(lambda: all(map(ended, found)))
 
 
 def blow(place: Path, name: str, moment: str, strike) -> tuple[int, str, Sweep]:

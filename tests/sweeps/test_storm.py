@@ -13,7 +13,7 @@ from harness.run.folder import RunFolder, run_folders
 from sweeps.ledger import Sweep
 from tests.harness.test_trainer import untimed
 from tests.sweeps.conftest import rows
-from tests.sweeps.test_blows import servers
+from tests.sweeps.servers import servers
 from tests.sweeps.test_local import launch
 from tests.waiting import until
 
