@@ -82,6 +82,7 @@ bench: $(VENV)/installed $(ORACLES)/installed
 	$(RUN) -m experiments.bench
 	$(RUN) -m experiments.bench.vllm
 	$(RUN) -m experiments.bench.distinct
+	$(RUN) -m experiments.bench.compiled
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
 	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.smollm2
 	$(RUN) -m experiments.bench.shared

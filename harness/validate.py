@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import NamedTuple
 
 import torch
@@ -224,6 +226,15 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
         raise UserError(f"actor.precision={precision.name}: experts are not cast in training; use a dense model, or null")
 
 
+def _check_compile(shape: PretrainedConfig) -> None:
+    """Check that torch.compile has what it needs, and that no hook of ours is compiled away."""
+    if expert_count(shape):
+        raise UserError("actor.compile=true: routes of a mixture of experts are recorded between its operations; set false")
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise UserError(f"actor.compile=true: the C++ compiler {compiler} was not found; install it, set CXX, or set false")
+
+
 def _check_model_and_task(config: Config) -> None:
     """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
     if config.actor.dtype == "fp16" and device().type == "cpu":
@@ -236,6 +247,8 @@ def _check_model_and_task(config: Config) -> None:
     engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
     if config.actor.precision is not None:
         _check_cast(config.actor.precision, shape)
+    if config.actor.compile:
+        _check_compile(shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
     _check_sampling_mask(config, engine.support_refusal(config.rollout.top_k), shape.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -64,6 +65,8 @@ class ActorConfig(Strict):
     """Prompt and response tokens of one forward and backward pass, with padding and equal rows. null: a mini-batch at once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
+    compile: bool = False
+    """torch.compile of the blocks. Compiling takes half a minute of CPU time, from a cache a third of that; docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
     """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
     forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
@@ -80,6 +83,15 @@ class ActorConfig(Strict):
         if self.zero_stage == 3:
             key = f"precision={name} with actor.zero_stage=3"
             raise ValueError(f"{key}: a cast spans weights that stage 3 gathers apart; set actor.zero_stage=2")
+        return self
+
+    @model_validator(mode="after")
+    def _compilable(self) -> ActorConfig:
+        hooked = {"zero_stage": self.zero_stage == 3, "gradient_checkpointing": self.gradient_checkpointing}
+        hooked["precision"] = self.precision is not None
+        for key in (key for key, used in hooked.items() if used and self.compile):
+            value = "..." if key == "precision" else json.dumps(getattr(self, key))
+            raise ValueError(f"compile=true with actor.{key}={value}, whose hooks are not compiled; set actor.compile=false")
         return self
 
 

@@ -78,7 +78,10 @@ class DeepSpeedActor(DeepSpeedModel):
             cast_linear_layers(model, config.precision)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        super().__init__(ScoringModel(model, temperature), config, shares=can_share(model.config))
+        scoring = ScoringModel(model, temperature)
+        if config.compile:
+            scoring.model.compile(dynamic=True)  # equal rows leave another number of rows in each step
+        super().__init__(scoring, config, shares=can_share(model.config))
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)
