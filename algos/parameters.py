@@ -144,6 +144,7 @@ def _within(value: Any, sign: str, bound: float) -> bool:
     return {"gt": value > bound, "ge": value >= bound, "lt": value < bound, "le": value <= bound}[sign]
 
 
+@functools.cache
 def _signature(plugin: Callable) -> inspect.Signature | None:
     try:
         return inspect.signature(plugin)

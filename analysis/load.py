@@ -51,7 +51,9 @@ def load(
         if not records:
             wanted = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"{source}: no run has seed {wanted}; it has {', '.join(map(str, there))}")
-    steps = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records))).to_pandas(split_blocks=True)
+    if len(records) < len(found):  # else to filter would only copy all rows
+        table = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records)))
+    steps = table.to_pandas(split_blocks=True)
     if deployed is not None:
         records, steps = judge(records, steps, deployed)
     return Results(

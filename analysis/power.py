@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.load import load
-from analysis.statistics.equivalence import (
+from analysis.statistics.planning import (
     LARGEST,
     least_seeds,
     power_of_difference,

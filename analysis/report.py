@@ -23,7 +23,7 @@ from analysis.page import Section, page
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
-from harness.arms import OPERATION, flatten, shared
+from harness.arms import OPERATION
 from harness.errors import UserError
 from harness.progress import Progress
 
@@ -182,18 +182,16 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
     """What the page says of a run: its arm, seed and folder, and the settings that not all runs share."""
-    common = shared(results.configs.values())
     rows = {}
-    for run, config in results.configs.items():
-        settings = {key: json.dumps(value) for key, value in flatten(config).items() if key not in common}
+    for run, flat in results.flat.items():
+        settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
         href = "" if results.folder is None else f"./{quote(os.path.relpath(results.folder / run, out))}/"
         rows[run] = {"arm": results.runs.arm[run], "seed": int(results.runs.seed[run]), "href": href, "settings": settings}
     return rows
 
 
 def _settings(results: Results) -> str:
-    values = shared(results.configs.values())
-    kept = {key: value for key, value in values.items() if key.partition(".")[0] not in OPERATION}
+    kept = {key: value for key, value in results.shared.items() if key.partition(".")[0] not in OPERATION}
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items())
 
 

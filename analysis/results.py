@@ -14,7 +14,7 @@ from analysis import caveats
 from analysis.judged import DEPLOYED
 from analysis.marks import Marks, Styled, marks
 from analysis.statistics import arms, definitions, dose, measures, outcomes, performance, predictors
-from harness.arms import Arm
+from harness.arms import Arm, flatten, shared
 from harness.arms import arms as named
 
 
@@ -88,6 +88,16 @@ class Results:
         """The ended runs, named as if no run differed in these keys of the config."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
+
+    @cached_property
+    def flat(self) -> dict[str, dict[str, Any]]:
+        """The configs by run, their keys joined by dots."""
+        return {run: flatten(config) for run, config in self.configs.items()}
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """The keys, joined by dots, in which all configs agree, with their values."""
+        return shared(list(self.flat.values()))
 
     # --- statistics ----------------------------------------------------------------------------------------------------
 
@@ -180,4 +190,4 @@ class Results:
 
     def of(self, name: str) -> pd.Series:
         """For each row of `steps` the value that its run has in this column of `runs`."""
-        return self.steps.run.astype(str).map(self.runs[name])
+        return measures.per_row(self.steps, self.runs[name])

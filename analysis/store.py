@@ -1,4 +1,4 @@
-"""Runs read once: what a source gives of a run, and its parquet cache."""
+"""Runs read once: what a source gives of a run, and its cache, a file of Arrow's own format."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from harness.config import recorded
 from harness.errors import UserError
 from harness.progress import Progress
 
-VERSION = 4
+VERSION = 5
 """Of the cache's layout; a cache of another version is made again."""
 
 
@@ -50,7 +49,7 @@ class Source(NamedTuple):
 def cache(source: str) -> Path:
     """Where the rows of a source are kept: in the user's cache folder, since a file within the source may be forged."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.parquet"
+    return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.arrow"
 
 
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
@@ -118,10 +117,10 @@ def _try(read: Callable[[], Any]) -> Any:
 
 def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record], pa.Table | None]:
     try:
-        meta = json.loads(pq.read_schema(cache).metadata[b"faultline"])
+        table = pa.ipc.open_file(pa.OSFile(str(cache))).read_all()
+        meta = json.loads(table.schema.metadata[b"faultline"])
         if meta["version"] != VERSION:
             return {}, None
-        table = pq.read_table(cache)
     except (OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
         return {}, None  # no cache yet, or one that a kill cut short: it is made again from the record
     fits = {}
@@ -139,7 +138,8 @@ def _write(cache: Path, signatures: dict[str, str], records: dict[str, Record], 
     meta = json.dumps({"version": VERSION, "signatures": signatures, "records": records})
     cache.parent.mkdir(parents=True, exist_ok=True)
     temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
-    # Floats are nearly all different: a dictionary or a compressor would cost time and gain no room.
+    # Floats are nearly all different: parquet's encodings or a compressor would cost time and gain no room.
     table = table.replace_schema_metadata({"faultline": meta})
-    pq.write_table(table, temporary, compression="none", use_dictionary=["run"], write_statistics=False)
+    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
     temporary.replace(cache)

@@ -10,7 +10,6 @@ from analysis.results import Results
 from analysis.statistics import survival
 from analysis.statistics.outcomes import SIGNIFICANT
 from analysis.statistics.performance import HEALTHY
-from harness.arms import shared
 
 QUESTIONS = {
     "precision": "Precision against the control",
@@ -253,8 +252,7 @@ def _warned(table: pd.DataFrame) -> str:
 
 def setting(results: Results) -> str:
     """What every run did, of what they share."""
-    values = shared(results.configs.values())
-    known = [text.format(values[key]) for key, text in SETTINGS.items() if key in values]
+    known = [text.format(results.shared[key]) for key, text in SETTINGS.items() if key in results.shared]
     return f"Every run: {', '.join(known)}." if known else ""
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.config import OPERATION
 
 NONE = "none"
 """The correction of an uncorrected arm."""
-NAMED = ("seed", "rollout.precision.name", "loss.name", "routing.replay")
-"""Keys that the name of a run tells in a place of their own."""
+UNNAMED = (*OPERATION, "seed")
+"""Sections that no name tells."""
+NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
+"""Keys that the name of an arm tells in a place of their own."""
 
 
 class Arm(NamedTuple):
@@ -57,6 +59,14 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     losses apart already. Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but`
     are left out, as if no run differed in them.
     """
+    told = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
+    texts = {run: json.dumps(config) for run, config in told.items()}
+    names = _names({texts[run]: config for run, config in told.items()}, but)
+    return {run: names[text] for run, text in texts.items()}
+
+
+def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
+    """`arms` of configs that all differ."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -79,7 +89,7 @@ def _part(key: str, plain: Arm) -> str:
 
 
 def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-    flat = flatten({section: values for section, values in config.items() if section not in OPERATION})
+    flat = flatten(config)
     if not config["correction"]["weight"]["level"]:  # its keys would name an arm without a weight beside one that measures it
         flat = {key: value for key, value in flat.items() if not key.startswith("correction.weight.")}
     return {key: value for key, value in flat.items() if key not in but}
@@ -139,7 +149,6 @@ def _text(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else ""
 
 
-def shared(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys, joined by dots, in which all configs agree, with their values."""
-    flat = [flatten(config) for config in configs]
+def shared(flat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The keys in which all flat configs agree, with their values."""
     return {key: value for key, value in flat[0].items() if not differs(key, flat)}

@@ -11,6 +11,7 @@ from analysis.figures.style import Handle, chunks, grid, key, label_outer, legen
 from analysis.labels import coarseness, metric
 from analysis.marks import NEUTRAL, Mark
 from analysis.results import Results
+from analysis.statistics.measures import per_row
 from analysis.statistics.survival import FEW
 
 EARLY = (5, 25)
@@ -40,7 +41,8 @@ def dose_response(results: Results) -> Figure | str:
     if "rollout_corr/k3_kl" not in results.steps:
         return "no run has recorded K3"
     first, last = EARLY
-    early = results.steps[results.steps.step.between(first, last)].groupby("run", observed=True)["rollout_corr/k3_kl"].median()
+    steps = results.steps.loc[results.steps.step.between(first, last), ["run", "rollout_corr/k3_kl"]]
+    early = steps.groupby("run", observed=True)["rollout_corr/k3_kl"].median()
     runs = results.runs.assign(early=early.reindex(results.runs.index)).dropna(subset=["early"])
     if runs.empty:
         return f"no run has recorded K3 between steps {first} and {last}"
@@ -87,9 +89,10 @@ def aligned_traces(results: Results) -> Figure | str:
     if not enough(results):
         return too_few(results)
     collapsed = results.runs[results.runs.event]
-    steps = results.steps[results.steps.run.isin(collapsed.index)]
-    at = steps.step - steps.run.astype(str).map(collapsed.onset)
-    steps = steps.assign(at=at, source=steps.run.astype(str).map(collapsed.source))[at.between(*AROUND)]
+    known = ["run", "step", *(name for name in TRACES if name in results.steps)]
+    steps = results.steps.loc[results.steps.run.isin(collapsed.index), known]
+    at = steps.step - per_row(steps, collapsed.onset)
+    steps = steps.assign(at=at, source=per_row(steps, collapsed.source))[at.between(*AROUND)]
     traces = [name for name in TRACES if name in steps and steps[name].nunique() > 1]
     parts = chunks(_sources(collapsed))
     shown = [(part, name, part_of(i, parts)) for i, part in enumerate(parts) for name in traces]
@@ -131,10 +134,10 @@ def deployment_gap(results: Results) -> Figure | str:
     tokens that the correction left; length of the responses that it dropped."""
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "the runs have not recorded both rewards"
-    both = results.steps.dropna(subset=["eval/reward", "reward/rollout"])
+    both = results.steps[["run", "step", "eval/reward", "reward/rollout"]].dropna()
     if both.empty:
         return "the runs have not recorded both rewards at one step"
-    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=both.run.astype(str).map(results.runs.source))
+    both = both.assign(gap=both["reward/rollout"] - both["eval/reward"], source=per_row(both, results.runs.source))
     kept, zero = "correction/kept_tokens", "correction/weight_zero"
     corrected = list(results.ended.index[results.ended.correction != "none"])
     rejecting = corrected if {kept, zero} <= set(results.steps.columns) else []
@@ -150,7 +153,7 @@ def deployment_gap(results: Results) -> Figure | str:
         axis.axhline(0, color=NEUTRAL, linewidth=0.8)
         axis.set(xlabel="RL step", ylabel="difference", title="Rollout minus held-out reward" + part_of(i, parts))
     if rejecting:
-        steps = results.steps[results.steps.run.isin(rejecting)]
+        steps = results.steps.loc[results.steps.run.isin(rejecting), ["run", kept, zero]]
         # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
         used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
         for arm, runs in results.runs.loc[rejecting].groupby("arm"):
@@ -175,7 +178,8 @@ def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
     """Per run the mean length of the responses that its correction dropped, and of those it used, at the steps where it dropped
     some; empty where no run did, or where all responses are of one length."""
     names = ["correction/used_length", "correction/dropped_length"]
-    steps = results.steps[results.steps.run.isin(rejecting)].reindex(columns=["run", *names]).dropna()
+    steps = results.steps.reindex(columns=["run", *names]).dropna()
+    steps = steps[steps.run.isin(rejecting)]
     steps = steps if steps[names].stack().nunique() > 1 else steps[:0]
     found = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
     return found.set_axis(found.index.astype(str)).join(results.runs.arm)

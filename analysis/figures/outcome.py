@@ -207,7 +207,7 @@ def reward_curves(results: Results) -> Figure | str:
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
-    evaluated = results.steps.dropna(subset=["eval/reward"])
+    evaluated = results.steps[["run", "step", "eval/reward"]].dropna()
     begun = results.runs[results.runs.index.isin(evaluated.run)]
     if begun.empty:
         return none
@@ -215,7 +215,7 @@ def reward_curves(results: Results) -> Figure | str:
     losses = begun.loss.nunique()
     columns = losses if 1 < losses <= 4 and len(shown) % losses == 0 else 3
     figure, axes = grid(len(shown), columns, 2.4 if len(shown) <= 9 else 1.9, sharex=True, sharey=True)
-    by_run = {run: rows for run, rows in evaluated[["run", "step", "eval/reward"]].groupby("run", observed=True)}
+    by_run = {run: rows for run, rows in evaluated.groupby("run", observed=True)}
     controls = begun[begun.control]
     for axis, panel in zip(axes, shown, strict=True):
         behind = controls[(controls.loss == panel.loss) & (controls.calm == panel.calm) & ~controls.arm.isin(panel.arms)]

@@ -12,6 +12,7 @@ from analysis.figures.outcome import part_of, sparse
 from analysis.figures.style import chunks, key, legend_below, short, subplots
 from analysis.marks import Mark
 from analysis.results import Results
+from analysis.statistics.measures import per_row
 
 PARTS = {"routing/k3_routing": "-", "routing/k3_rest": "--"}
 """The two parts of K3, and the dashes of their lines."""
@@ -25,7 +26,7 @@ def routing(results: Results) -> Figure | str:
     if not layers or not steps[layers].notna().any(axis=None):
         return "no run has recorded routing: it takes model=moe and diagnostics.every"
     steps = steps.dropna(subset=[layers[0]])
-    arms = steps.run.astype(str).map(results.runs.arm)
+    arms = per_row(steps, results.runs.arm)
     shown = [arm for arm in results.arms if (arms == arm).any()]
     rows = chunks(shown)
     figure, axes = subplots(len(rows), 2, 3.2 * len(rows) + 0.3)

@@ -14,7 +14,6 @@ from analysis.figures.style import grid, literal, short
 from analysis.marks import NEUTRAL
 from analysis.results import Results
 from analysis.statistics.survival import fraction
-from harness.arms import flatten
 from harness.run.jsonl import loads
 
 MOST = 4
@@ -53,7 +52,7 @@ def search(results: Results) -> Figure | str:
 
 def _numbers(results: Results, key: str) -> pd.Series:
     """The value that each ended run has in a key of its config; runs without a number in it are left out."""
-    flat = {run: flatten(results.configs[run]).get(key) for run in results.ended.index}
+    flat = {run: results.flat[run].get(key) for run in results.ended.index}
     number = {run: float(value) for run, value in flat.items() if isinstance(value, int | float) and math.isfinite(value)}
     return pd.Series(number, dtype=float).reindex(results.ended.index)
 

@@ -14,7 +14,6 @@ from analysis.marks import NEUTRAL
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
-from harness.arms import flatten
 
 BOUND, RATE = "correction.weight.upper", "actor.lr"
 ONE_BOUND = "no correction has more than one upper bound"
@@ -51,8 +50,8 @@ def lead_times(results: Results) -> Figure | str:
 
 def bounds(results: Results) -> Figure | str:
     """Share collapsed and last reward: level and action of a correction x its upper bound, the uncorrected arm beside it."""
-    flat = {run: flatten(config) for run, config in results.configs.items()}
-    upper = pd.Series({run: values.get(BOUND) for run, values in flat.items() if values.get(BOUND) is not None}, dtype=float)
+    found = {run: values.get(BOUND) for run, values in results.flat.items()}
+    upper = pd.Series(found, dtype=float).dropna()
     runs = results.runs_but([BOUND])
     if runs.empty or upper.empty:
         return ONE_BOUND

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import isotonic_regression
 
 from analysis.statistics.measures import median
 from analysis.statistics.survival import Interval
@@ -112,6 +111,8 @@ def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
 
 def fit(responses: list[np.ndarray]) -> np.ndarray:
     """Non-increasing least-squares levels [N] of the means of N arms, weighted by their runs."""
+    from scipy.optimize import isotonic_regression  # takes long to import, and few sweeps have noise
+
     means, runs = [values.mean() for values in responses], [len(values) for values in responses]
     return isotonic_regression(means, weights=runs, increasing=False).x
 
@@ -134,7 +135,7 @@ def points(
     parts = []
     for metric, policy in policies.items():
         if metric in steps:
-            evaluated = steps.dropna(subset=[metric]).groupby("run", observed=True)[metric]
+            evaluated = steps[["run", metric]].dropna().groupby("run", observed=True)[metric]
             parts.append(table.assign(policy=policy, response=evaluated.apply(lambda values: values.tail(LAST).mean())))
     if not parts:
         return table.assign(policy="", response=np.nan)[:0]

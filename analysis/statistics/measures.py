@@ -21,6 +21,12 @@ EVALUATED = (
 """Metrics of a step that `evaluations` has beside its held-out reward."""
 
 
+def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
+    """For each row of `steps` the value of its run, NaN of a run without one; `values` are by run."""
+    known = values.reindex(steps.run.cat.categories).to_numpy()
+    return pd.Series(known[steps.run.cat.codes], index=steps.index)
+
+
 def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
     """A row per run: final_reward and best_reward, held-out; k3, the median over steps (nats per token); ess_sequence_min;
     log_ratio_max (nats); persistence, of the mismatch over 20 syncs, the median of what a run measured; the mean shares
@@ -28,11 +34,11 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
     Of a collapsed run the steps up to the onset count: what comes after is no cause of the collapse.
     """
-    onset = steps.run.astype(str).map(runs.onset)
-    before = steps[~(steps.step > onset)].groupby("run", observed=True)
+    before = ~(steps.step > per_row(steps, runs.onset))
+    run = steps.run[before]
 
     def of(metric: str, how: str) -> pd.Series:
-        values = before[metric].agg(how) if metric in steps else pd.Series(dtype=float)
+        values = steps[metric][before].groupby(run, observed=True).agg(how) if metric in steps else pd.Series(dtype=float)
         return values.reindex(runs.index)
 
     return pd.DataFrame(
@@ -69,7 +75,7 @@ def causes(runs: pd.DataFrame) -> pd.DataFrame:
 
 def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Per arm the median seconds of a step and of its parts, and the mean share of tokens rejected or weighted 0."""
-    arm = steps.run.astype(str).map(runs.arm)
+    arm = per_row(steps, runs.arm)
     parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
     table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
     if "correction/kept_tokens" in steps:
@@ -86,7 +92,7 @@ def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: fl
     evaluation of at least `healthy`.
     """
     names = sorted({column.split("/")[1] for column in steps if column.startswith("probe/")}, key=coarseness)
-    arm = steps.run.astype(str).map(runs.arm)
+    arm = per_row(steps, runs.arm)
     rows = []
     for name in order(runs) if names else []:
         mine, own = runs[runs.arm == name], steps[arm == name]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-from scipy.stats import trim_mean
 
 from analysis.statistics.survival import Interval, percentiles
 
@@ -15,11 +14,13 @@ HEALTHY = 0.95
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half: a quarter of the values cut off at each end, rounded down (scipy's trim_mean of 0.25).
+    """Mean of the middle half: a quarter of the values cut off at each end, rounded down.
 
     It hides a quarter of the runs, so read it beside the share that collapsed.
     """
-    return trim_mean(values, 0.25, axis=axis)
+    n = values.shape[axis]
+    kept = range(n // 4, n - n // 4)
+    return np.partition(values, (kept[0], kept[-1]), axis).take(kept, axis).mean(axis)
 
 
 def bootstrap(
@@ -47,5 +48,5 @@ def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Per run the last and the best held-out reward: final, best. The best hides a collapse, so show both."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
-    grouped = steps.dropna(subset=["eval/reward"]).groupby("run", observed=True)["eval/reward"]
+    grouped = steps[["run", "eval/reward"]].dropna().groupby("run", observed=True)["eval/reward"]
     return pd.DataFrame({"final": grouped.last(), "best": grouped.max()}).reindex(runs.index)

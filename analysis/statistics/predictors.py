@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from analysis.statistics.survival import ENOUGH
 
@@ -41,11 +40,22 @@ class Signal(NamedTuple):
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
     """The diagnostic of each run that recorded it."""
     sign = DIAGNOSTICS[metric]
+    rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
+    at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
     found = {}
-    for run, rows in steps.loc[steps[metric].notna(), ["run", "step", metric]].groupby("run", observed=True):
-        smooth = (sign * rows[metric]).rolling(WINDOW, min_periods=1).median().to_numpy()
-        found[run] = Signal(rows.step.to_numpy(), np.maximum.accumulate(smooth), smooth)
+    for run, index in rows.groupby("run", observed=True).indices.items():
+        smooth = _running_median(values[index])
+        found[run] = Signal(at[index], np.maximum.accumulate(smooth), smooth)
     return found
+
+
+def _running_median(values: np.ndarray) -> np.ndarray:
+    """Of the finite ones among the last WINDOW values [N], NaN of none."""
+    padded = np.full(WINDOW - 1 + len(values), np.nan)
+    padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last
+    known, row = np.isfinite(windows).sum(1), np.arange(len(values))
+    return (windows[row, (known - 1) // 2] + windows[row, known // 2]) / 2
 
 
 def alarm(signal: Signal, threshold: float) -> float:
@@ -55,10 +65,12 @@ def alarm(signal: Signal, threshold: float) -> float:
 
 
 def auc_at(score: np.ndarray, case: np.ndarray) -> float:
-    """P(score of a case > score of a control), ties half: the area under the ROC curve."""
-    cases = int(case.sum())
-    controls = len(case) - cases
-    return float((rankdata(score)[case].sum() - cases * (cases + 1) / 2) / (cases * controls))
+    """P(score of a case > score of a control), ties half: the area under the ROC curve. NaN where a score is."""
+    if np.isnan(score).any():
+        return np.nan
+    cases, controls = score[case], np.sort(score[~case])
+    wins = sum(np.searchsorted(controls, cases, side).sum() for side in ("left", "right")) / 2
+    return float(wins / (len(cases) * len(controls)))
 
 
 def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
@@ -72,23 +84,26 @@ def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int 
     if known.empty:
         return np.nan
     first = np.array([found[run].steps[0] for run in known.index])
+    event, onset, last, source = (known[name].to_numpy() for name in ("event", "onset", "step", "source"))
+    landmarks = np.arange(spacing, last.max(), spacing)
+    scores = np.array([_at(found[run], landmarks) for run in known.index])  # [runs, landmarks]
     total, weight = 0.0, 0
-    for t in range(spacing, int(known.step.max()), spacing):
-        risk = known[~(known.event & (known.onset <= t)) & (known.step > t) & (first <= t)]
-        case = (risk.event & (risk.onset <= t + ahead)).to_numpy()
-        control = ((~risk.event | (risk.onset > t + ahead)) & (risk.step >= t + ahead)).to_numpy()
-        for source in risk.source[case].unique():
-            used = (case | control) & (risk.source == source).to_numpy()
+    for t, score in zip(landmarks, scores.T, strict=True):
+        risk = ~(event & (onset <= t)) & (last > t) & (first <= t)
+        case = risk & event & (onset <= t + ahead)
+        control = risk & (~event | (onset > t + ahead)) & (last >= t + ahead)
+        for each in pd.unique(source[case]):
+            used = (case | control) & (source == each)
             if case[used].all():
                 continue
-            score = np.array([_at(found[run], t) for run in risk.index[used]])
-            total += auc_at(score, case[used]) * case[used].sum()
+            total += auc_at(score[used], case[used]) * case[used].sum()
             weight += int(case[used].sum())
     return total / weight if weight else np.nan
 
 
-def _at(signal: Signal, step: int) -> float:
-    return float(signal.smooth[np.searchsorted(signal.steps, step, side="right") - 1])
+def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
+    """The running median at these steps; what it has at a step before its first means nothing."""
+    return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
 def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
@@ -96,18 +111,29 @@ def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
 
     It lies halfway between the levels that runs reached on either side of it; of equals the middle one is taken.
     """
-    tops = np.array([found[run].level[-1] for run in runs.index])
-    event = runs.event.to_numpy(bool)
+    return _threshold(reached(runs, found), runs.event.to_numpy(bool))
+
+
+def reached(runs: pd.DataFrame, found: dict[str, Signal]) -> np.ndarray:
+    """Per run the highest level that counts: of a collapsed run just before the onset (−inf of none), else at the end."""
+    ends = [np.searchsorted(found[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
+    return np.array([found[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
+
+
+def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
+    """`best_threshold` of runs that reached these levels [N], of which some collapsed."""
     if not event.any() or event.all():
         return np.nan
-    # A detection comes before the onset, so what counts of a collapsed run is its level just before.
-    before = [found[run].level[found[run].steps < onset] for run, onset in runs.onset[event].items()]
-    reached = np.array([level[-1] if len(level) else -np.inf for level in before])
-    levels = np.unique([*tops[~event], *reached[reached > -np.inf]])
-    candidates = np.concatenate([levels[:1], (levels[1:] + levels[:-1]) / 2])  # beside an infinite level: infinity
-    skill = (reached >= candidates[:, None]).mean(1) - (tops[~event] >= candidates[:, None]).mean(1)
+    places = np.unique(levels[levels > -np.inf])
+    candidates = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2])  # beside an infinite level: infinity
+    skill = _passing(levels[event], candidates) - _passing(levels[~event], candidates)
     best = candidates[skill >= skill.max() - 1e-12]
     return float(best[len(best) // 2])
+
+
+def _passing(levels: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Share of the levels at or above each threshold."""
+    return (levels >= thresholds[:, None]).mean(1)
 
 
 def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -153,11 +179,13 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 def _left_out(runs: pd.DataFrame, found: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
     """(lead of each collapsed run, NaN if there was no alarm before; whether each other run had a false alarm)."""
     lead, false = [], []
-    for seed in runs.seed.unique():
-        threshold = best_threshold(runs[runs.seed != seed], found)
+    levels, event = reached(runs, found), runs.event.to_numpy(bool)
+    for seed, mine in runs.groupby("seed", sort=False):
+        others = (runs.seed != seed).to_numpy()
+        threshold = _threshold(levels[others], event[others])
         if np.isnan(threshold):
             continue
-        for run in runs[runs.seed == seed].itertuples():
+        for run in mine.itertuples():
             at = alarm(found[run.Index], threshold)
             if run.event:
                 lead.append(run.onset - at if at < run.onset else np.nan)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import beta, binomtest
+from scipy.special import betaincinv  # a fifth of the time that scipy.stats takes to import
 
 ENUMERATED = 200_000
 """Permutations up to which all are enumerated; of more a sample is drawn."""
@@ -72,7 +72,7 @@ def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: fl
     variance = second - first**2
     known = variance > 1e-15
     scale = (first - second) / np.where(known, variance, 1.0)
-    return np.where(known, beta.ppf(share, np.where(known, first * scale, 1), np.where(known, (1 - first) * scale, 1)), sure)
+    return np.where(known, betaincinv(np.where(known, first * scale, 1), np.where(known, (1 - first) * scale, 1), share), sure)
 
 
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
@@ -157,8 +157,9 @@ def permutation_sums(scores: np.ndarray, group: np.ndarray, rng: np.random.Gener
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
     if comb(n, size) <= ENUMERATED:
-        return observed, np.array([scores[list(subset)].sum() for subset in combinations(range(n), size)]), 0
-    return observed, np.array([scores[rng.permutation(n)[:size]].sum() for _ in range(ENUMERATED // 10)]), 1
+        sums = scores[np.array(list(combinations(range(n), min(size, n - size))))].sum(1)
+        return observed, sums if size <= n - size else scores.sum() - sums, 0
+    return observed, rng.permuted(np.tile(scores, (ENUMERATED // 10, 1)), axis=1)[:, :size].sum(1), 1
 
 
 def _logrank_scores(time: np.ndarray, event: np.ndarray) -> np.ndarray:
@@ -189,11 +190,14 @@ def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
 
 
 def fraction(count: int, n: int) -> Interval:
-    """count/n with Clopper and Pearson's exact interval; NaN of no runs at all."""
+    """count/n with Clopper and Pearson's exact interval, quantiles of Beta(count, n − count + 1) and Beta(count + 1, n − count).
+
+    NaN of no runs at all.
+    """
     if n == 0:
         return Interval(np.nan, np.nan, np.nan)
-    band = binomtest(int(count), int(n)).proportion_ci(method="exact")
-    return Interval(count / n, band.low, band.high)
+    lower = float(betaincinv(count, n - count + 1, 0.025)) if count else 0.0
+    return Interval(count / n, lower, float(betaincinv(count + 1, n - count, 0.975)) if count < n else 1.0)
 
 
 def horizon(runs: pd.DataFrame) -> float:

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.power import plan
-from analysis.statistics.equivalence import (
-    equivalent_p,
-    least_seeds,
-    non_inferior_p,
-    power_of_difference,
-    power_of_equivalence,
-    seeds_needed,
-    spread_of,
-)
+from analysis.statistics.equivalence import equivalent_p, non_inferior_p
+from analysis.statistics.planning import least_seeds, power_of_difference, power_of_equivalence, seeds_needed, spread_of
 from faultline.cli import main
 from harness.errors import UserError
 from tests.analysis.synthetic import study

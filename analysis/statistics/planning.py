@@ -1,0 +1,73 @@
+"""The seeds that a claim needs.
+
+A plan takes the power of the t tests with the same spread, which an exact test (`analysis.statistics.equivalence`) approaches
+from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from math import comb
+
+import numpy as np
+from scipy.integrate import quad
+from scipy.stats import chi2, nct, norm, t
+
+LARGEST = 1000
+"""Seeds an arm beyond which a plan is not looked for."""
+
+
+def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
+    """Probability that a two-sided t test of n against n seeds finds a true difference.
+
+    T is noncentral t with ν = 2n − 2 and λ = difference / (spread·√(2/n)); power = P(|T| > t_{1−α/2, ν}). spread: standard
+    deviation between seeds.
+    """
+    degrees, shift = 2 * n - 2, difference / (spread * (2 / n) ** 0.5)
+    critical = t.ppf(1 - alpha / 2, degrees)
+    return float(nct.sf(critical, degrees, shift) + nct.sf(critical, degrees, -shift))
+
+
+def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.05) -> float:
+    """Probability that TOST of n against n seeds shows equivalence within the margin of two arms that are equal.
+
+    With e = spread·√(2/n), s the pooled standard deviation and ν = 2n − 2, TOST rejects when
+    |x̄ − ȳ| < margin − t_{1−α, ν}·s·√(2/n). The two are independent, and ν·s²/spread² ~ χ²_ν:
+        power = E_s max(0, 2Φ((margin − t·s·√(2/n)) / e) − 1)
+    """
+    degrees, error = 2 * n - 2, spread * (2 / n) ** 0.5
+    critical = t.ppf(1 - alpha, degrees)
+    widest = margin / (critical * error)  # s/spread beyond which nothing is shown
+    least, most = ((chi2.ppf(share, degrees) / degrees) ** 0.5 for share in (1e-12, 1 - 1e-12))
+
+    def at(share: float) -> float:
+        density = 2 * degrees * share * chi2.pdf(degrees * share**2, degrees)
+        return density * (2 * norm.cdf(margin / error - critical * share) - 1)
+
+    return float(quad(at, least, min(most, widest))[0]) if widest > least else 0.0
+
+
+def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
+    """The least number of seeds an arm, from `least` on, with that power; None if LARGEST do not suffice.
+
+    The power must grow with n.
+    """
+    if power(LARGEST) < wanted:
+        return None
+    return next(n for n in count(least) if power(n) >= wanted)
+
+
+def least_seeds(alpha: float, sides: int) -> int:
+    """The least n for which an exact test of n against n runs can have p ≤ alpha: sides / C(2n, n)."""
+    return next(n for n in count(2) if sides / comb(2 * n, n) <= alpha)
+
+
+def spread_of(values: np.ndarray, confidence: float = 0.8) -> tuple[float, float]:
+    """(standard deviation s between seeds, its upper limit s·√((n−1)/χ²_{1−confidence, n−1})), of normal values.
+
+    Few seeds tell their spread badly: the limit of five is 1.6 times s.
+    """
+    values = np.asarray(values, float)
+    deviation = float(values.std(ddof=1))
+    return deviation, deviation * float(((len(values) - 1) / chi2.ppf(1 - confidence, len(values) - 1)) ** 0.5)
