@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.frames import markdown
 from analysis.load import load
+from analysis.results import Results
 from analysis.statistics.dose import LAST
 from analysis.statistics.survival import difference_p, holm_of_planned
 from harness.boundary import command
@@ -41,25 +42,28 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 """Name of a sweep -> what stands before its arms in the table."""
 
 
+def rewards(results: Results, trained: int) -> pd.DataFrame:
+    """A row per ended run: arm, seed, reward (the endpoint: the mean of the last LAST held-out evaluations), best,
+    training_reward (mean of the last `trained` RL steps), outcome, onset, k3."""
+    ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
+    evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
+    sampled = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]
+    return ended[["arm", "seed", "outcome", "onset"]].assign(
+        reward=evaluated.apply(lambda values: values.tail(LAST).mean()),
+        best=evaluated.max(),
+        training_reward=sampled.apply(lambda values: values.tail(trained).mean()),
+        k3=results.measures.k3,
+    )
+
+
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """A row per ended run of the arms that have every seed: arm, seed, run, reward (the endpoint: the mean of the last LAST
-    evaluations), best, training_reward, outcome, onset, k3."""
+    """A row per ended run of the arms that have every seed: `rewards`, and run."""
     if not sources:
         raise UserError("name the sweeps of the study after the folder of the tables, as runs/demo runs/moe")
     tables = []
     for source in sources:
-        results = load(source)
-        ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
-        evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
-        trained = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]
-        table = ended[["arm", "seed", "outcome", "onset"]].assign(
-            arm=PREFIX.get(source.name, "") + ended.arm,
-            reward=evaluated.apply(lambda values: values.tail(LAST).mean()),
-            best=evaluated.max(),
-            training_reward=trained.apply(lambda values: values.tail(TRAINED).mean()),
-            k3=results.measures.k3,
-        )
-        tables.append(table.rename_axis("run").reset_index())
+        table = rewards(load(source), TRAINED)
+        tables.append(table.assign(arm=PREFIX.get(source.name, "") + table.arm).rename_axis("run").reset_index())
     columns = ["arm", "seed", "run", "reward", "best", "training_reward", "outcome", "onset", "k3"]
     runs = pd.concat(tables)[columns].sort_values(["arm", "seed"]).reset_index(drop=True)
     whole = runs.groupby("arm").seed.transform(lambda seeds: set(seeds) >= SEEDS)
