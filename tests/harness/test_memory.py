@@ -54,6 +54,7 @@ def at(computed, moment, *but):
 STATES = [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32"), (3, "bf16")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "dtype"), STATES)
 def test_weights_gradients_optimizer_and_buckets_are_exact(config, stage, dtype):
     """Between steps, between two micro-batches, and at the peak of a step. DeepSpeed's bucket has 5e8 numbers."""
@@ -70,6 +71,7 @@ def test_weights_gradients_optimizer_and_buckets_are_exact(config, stage, dtype)
     assert measured["backward 0" if stage < 3 else "build"].largest == bucket or not stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "checkpointing", "kind"), [
     ("fp32", False, "qwen2"), ("fp32", True, "qwen3"), ("bf16", False, "qwen3"), ("bf16", True, "qwen2"),
 ])  # fmt: skip
@@ -85,6 +87,7 @@ def test_activations(config, dtype, checkpointing, kind):
     assert 0.95 * peak < activations < 1.1 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coeff", [0, 0.1])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_head_takes_a_chunk_and_its_gradient(config, dtype, coeff, monkeypatch):
