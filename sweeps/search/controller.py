@@ -138,10 +138,11 @@ class Controller:
         if not runs or not self.runs.submitted(runs):  # the controller was killed between asking and submitting
             self._begin_trial(live)
             return
+        unfinished = self.runs.unfinished(runs)  # before what they recorded is read: a run that ends in between comes next time
         for step, value in self.runs.worst_seed(runs).items():
             if step not in trial.intermediate_values:
                 live.report(value, step)
-        collapsed, unfinished = self.runs.collapsed(runs), self.runs.unfinished(runs)
+        collapsed = self.runs.collapsed(runs)
         if not unfinished:
             self._end_trial(live, runs, collapsed)
         elif not self.spec.sections and (collapsed or live.should_prune()):  # sections count how many collapse

@@ -19,9 +19,11 @@ from analysis.report import report
 from faultline.cli import main
 from harness.errors import UserError
 from sweeps.ledger import Sweep
+from sweeps.search.controller import Controller
 from sweeps.search.dashboard import serve_dashboard
 from sweeps.search.spec import Spec, load
 from sweeps.search.study import importance, open_study
+from sweeps.states import RunState
 from tests.analysis.synthetic import FP8, write
 from tests.harness.conftest import TINY
 from tests.sweeps.conftest import held, rows
@@ -81,6 +83,39 @@ def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     assert "trials, about" in told or "2 of 2 trials" in told
     page = report(sweep.path).read_text()
     assert "Healthy against a searched threshold" in page and "correction.weight.upper" in page
+
+
+def test_runs_that_end_while_they_are_read_are_read_again(tmp_path, monkeypatch):
+    """Their last evaluation is recorded after the controller read the others. Optuna gets it before the trial ends."""
+    sweep, spec = Sweep(tmp_path / "here"), Spec(**specified(tmp_path))
+    controller = Controller(spec, sweep)
+    controller.study, controller.began = open_study(sweep, spec), (0.0, 0)
+    trial = controller.study.ask(spec.distributions)
+    trial.set_user_attr("first_seed", 0)
+    runs = controller.runs
+    folders = [sweep.folder(config.digest) for config in controller._configs(trial)]
+    runs.states = {folder.path.name: RunState("", 0, 30, "running") for folder in folders}
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+        folder.log_metrics(0, {"eval/reward": 0.5})
+    read = runs.worst_seed
+
+    def end_after_reading(names):
+        found = read(names)
+        for folder in folders:
+            folder.log_metrics(2, {"eval/reward": 0.7})
+            folder.write("status.json", {"state": "done", "time": 0.0})
+        return found
+
+    def update():
+        controller._update_trial(controller.study.trials[0])
+        return controller.study.trials[0]
+
+    monkeypatch.setattr(runs, "worst_seed", end_after_reading)
+    assert update().state == TrialState.RUNNING
+    monkeypatch.undo()
+    told = update()
+    assert told.state == TrialState.COMPLETE and told.intermediate_values == {0: 0.5, 2: 0.7}
 
 
 def test_launcher_local_takes_the_same_spec():
