@@ -118,10 +118,11 @@ def _try(read: Callable[[], Any]) -> Any:
 def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record], pa.Table | None]:
     try:
         table = pa.ipc.open_file(pa.OSFile(str(cache))).read_all()
+        table.validate(full=True)
         meta = json.loads(table.schema.metadata[b"faultline"])
         if meta["version"] != VERSION:
             return {}, None
-    except (OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
         return {}, None  # no cache yet, or one that a kill cut short: it is made again from the record
     fits = {}
     for run, signature in meta["signatures"].items():

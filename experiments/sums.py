@@ -21,7 +21,11 @@ TRAINED = 10
 WITHIN = 0.1
 """Of held-out reward: the margin of H11 and H12."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
-PAIRS = {"H11": [(FP8, BF16)], "H12": [(f"{arm} token-truncate", arm) for arm in (BF16, FP8)]}
+PAIRS = {
+    "H11": [(FP8, BF16)],
+    "H12": [(f"{arm} token-truncate", arm) for arm in (BF16, FP8)],
+    "not planned": [(f"{FP8} token-truncate", f"{BF16} token-truncate")],
+}
 """Hypothesis -> (arm, the arm that it is compared with), paired by seed."""
 
 
@@ -60,6 +64,8 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per comparison: hypothesis, arm, reference, the mean of the differences by seed, the least and most of them, and in
     how many seeds the hypothesis holds. H10 compares each arm with its own start."""
+    if missing := {arm for pairs in PAIRS.values() for pair in pairs for arm in pair} - set(runs.arm):
+        raise UserError(f"no run of {', '.join(sorted(missing))} has ended; the plan compares four arms")
     reward = runs.pivot(index="seed", columns="arm", values="reward")
     start = runs.pivot(index="seed", columns="arm", values="start")
     rows = [("H10", arm, "its start", reward[arm] - start[arm]) for arm in reward]
@@ -72,7 +78,7 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
             "difference": f"{by_seed.mean():+.3f} ({by_seed.min():+.3f} to {by_seed.max():+.3f})",
             "holds": f"{int((by_seed > 0 if name == 'H10' else by_seed.abs() <= WITHIN).sum())} of {len(by_seed)}",
         }
-        for name, arm, other, by_seed in rows
+        for name, arm, other, by_seed in ((*row, by_seed.dropna()) for *row, by_seed in rows)
     ])
 
 

@@ -14,7 +14,7 @@ HEALTHY = 0.95
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half: a quarter of the values cut off at each end, rounded down.
+    """Mean of the middle half: a quarter of the values cut off at each end, rounded down. At least one value, none of them NaN.
 
     It hides a quarter of the runs, so read it beside the share that collapsed.
     """

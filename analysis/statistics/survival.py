@@ -157,7 +157,7 @@ def permutation_sums(scores: np.ndarray, group: np.ndarray, rng: np.random.Gener
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
     if comb(n, size) <= ENUMERATED:
-        sums = scores[np.array(list(combinations(range(n), min(size, n - size))))].sum(1)
+        sums = scores[np.array(list(combinations(range(n), min(size, n - size))), dtype=int)].sum(1)
         return observed, sums if size <= n - size else scores.sum() - sums, 0
     return observed, rng.permuted(np.tile(scores, (ENUMERATED // 10, 1)), axis=1)[:, :size].sum(1), 1
 

@@ -66,7 +66,7 @@ class ActorConfig(Strict):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """torch.compile of the blocks. Compiling takes half a minute of CPU time, from a cache a third of that; docs/running.md."""
+    """torch.compile of the blocks. Compiling takes half a minute of CPU time, from a cache half of it; docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
     """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
     forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
