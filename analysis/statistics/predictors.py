@@ -45,7 +45,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
     found = {}
     for run, index in rows.groupby("run", observed=True).indices.items():
         smooth = _running_median(values[index])
-        found[run] = Signal(at[index], np.maximum.accumulate(smooth), smooth)
+        found[run] = Signal(at[index], np.maximum.accumulate(np.where(np.isnan(smooth), -np.inf, smooth)), smooth)
     return found
 
 

@@ -110,6 +110,13 @@ def test_an_alarm_stands_at_the_first_rise_though_it_passes():
     assert predictors.alarm(found, 3.0) == 22 and found.level[-1] == 5 and found.smooth[-1] == 1
 
 
+def test_no_finite_value_yet_is_no_alarm():
+    """A K3 of infinity has no running median: the level rises at step 1 from nothing to 1, and at step 2 to 6."""
+    steps = pd.DataFrame({"run": "a", "step": [0, 1, 2], "rollout_corr/k3_kl": [np.inf, 1.0, 11.0]})
+    found = predictors.signals(steps, "rollout_corr/k3_kl")["a"]
+    assert found.level.tolist() == [-np.inf, 1, 6] and [predictors.alarm(found, c) for c in (1, 6)] == [1, 2]
+
+
 def test_a_rise_after_the_onset_is_no_detection():
     """c rises to 3 at its onset only: just before, it stood at 1 like the others, so d alone is told: halfway from 1 to 9."""
     runs = pd.DataFrame({"event": [False, True, True], "onset": [np.nan, 5, 5]}, index=list("acd"))
