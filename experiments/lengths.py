@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.frames import markdown
-from faultline.tools.gradient.methods import EXACT
 from harness.boundary import command
 from harness.errors import UserError
 
@@ -23,7 +22,7 @@ SHOWN = {
     "ppo none": "none",
     "ppo token_truncate": "token truncation at 2",
     "ppo sequence_truncate": "sequence truncation at 2",
-    EXACT: "the whole sequence weight",
+    "exact sequence weight": "the whole sequence weight",
 }
 
 

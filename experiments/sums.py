@@ -17,7 +17,7 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Last RL steps whose mean reward on training prompts stands beside the endpoint."""
+"""Last RL steps whose mean reward on training prompts stands beside the endpoint; of as many is each median at first and last."""
 WITHIN = 0.1
 """Of held-out reward: the margin of H11 and H12."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
@@ -31,13 +31,18 @@ PAIRS = {
 
 def endpoints(sweep: Path) -> pd.DataFrame:
     """A row per ended run: arm, seed, start (the evaluation before the first step), reward (the mean of the last three), best,
-    training_reward, k3 (nats per token, the median over steps), step_seconds (the median), generate_seconds, train_seconds."""
+    training_reward, k3 (nats per token, the median over steps), step_seconds (the median), generate_seconds, train_seconds.
+
+    ess and tokens, a response's mean length, are medians over the first ten steps and over the last."""
     results = load(sweep)
     steps = results.steps.assign(run=results.steps.run.astype(str)).groupby("run")
     table = rewards(results, TRAINED).drop(columns=["outcome", "onset"])
     table.insert(2, "start", steps["eval/reward"].first())
     for part in ("step", "generate", "train"):
         table[f"{part}_seconds"] = steps[f"time/{part}"].median()
+    for name, metric in (("ess", "mismatch/ess_sequence"), ("tokens", "rollout/response_tokens")):
+        table[f"{name}_first"] = steps[metric].apply(lambda values: values.dropna().iloc[:TRAINED].median())
+        table[f"{name}_last"] = steps[metric].apply(lambda values: values.dropna().iloc[-TRAINED:].median())
     return table.sort_values(["arm", "seed"])
 
 

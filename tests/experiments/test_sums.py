@@ -1,5 +1,7 @@
 """The tables of the real training, from endpoints by hand."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -31,12 +33,14 @@ def test_differences_are_paired_by_seed_and_hypotheses_counted_in_seeds():
 
 def test_a_runs_endpoint_stands_beside_its_start(tmp_path):
     folder = write(tmp_path / "sweep", FP32, seed=1)
-    rows = list(folder.metrics())
+    rows = [row | {"rollout/response_tokens": float(row["step"])} if "reward/rollout" in row else row for row in folder.metrics()]
+    (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluated = [row["eval/reward"] for row in rows if "eval/reward" in row]
     [run] = endpoints(tmp_path / "sweep").itertuples()
     assert (run.start, run.reward) == (evaluated[0], pytest.approx(sum(evaluated[-3:]) / 3))
     sampled = [row["reward/rollout"] for row in rows if "reward/rollout" in row]
     assert run.training_reward == pytest.approx(sum(sampled[-10:]) / 10) and run.step_seconds > 0
+    assert (run.tokens_first, run.tokens_last) == (4.5, len(sampled) - 5.5) and run.ess_first == 1
 
 
 def test_a_folder_without_endpoints_is_refused_in_one_line(tmp_path):
