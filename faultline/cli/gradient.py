@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corrections", type=names, metavar="NAMES", help=f"{CORRECTIONS}; by default a selection")
     parser.add_argument("--prompts", type=count(2), default=64, help="prompts of a batch, each with the run's group size (64)")
     parser.add_argument("--batches", type=count(2), default=32, help="frozen batches from the rollout engine (32)")
-    parser.add_argument("--reference", type=count(2), default=64, help="fresh batches of the trainer's own policy (64)")
+    parser.add_argument("--reference", type=count(2), help="fresh batches of the trainer's own policy (64)")
+    parser.add_argument("--paired", action="store_true", help="compare with no correction on the same batches alone")
     parser.add_argument("--layers", type=count(1), help="by the parameters of the last so many blocks and the last norm (all)")
     parser.add_argument("--seed", type=count(0), default=0, help="seed of prompts and samples (0)")
     parser.add_argument("--out", type=folder, help="folder of the page and the CSV file; by default beside the run's checkpoints")
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(checkpoint: Path | None, **options: Any) -> None:
-    """Write the page and print its path."""
+    """Write the page, or the table of --paired, and print its path."""
     from faultline.tools.gradient.command import gradient_command
 
-    print(f"Page: {gradient_command(checkpoint, **options).resolve()}")
+    written = gradient_command(checkpoint, **options).resolve()
+    print(f"{'Table' if options['paired'] else 'Page'}: {written}")

@@ -8,7 +8,7 @@ import torch
 
 from faultline.tools.gradient import page
 from faultline.tools.gradient.enumerable import exact_table
-from faultline.tools.gradient.methods import DEFAULT, methods
+from faultline.tools.gradient.methods import ALONG, DEFAULT, methods
 from harness.errors import UserError
 
 
@@ -18,26 +18,32 @@ def gradient_command(
     losses: list[str] | None = None,
     corrections: list[str] | None = None,
     enumerable: bool = False,
+    paired: bool = False,
     noise: float = 0.3,
     prompts: int = 64,
     batches: int = 32,
-    reference: int = 64,
+    reference: int | None = None,
     layers: int | None = None,
     seed: int = 0,
     out: Path | None = None,
     trust: bool = False,
 ) -> Path:
-    """Print and write the comparison of gradients. Returns the page's path.
+    """Print and write the comparison of gradients. Returns the path of the page, or of the table if `paired`.
 
     checkpoint: a run folder, or one checkpoint of it. With `enumerable` there is none: an enumerable policy is compared with one
     whose logits differ by `noise`. losses: by default the run's own, or pg. prompts: of a batch, each with the run's group
-    size. batches: number of frozen batches. reference: number of fresh batches for the truth. layers: see
-    `GradientPolicy`. out: folder of the files. trust: see `find`.
+    size. batches: number of frozen batches. reference: number of fresh batches for the truth, 64 unless given. paired: draw
+    none, and compare with no correction (`Paired`). layers: see `GradientPolicy`. out: folder of the files. trust: see `find`.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")
+    if paired and (enumerable or reference is not None):
+        raise UserError("--paired compares on the batches of a checkpoint alone; leave out --enumerable and --reference")
     torch.set_num_threads(1)
-    corrections = corrections or list(DEFAULT)
+    corrections, reference = corrections or list(DEFAULT), reference or 64
+    along = () if paired else ALONG
+    if paired:
+        corrections = ["none", *(name for name in corrections if name != "none")]
     if checkpoint is None:
         if layers is not None:
             raise UserError("--layers has no effect with --enumerable, whose policy is a table; leave it out")
@@ -51,9 +57,13 @@ def gradient_command(
 
     restored = find(checkpoint, trust=trust)
     config = restored.config
-    compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm, config.loss)
+    compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm, config.loss, along)
+    out = out or restored.folder.parent.parent / f"gradient-{restored.folder.name}"
+    title = f"Gradients at step {restored.step} of {config.path.name}"
     with collector_at(restored) as collector:
         gradients = SampledGradients(collector, prompts, seed, layers)
+        if paired:
+            return page.present_paired(gradients.paired(compared, batches), title, out)
         table = gradients.compare(compared, batches, reference)
     blocks = len(gradients.prompts)
     note = (
@@ -62,5 +72,4 @@ def gradient_command(
         f"{'' if layers is None else f'Parameters: those of the upper blocks, {layers} in number, and of the last norm. '}"
         "sd and rmse are those of one batch. Intervals: bootstrap over batches."
     )
-    title = f"Gradients at step {restored.step} of {config.path.name}"
-    return page.present(table, title, note, out or (restored.folder.parent.parent / f"gradient-{restored.folder.name}"))
+    return page.present(table, title, note, out)

@@ -25,7 +25,7 @@ class Grams:
         bias and sd are divided by |E r|. sd is for one batch, and rmse² = bias² + sd². A squared length that noise makes
         negative counts as 0; a ratio to such a reference is NaN.
         """
-        gg, rr = _pairs(self.gg, times), _pairs(self.rr, reference_times)
+        gg, rr = pairs(self.gg, times), pairs(self.rr, reference_times)
         gr = ((times @ self.gr) * reference_times).sum(1) / (times.sum(1) * reference_times.sum(1))
         rr = np.where(rr > 0, rr, np.nan)
         bias = np.maximum(gg - 2 * gr + rr, 0) / rr
@@ -38,30 +38,44 @@ class Grams:
             "rmse": np.sqrt(bias + variance),
         }
 
-    def summary(self, seed: int = 0) -> dict[str, float]:
-        """`statistics` of the data, and as <name> low and high the 2.5 % and 97.5 % quantiles over resamples of the batches.
-
-        They are NaN where a statistic is undefined in more than 2.5 % of the resamples, as with two or three batches, of which a
-        resample often holds one alone.
-        """
-        rng = np.random.default_rng(seed)
+    def summary(self) -> dict[str, float]:
+        """`statistics` of the data, and their intervals over resamples of the batches: see `interval`."""
         counts = self.gr.shape
-        draws = [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
-        for name, values in self.statistics(*draws).items():
-            known = values[~np.isnan(values)]
-            low, high = np.quantile(known, [TAIL, 1 - TAIL]) if len(known) >= (1 - TAIL) * RESAMPLES else (np.nan, np.nan)
-            out |= {f"{name} low": float(low), f"{name} high": float(high)}
+        for name, values in self.statistics(*draws(counts)).items():
+            out |= interval(name, values)
         return out
+
+
+def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
+    """How often each resample holds each batch, [RESAMPLES, count] for each count: the same at every call."""
+    rng = np.random.default_rng(0)
+    return [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
+
+
+def interval(name: str, values: np.ndarray) -> dict[str, float]:
+    """<name> low and high: the 2.5 % and 97.5 % quantiles of the values of resamples.
+
+    They are NaN where more than 2.5 % of the values are, as with two or three batches, of which a resample often holds one alone.
+    """
+    known = values[~np.isnan(values)]
+    enough = len(known) >= (1 - TAIL) * RESAMPLES
+    if not enough:
+        low = high = np.nan
+    elif np.isinf(known).any():  # between infinite values there is no line
+        low, high = np.quantile(known, [TAIL, 1 - TAIL], method="inverted_cdf")
+    else:
+        low, high = np.quantile(known, [TAIL, 1 - TAIL])
+    return {f"{name} low": float(low), f"{name} high": float(high)}
 
 
 def drowned(reference: Tensor) -> bool:
     """Whether the squared length of the reference, estimated from its batches [J, parameters], is not above 0."""
     r = reference.double()
-    return bool(_pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
+    return bool(pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
 
 
-def _pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
+def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair, and
     a resample of one batch alone gives NaN."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)

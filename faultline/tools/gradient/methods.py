@@ -46,9 +46,14 @@ class Method(NamedTuple):
 
 
 def methods(
-    losses: list[str], corrections: list[str], reduction: str, norm: int | None = None, own: PluginConfig | None = None
+    losses: list[str],
+    corrections: list[str],
+    reduction: str,
+    norm: int | None = None,
+    own: PluginConfig | None = None,
+    along: tuple[Family, ...] = ALONG,
 ) -> list[Method]:
-    """The exact sequence weight, every loss with every correction, and pg at each bound of the families in `ALONG`.
+    """The exact sequence weight, every loss with every correction, and pg at each bound of the families in `along`.
 
     own: the loss of a run, whose parameters that loss keeps; the others have those of their files.
     Raises UserError on a loss and a correction that count a ratio twice, and on an unknown name.
@@ -66,7 +71,7 @@ def methods(
             except ValueError as error:
                 raise UserError(f"loss {loss} with correction {name}: {error}") from None
             made.append(Method(f"{shown} {name}", Objective(function, correction, proximal, reduction, norm)))
-    for family in ALONG:
+    for family in along:
         for c in BOUNDS:
             objective = Objective(pg, family.at(c), "old", reduction, norm)
             made.append(Method(f"{family.name} C={c:g}", objective, family.name, c))

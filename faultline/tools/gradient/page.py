@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,14 +49,9 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """Formatted; intervals, where there are any, in brackets."""
-    rows = []
-    for row in table.to_dict("records"):
-        cells = {"method": row["method"]}
-        for name in SHOWN:
-            low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
-            cells[name] = f"{row[name]:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
-        rows.append(cells)
-    return pd.DataFrame(rows)
+    return pd.DataFrame([
+        {"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")
+    ])
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
@@ -67,6 +63,31 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
     target = out / "gradient.html"
     target.write_text(_page(table, title, note), encoding="utf-8")
     return target
+
+
+def present_paired(table: pd.DataFrame, title: str, out: Path) -> Path:
+    """Print every method against no correction, and write paired.csv into `out`; its path."""
+    rows = [
+        {
+            "method": row["method"],
+            "sd / sd of none": _spread(row, "sd ratio", ".3f"),
+            "bias / sd of none": _spread(row, "bias", ".3f"),
+            "pays from so many responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
+        }
+        for row in table.to_dict("records")
+    ]
+    show(title, pd.DataFrame(rows))
+    print("sd is that of one batch. Intervals: bootstrap over batches. The bias is the distance from the exact sequence weight.")
+    out.mkdir(parents=True, exist_ok=True)
+    target = out / "paired.csv"
+    table.to_csv(target, index=False)
+    return target
+
+
+def _spread(row: dict[str, Any], name: str, form: str) -> str:
+    """The value; its interval, where there is one, in brackets."""
+    low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
+    return f"{row[name]:{form}}" + ("" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]")
 
 
 def _page(table: pd.DataFrame, title: str, note: str) -> str:

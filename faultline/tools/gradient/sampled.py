@@ -13,6 +13,7 @@ from algos.corrections.spec import Correction
 from algos.objective import Objective
 from faultline.tools.gradient.estimate import Grams, drowned
 from faultline.tools.gradient.methods import Method, coefficients, load_loss
+from faultline.tools.gradient.paired import Paired
 from faultline.tools.gradient.policy import GradientPolicy, Rows
 from harness.config import HubConfig
 from harness.errors import UserError
@@ -63,14 +64,12 @@ class SampledGradients:
         progress = Progress(reference + batches * len(methods))
         c = self.collector.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
-        print(f"drawing {reference} batches from the trainer's own policy", flush=True)
-        own = [self._draw(self.collector.own_policy, "laboratory reference", i) for i in range(reference)]
+        own = self._drawn(self.collector.own_policy, "laboratory reference", reference, "the trainer's own policy")
         own = [drawn._replace(batch=_on_policy(drawn.batch)) for drawn in own]
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
-        print(f"drawing {batches} batches from the rollout engine", flush=True)
-        frozen = [self._draw(self.collector.engine, "laboratory batch", i) for i in range(batches)]
+        frozen = self._frozen(batches)
         summaries: dict[bytes, dict[str, float]] = {}
         rows = []
         for number, method in enumerate(methods, 1):
@@ -83,6 +82,36 @@ class SampledGradients:
                 progress.skip(batches)
             rows.append({"method": method.name, **summaries[key], "family": method.family, "bound": method.bound})
         return pd.DataFrame(rows)
+
+    def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
+        """A row per method: `Paired.summary`. The first is the exact sequence weight, the second no correction.
+
+        batches: number of frozen batches from the rollout engine, which all methods share.
+        """
+        progress = Progress(batches * len(methods))
+        frozen = self._frozen(batches)
+        responses = len(self.prompts) * self.collector.config.rollout.group_size
+
+        def gradients(number: int) -> Tensor:
+            method = methods[number]
+            parts = [coefficients(method.objective, drawn.batch) for drawn in frozen]
+            return self._gradients(frozen, parts, progress, f"method {number + 1}/{len(methods)}, {method.name}")
+
+        exact, none = gradients(0), gradients(1)
+        found = [Paired(part, none, exact, responses).summary() for part in (exact, none)]
+        found += [Paired(gradients(number), none, exact, responses).summary() for number in range(2, len(methods))]
+        return pd.DataFrame([{"method": method.name, **row} for method, row in zip(methods, found, strict=True)])
+
+    def _frozen(self, batches: int) -> list[Drawn]:
+        return self._drawn(self.collector.engine, "laboratory batch", batches, "the rollout engine")
+
+    def _drawn(self, engine: RolloutEngine, purpose: str, batches: int, source: str) -> list[Drawn]:
+        print(f"drawing {batches} batches from {source}", flush=True)
+        progress, drawn = Progress(batches), []
+        for number in range(batches):
+            drawn.append(self._draw(engine, purpose, number))
+            progress.show(f"batch {number + 1}/{batches}")
+        return drawn
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
         """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
