@@ -11,10 +11,12 @@ from algos.corrections.spec import Correction, Weight
 from algos.enumerable import EnumerablePolicy, policies, rewards
 from algos.objective import Objective
 from algos.reductions import Counts
+from faultline.tools.gradient.command import gradient_command
 from faultline.tools.gradient.enumerable import _scores, exact_table
 from faultline.tools.gradient.estimate import Grams
 from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
-from faultline.tools.gradient.page import answer, shown
+from faultline.tools.gradient.page import answer, present_paired, shown
+from faultline.tools.gradient.paired import Paired
 from harness.config import PluginConfig
 from harness.errors import UserError
 
@@ -175,3 +177,43 @@ def test_what_couples_responses_has_no_exact_sum(losses, corrections):
     """A plug-in on the batch's second moment, weights normalised over the batch or by groups, a loss that selects tokens."""
     with pytest.raises(UserError, match="depends on the rest of the batch"):
         exact_table(methods(losses, corrections, "token_sum"))
+
+
+def shared(bias: float, sd: float, batches: int = 4000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients (of a method, of no correction, of the exact weight) of one batch in 8 dimensions, all but the last orthogonal
+    noise: E none lies 0.5 from E exact and E method `bias`; of the sds none's is 1 and the method's `sd`."""
+    noise = torch.randn(batches, 8, generator=torch.Generator().manual_seed(2)) / 8**0.5
+    ahead = torch.zeros(8)
+    ahead[0] = 1.0
+    return sd * noise + bias * ahead, noise + 0.5 * ahead, 1.5 * noise
+
+
+def test_where_a_method_pays():
+    """bias² + sd²·32/n is equal at n = 32·(1.2² − 1)/(0.5² − 0.3²) = 88 responses; for the exact weight at 32·1.25/0.25 = 160."""
+    method, none, exact = shared(0.3, 1.2)
+    for gradients, ratio, bias, pays in ((method, 1.2, 0.3, 88), (exact, 1.5, 0.0, 160), (none, 1.0, 0.5, np.nan)):
+        found = Paired(gradients, none, exact, 32).summary()
+        assert (found["sd ratio"], found["bias"]) == pytest.approx((ratio, bias), abs=0.02)
+        assert found["pays from"] == pytest.approx(pays, rel=0.05, nan_ok=True)
+        assert found["sd ratio low"] <= found["sd ratio"] <= found["sd ratio high"]
+    assert pytest.approx(0.3**2 + 1.2**2 * 32 / 88) == 0.5**2 + 32 / 88
+
+
+@pytest.mark.parametrize("bias, sd, said", [(0.3, 0.9, "0 [0, 0]"), (0.7, 1.2, "never [never, never]"), (0.7, 0.9, "never [")])
+def test_a_method_always_pays_or_never(bias, sd, said, tmp_path, capsys):
+    method, none, exact = shared(bias, sd)
+    rows = [{"method": name, **Paired(part, none, exact, 32).summary()} for name, part in (("m", method), ("none", none))]
+    written = present_paired(pd.DataFrame(rows), "title", tmp_path)
+    shown = capsys.readouterr().out
+    assert said in shown and "│ – " in shown and pd.read_csv(written).method.tolist() == ["m", "none"]
+
+
+def test_two_paired_batches_have_no_interval():
+    found = Paired(*(part[:2] for part in shared(0.3, 1.2)), 32).summary()
+    assert np.isnan(found["sd ratio low"]) and np.isnan(found["pays from low"])
+
+
+@pytest.mark.parametrize("given", [{"enumerable": True}, {"checkpoint": "runs/x", "reference": 8}])
+def test_what_has_no_effect_on_a_paired_comparison_is_refused(given):
+    with pytest.raises(UserError, match="--paired compares on the batches of a checkpoint alone"):
+        gradient_command(**({"checkpoint": None} | given), paired=True)

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
     """The control has no mismatch: each correction is uncorrected, and within its interval of the truth; and with fp8 the exact
-    weight is not the plain gradient."""
-    tables = {}
+    weight is not the plain gradient. The paired comparison has the same batches, so its ratio is that of their sds."""
+    tables, paired = {}, {}
     for precision in ("fp32", "fp8_tensor"):
         config = tiny(f"rollout/precision={precision}", "steps=2", "checkpoint.every=2", "checkpoint.keep=2")
         train(config)
@@ -37,11 +37,17 @@ def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
         with collector_at(found) as collector:
             restored = {name: w.detach().clone() for name, w in collector.actor.weights()}
             assert all(torch.equal(w, restored[name]) for name, w in run.trainer.actor.weights())
-            tables[precision] = SampledGradients(collector, 8, 0).compare(chosen, 16, 64).set_index("method")
+            laboratory = SampledGradients(collector, 8, 0)
+            tables[precision] = laboratory.compare(chosen, 16, 64).set_index("method")
+            paired[precision] = laboratory.paired(chosen, 16).set_index("method")
     control = tables["fp32"]
     assert control.loc[EXACT, "sd"] == control.loc["ppo none", "sd"] > 0
     assert control.loc["ppo none", "cosine"] > 0.5 and control.loc["ppo none", "bias low"] < 0.5
     assert tables["fp8_tensor"].loc[EXACT, "sd"] != tables["fp8_tensor"].loc["ppo none", "sd"]
+    assert (paired["fp32"]["sd ratio"] == 1).all() and (paired["fp32"].bias == 0).all()
+    of_exact, of_none = tables["fp8_tensor"].sd[[EXACT, "ppo none"]]
+    assert paired["fp8_tensor"]["sd ratio"][EXACT] == pytest.approx(of_exact / of_none, rel=1e-6)
+    assert paired["fp8_tensor"].bias[EXACT] == 0 and not paired["fp8_tensor"]["pays from"].isna()[EXACT]
     with pytest.raises(UserError, match=r"no checkpoint of step 7; it has 2"):
         find(config.path, 7)
     with pytest.raises(UserError, match="no checkpoint there"):

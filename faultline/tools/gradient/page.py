@@ -72,7 +72,7 @@ def present_paired(table: pd.DataFrame, title: str, out: Path) -> Path:
             "method": row["method"],
             "sd / sd of none": _spread(row, "sd ratio", ".3f"),
             "bias / sd of none": _spread(row, "bias", ".3f"),
-            "pays from so many responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
+            "pays from so many responses": _spread(row, "pays from", ",.0f").replace("inf", "never").replace("nan", "–"),
         }
         for row in table.to_dict("records")
     ]

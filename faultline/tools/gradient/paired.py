@@ -28,7 +28,7 @@ class Paired:
 
         sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
         responses n beyond which bias² + sd²·responses/n lies below that of no correction,
-        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)); 0: always, infinite: never.
+        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)); 0: always, infinite: never, NaN: they are equal.
         """
         of_none = _variance(self.none, times)
         cost = _variance(self.own, times) - of_none
@@ -38,7 +38,7 @@ class Paired:
             return {
                 "sd ratio": np.sqrt(1 + cost / of_none),
                 "bias": np.sqrt(np.maximum(bias, 0) / of_none),
-                "pays from": np.where(gain > 0, self.responses * np.maximum(cost, 0) / gain, np.inf),
+                "pays from": np.where(gain < 0, np.inf, self.responses * np.maximum(cost, 0) / gain),  # 0/0 and NaN are NaN
             }
 
     def summary(self) -> dict[str, float]:
