@@ -17,6 +17,7 @@ from harness.boundary import command
 from harness.errors import UserError
 
 SHOWN = {
+    "ppo none": "none",
     "ppo token_truncate": "token truncation at 2",
     "ppo sequence_truncate": "sequence truncation at 2",
     "ppo sequence_mask": "sequence mask at 2",
@@ -45,7 +46,7 @@ def compared(folder: Path) -> pd.DataFrame:
             "method": SHOWN[row["method"]],
             "sd / sd of none": _spread(row, "sd ratio", ".2f"),
             "bias / sd of none": _spread(row, "bias", ".2f"),
-            "pays from, responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
+            "pays from, responses": "" if row["method"] == "ppo none" else _spread(row, "pays from", ",.0f").replace("inf", "never"),
         }
         for rollout, tokens, path in sorted(tables, key=lambda table: (table[0], len(table[1]), table[1]))
         for row in pd.read_csv(path).to_dict("records")
