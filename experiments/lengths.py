@@ -46,7 +46,7 @@ def compared(folder: Path) -> pd.DataFrame:
             "method": SHOWN[row["method"]],
             "sd / sd of none": _spread(row, "sd ratio", ".2f"),
             "bias / sd of none": _spread(row, "bias", ".2f"),
-            "pays from, responses": "" if row["method"] == "ppo none" else _spread(row, "pays from", ",.0f").replace("inf", "never"),
+            "pays from, responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
         }
         for rollout, tokens, path in sorted(tables, key=lambda table: (table[0], len(table[1]), table[1]))
         for row in pd.read_csv(path).to_dict("records")
@@ -55,6 +55,9 @@ def compared(folder: Path) -> pd.DataFrame:
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
+    """Empty of a number that is none, as of no correction against itself."""
+    if pd.isna(row[name]):
+        return ""
     return f"{row[name]:{form}} ({row[f'{name} low']:{form}} to {row[f'{name} high']:{form}})"
 
 
