@@ -29,7 +29,8 @@ from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Per layer, keys and values, [L, B, H, D]: what has been filled is one block, so that a branch copies just that."""
+"""Per layer, keys and values, [B, H, L, D]: the places of a head lie together. With a stride of many rows between them the
+products of a long context take up to eight times as long."""
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
 go on after it, None if all do)."""
@@ -299,10 +300,10 @@ class LocalEngine(RolloutEngine):
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
         """Every child starts with its parent's keys and values; those of a node without children are given up."""
-        grown = self._allocate(len(parents), len(cache[0][0]))
+        grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
-                torch.index_select(source[:filled], 1, parents, out=target[:filled])
+                torch.index_select(source[:, :, :filled], 0, parents, out=target[:, :, :filled])
         return grown
 
     def _forward(
@@ -359,18 +360,18 @@ class LocalEngine(RolloutEngine):
         if self.kv_cast:  # scale 1, as vLLM stores an uncalibrated FP8 cache
             k, v = self.kv_cast(k), self.kv_cast(v)
         keys, values = cache
-        keys[at : at + n] = k.transpose(0, 1)
-        values[at : at + n] = v.transpose(0, 1)
-        keys, values = (part[: at + n].flatten(1, 2) for part in cache)  # [L, B·H, D]
+        keys[:, :, at : at + n] = k.transpose(1, 2)
+        values[:, :, at : at + n] = v.transpose(1, 2)
+        keys, values = (part[:, :, : at + n].flatten(0, 1) for part in cache)  # [B·H, L, D]
         # The queries that share a key head are the columns of one product.
         q = q.mul(self.head_dim**-0.5).view(rows, n, self.kv_heads, groups, self.head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(-1, groups * n, self.head_dim)
-        scores = keys.transpose(0, 1).bmm(q.transpose(1, 2))  # [B·H, L, groups·n]
+        scores = keys.bmm(q.transpose(1, 2))  # [B·H, L, groups·n]
         if hidden is not None:
             scores.view(rows, self.kv_heads, *scores.shape[1:]).masked_fill_(hidden, -torch.inf)
         # As flash attention does: exponentials in the compute dtype meet V, their sum in fp32 divides last.
         weights = scores.sub_(scores.amax(1, keepdim=True)).exp_()
-        out = self._round(weights).transpose(1, 2).bmm(values.transpose(0, 1)).div_(weights.sum(1)[..., None])
+        out = self._round(weights).transpose(1, 2).bmm(values).div_(weights.sum(1)[..., None])
         out = self._round(out)
         out = out.view(rows, self.kv_heads, groups, n, self.head_dim).permute(0, 3, 1, 2, 4)
         return self._linear(out.reshape(rows * n, -1), layer["o"])
@@ -387,5 +388,5 @@ class LocalEngine(RolloutEngine):
         return self._round(torch.addcmul(x * cos, turned, sin))
 
     def _allocate(self, rows: int, length: int) -> Cache:
-        shape = (length, rows, self.kv_heads, self.head_dim)
+        shape = (rows, self.kv_heads, length, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
