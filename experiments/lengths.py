@@ -28,7 +28,7 @@ SHOWN = {
 def letter(response: str, record: dict[str, Any]) -> float:
     """The task's verifier: the share of the response's letters that are an e; 0 where there is no letter.
 
-    Every token moves it, so that the true gradient shows in few responses at any length.
+    Every token moves it, at any length.
     """
     letters = [character for character in response.lower() if character.isalpha()]
     return letters.count("e") / len(letters) if letters else 0.0

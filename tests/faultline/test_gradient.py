@@ -203,9 +203,17 @@ def test_where_a_method_pays():
 def test_a_method_always_pays_or_never(bias, sd, said, tmp_path, capsys):
     method, none, exact = shared(bias, sd)
     rows = [{"method": name, **Paired(part, none, exact, 32).summary()} for name, part in (("m", method), ("none", none))]
-    written = present_paired(pd.DataFrame(rows), "title", tmp_path)
+    written = present_paired(pd.DataFrame(rows), "title", "A note.", tmp_path)
     shown = capsys.readouterr().out
-    assert said in shown and "│ – " in shown and pd.read_csv(written).method.tolist() == ["m", "none"]
+    assert "None is none. A note." in shown and said in shown and "│ – " in shown
+    assert pd.read_csv(written).method.tolist() == ["m", "none"]
+
+
+def test_rounding_is_no_difference():
+    """Gradients that differ in the seventh digit cost and gain nothing: there is no number from which they pay."""
+    _, none, exact = shared(0.3, 1.2, batches=40)
+    found = Paired(none * (1 + 6e-8), none, exact, 32).summary()
+    assert np.isnan(found["pays from"]) and found["sd ratio"] == 1
 
 
 def test_two_paired_batches_have_no_interval():

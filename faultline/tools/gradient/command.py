@@ -62,14 +62,12 @@ def gradient_command(
     title = f"Gradients at step {restored.step} of {config.path.name}"
     with collector_at(restored) as collector:
         gradients = SampledGradients(collector, prompts, seed, layers)
-        if paired:
-            return page.present_paired(gradients.paired(compared, batches), title, out)
-        table = gradients.compare(compared, batches, reference)
-    blocks = len(gradients.prompts)
+        table = gradients.paired(compared, batches) if paired else gradients.compare(compared, batches, reference)
+    truth = "" if paired else f"The truth is the mean of {reference} such batches of the trainer's own policy. "
     note = (
-        f"{batches} batches of {blocks} prompts x {config.rollout.group_size} samples in {config.rollout.precision.name}; "
-        f"the truth is the mean of {reference} such batches of the trainer's own policy. "
+        f"{batches} batches of {len(gradients.prompts)} prompts x {config.rollout.group_size} samples in "
+        f"{config.rollout.precision.name}. {truth}"
         f"{'' if layers is None else f'Parameters: those of the upper blocks, {layers} in number, and of the last norm. '}"
-        "sd and rmse are those of one batch. Intervals: bootstrap over batches."
+        f"{'sd is that' if paired else 'sd and rmse are those'} of one batch. Intervals: bootstrap over batches."
     )
-    return page.present(table, title, note, out)
+    return (page.present_paired if paired else page.present)(table, title, note, out)

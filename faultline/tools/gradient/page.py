@@ -65,8 +65,8 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
     return target
 
 
-def present_paired(table: pd.DataFrame, title: str, out: Path) -> Path:
-    """Print every method against no correction, and write paired.csv into `out`; its path."""
+def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
+    """Print every method against the second, no correction, and write paired.csv into `out`; its path."""
     rows = [
         {
             "method": row["method"],
@@ -77,7 +77,7 @@ def present_paired(table: pd.DataFrame, title: str, out: Path) -> Path:
         for row in table.to_dict("records")
     ]
     show(title, pd.DataFrame(rows))
-    print("sd is that of one batch. Intervals: bootstrap over batches. The bias is the distance from the exact sequence weight.")
+    print(f"None is {table.method[1]}. {note} The bias is the distance from the exact sequence weight.")
     out.mkdir(parents=True, exist_ok=True)
     target = out / "paired.csv"
     table.to_csv(target, index=False)

@@ -1,6 +1,7 @@
 """Methods against no correction on the same batches, whose noise they share: what a method costs, and from where it pays.
 
-No truth is drawn. The exact sequence weight w = Π π_θ/μ has the policy's own expectation: E_μ[w·f] = E_π[f].
+No truth is drawn. The exact sequence weight w = Π π_θ/μ stands for it: E_μ[w·f] = E_π[f] for an f of one response, with the
+baseline, the scale and the number of tokens that μ's samples give. A mean over heavy weights is known to few digits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
-COLUMNS = ("sd ratio", "bias", "pays from")
+EQUAL = 1e-6
+"""Differences of squares below this part of sd²(none) are rounding: methods of equal gradients come from different sums."""
 
 
 class Paired:
@@ -27,13 +29,14 @@ class Paired:
         """Of resamples that hold batch k times[:, k] times; each [resamples].
 
         sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
-        responses n beyond which bias² + sd²·responses/n lies below that of no correction,
-        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)); 0: always, infinite: never, NaN: they are equal.
+        responses n from which on bias² + sd²·responses/n lies below that of no correction for every larger batch,
+        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)). 0: for every batch. Infinite: its bias is the
+        larger one; with a smaller sd it is then below in batches of up to n. NaN: they are equal.
         """
         of_none = _variance(self.none, times)
-        cost = _variance(self.own, times) - of_none
         bias = pairs(self.off, times)
-        gain = pairs(self.none_off, times) - bias
+        cost, gain = _variance(self.own, times) - of_none, pairs(self.none_off, times) - bias
+        cost, gain = (np.where(np.abs(part) < EQUAL * of_none, 0.0, part) for part in (cost, gain))
         with np.errstate(divide="ignore", invalid="ignore"):
             return {
                 "sd ratio": np.sqrt(1 + cost / of_none),
