@@ -205,7 +205,7 @@ def test_a_method_always_pays_or_never(bias, sd, said, tmp_path, capsys):
     rows = [{"method": name, **Paired(part, none, exact, 32).summary()} for name, part in (("m", method), ("none", none))]
     written = present_paired(pd.DataFrame(rows), "title", "A note.", tmp_path)
     shown = capsys.readouterr().out
-    assert "None is none. A note." in shown and said in shown and "│ – " in shown
+    assert "No correction: none. A note." in shown and said in shown and "│ – " in shown
     assert pd.read_csv(written).method.tolist() == ["m", "none"]
 
 

@@ -77,7 +77,7 @@ def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Pat
         for row in table.to_dict("records")
     ]
     show(title, pd.DataFrame(rows))
-    print(f"None is {table.method[1]}. {note} The bias is the distance from the exact sequence weight.")
+    print(f"No correction: {table.method[1]}. {note} The bias is the distance from the exact sequence weight.")
     out.mkdir(parents=True, exist_ok=True)
     target = out / "paired.csv"
     table.to_csv(target, index=False)
