@@ -49,6 +49,7 @@ stage() { \
 types() { wait $$checked; end=$$?; cat $$said; rm -f $$said; return $$end; }; \
 said=$$(mktemp); $(VENV)/bin/mypy > $$said 2>&1 & checked=$$!; \
 stage "ruff" $(VENV)/bin/ruff check .; \
+stage "format" $(VENV)/bin/ruff format --check .; \
 stage "import contracts" $(VENV)/bin/lint-imports;
 endef
 # Every page, link and anchor of the site, and the docstrings that it shows. The variable silences an advertisement.

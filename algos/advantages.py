@@ -175,9 +175,7 @@ def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor, kept: Tensor | No
 
 
 @advantage("components", "lengths")
-def gdpo(
-    rewards: Tensor, *, components: Tensor, lengths: Tensor, weights: Sequence[float], kept: Tensor | None = None
-) -> Tensor:
+def gdpo(rewards: Tensor, *, components: Tensor, lengths: Tensor, weights: Sequence[float], kept: Tensor | None = None) -> Tensor:
     """Several rewards, each standardised in its group, so that none drowns another; their sum whitened over all tokens.
 
     A = (S − m)/(s + 1e-6),  S = Σ_k w_k·(R_k − mean_g R_k)/(std_g R_k + 1e-6)

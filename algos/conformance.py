@@ -22,13 +22,9 @@ GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:
     """Check a loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
-    assert isinstance(getattr(loss, "anchored", None), bool), (
-        "a loss says whether it is `anchored`: use @loss(anchored=…)"
-    )
+    assert isinstance(getattr(loss, "anchored", None), bool), "a loss says whether it is `anchored`: use @loss(anchored=…)"
     keywords = [p for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert {p.name for p in keywords} == set(params), (
-        f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
-    )
+    assert {p.name for p in keywords} == set(params), f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
     assert all(p.default is p.empty for p in keywords), "parameters have no defaults: those live in a config"
     _loss_shapes(loss, params)
     _loss_masking(loss, params)
@@ -104,12 +100,8 @@ def _loss_shapes(loss: Callable, params: dict[str, Any]) -> None:
         assert result.loss.dtype == expected, f"{dtype} inputs give {result.loss.dtype}, not {expected}"
         assert gradient.dtype == dtype, "the gradient has the dtype of logp"
         if result.clipped is not None:
-            assert result.clipped.dtype == torch.bool and result.clipped.shape == batch[0].shape, (
-                "clipped is [B, T] bool"
-            )
-        assert all(torch.equal(a, b) for a, b in zip(batch, before, strict=True)), (
-            "a loss leaves its inputs as they were"
-        )
+            assert result.clipped.dtype == torch.bool and result.clipped.shape == batch[0].shape, "clipped is [B, T] bool"
+        assert all(torch.equal(a, b) for a, b in zip(batch, before, strict=True)), "a loss leaves its inputs as they were"
 
 
 def _loss_masking(loss: Callable, params: dict[str, Any]) -> None:
@@ -137,9 +129,7 @@ def _loss_gradient(loss: Callable, params: dict[str, Any]) -> None:
     assert all(g is None or (g == 0).all() for g in others), "gradient flows through logp only"
     if not getattr(loss, "anchored", True):
         alone = loss(logp, None, advantages, mask, **params).loss
-        assert torch.equal(alone, loss(logp, prox, advantages, mask, **params).loss), (
-            "anchored=False but logp_prox matters"
-        )
+        assert torch.equal(alone, loss(logp, prox, advantages, mask, **params).loss), "anchored=False but logp_prox matters"
 
 
 def _loss_invariance(loss: Callable, params: dict[str, Any]) -> None:
@@ -157,9 +147,7 @@ def _loss_invariance(loss: Callable, params: dict[str, Any]) -> None:
     _close(padded.loss[:, : mask.shape[1]], whole.loss, "padding matters")
     _close(padded_gradient[:, : mask.shape[1]], gradient, "padding matters to the gradient")
     for rows in (slice(0, 1), slice(1, 4)):
-        part, part_gradient = run(
-            loss, tuple(t[rows] for t in batch), params, None if selected is None else selected[rows]
-        )
+        part, part_gradient = run(loss, tuple(t[rows] for t in batch), params, None if selected is None else selected[rows])
         _close(part.loss, whole.loss[rows], "splitting the batch matters")
         _close(part_gradient, gradient[rows], "splitting the batch matters to the gradient")
 

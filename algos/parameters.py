@@ -31,9 +31,7 @@ UpperOffset = Annotated[
     Annotated[float, Interval(ge=0, le=LARGE)] | Infinite,
     "an offset from ratio 1, ≥ 0: up to 1e9, or .inf for no bound",
 ]
-LowerRatio = Annotated[
-    float, Interval(ge=0, le=1), "an absolute ratio in [0, 1], 1 being the ratio of two equal policies"
-]
+LowerRatio = Annotated[float, Interval(ge=0, le=1), "an absolute ratio in [0, 1], 1 being the ratio of two equal policies"]
 UpperRatio = Annotated[
     Annotated[float, Interval(ge=1, le=LARGE)] | Infinite,
     "an absolute ratio ≥ 1, the ratio of two equal policies: up to 1e9, or .inf for no bound",
@@ -60,9 +58,7 @@ def check(
     signature = _signature(plugin)
     if signature is None or not _takes(signature, inputs):
         what = getattr(plugin, "__qualname__", plugin)
-        raise ValueError(
-            f"{key}: {what}{signature or ''} cannot be called as ({', '.join(inputs or ())}, *, PARAMETERS)"
-        )
+        raise ValueError(f"{key}: {what}{signature or ''} cannot be called as ({', '.join(inputs or ())}, *, PARAMETERS)")
     keywords = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in provided]
     accepted = {p.name: p for p in keywords}
     for name in params:

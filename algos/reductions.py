@@ -64,9 +64,7 @@ def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")
     if (norm is None) == (mode == "seq_mean_token_sum_norm") or (norm is not None and norm <= 0):
-        raise ValueError(
-            f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none"
-        )
+        raise ValueError(f"reduce={mode} with norm={norm}: seq_mean_token_sum_norm needs norm > 0, in tokens; others none")
     rows = torch.where(corrected.kept, values, 0.0).sum(-1)
     tokens, sequences = counts.tokens.clamp(min=1), counts.sequences.clamp(min=1)
     if mode == "token_mean":

@@ -26,9 +26,7 @@ from harness.run.folder import FINISHED
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
-def load(
-    source: Path | str, seeds: Collection[int] = (), *, deployed: str | None = None, trust: bool = False
-) -> Results:
+def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | None = None, trust: bool = False) -> Results:
     """The runs of a sweep, of `seeds` alone if any are given.
 
     source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or

@@ -66,9 +66,7 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
         return None
 
 
-def onsets(
-    events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]
-) -> dict[str, int]:
+def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
     """Onset by detector. A resumed run may record an event again, which is the same one.
 
     An event of a detector that the run does not have is left out and named in `damage`.

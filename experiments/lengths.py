@@ -39,19 +39,21 @@ def compared(folder: Path) -> pd.DataFrame:
     tables = [(*path.stem.rpartition("-")[::2], path) for path in folder.glob("*-[0-9]*.csv")]
     if not tables:
         raise UserError(f"{folder}: no <precision>-<tokens>.csv there; copy the paired.csv of each run there under such a name")
-    return pd.DataFrame([
-        {
-            "rollout": rollout,
-            "tokens": tokens,
-            "method": SHOWN[row["method"]],
-            "sd / sd of none": _spread(row, "sd ratio", ".2f"),
-            "bias / sd of none": _spread(row, "bias", ".2f"),
-            "pays from, responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
-        }
-        for rollout, tokens, path in sorted(tables, key=lambda table: (table[0], len(table[1]), table[1]))
-        for row in pd.read_csv(path).to_dict("records")
-        if row["method"] in SHOWN
-    ])
+    return pd.DataFrame(
+        [
+            {
+                "rollout": rollout,
+                "tokens": tokens,
+                "method": SHOWN[row["method"]],
+                "sd / sd of none": _spread(row, "sd ratio", ".2f"),
+                "bias / sd of none": _spread(row, "bias", ".2f"),
+                "pays from, responses": _spread(row, "pays from", ",.0f").replace("inf", "never"),
+            }
+            for rollout, tokens, path in sorted(tables, key=lambda table: (table[0], len(table[1]), table[1]))
+            for row in pd.read_csv(path).to_dict("records")
+            if row["method"] in SHOWN
+        ]
+    )
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:

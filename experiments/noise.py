@@ -40,8 +40,8 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
         for _ in range(ROUNDS):
             r = config.rollout
             engine = collector.local_engine(
-                    own_precision(config), top_p=r.top_p, top_k=r.top_k, record_support=r.replay_sampling_mask, noise=noise
-                )
+                own_precision(config), top_p=r.top_p, top_k=r.top_k, record_support=r.replay_sampling_mask, noise=noise
+            )
             reached = _k3(collector, engine, prompts)
             if 1 / CLOSE < reached / target < CLOSE:
                 return noise, reached, target

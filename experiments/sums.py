@@ -75,16 +75,18 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
     start = runs.pivot(index="seed", columns="arm", values="start")
     rows = [("H10", arm, "its start", reward[arm] - start[arm]) for arm in reward]
     rows += [(name, arm, other, reward[arm] - reward[other]) for name, pairs in PAIRS.items() for arm, other in pairs]
-    return pd.DataFrame([
-        {
-            "hypothesis": name,
-            "arm": arm,
-            "against": other,
-            "difference": f"{by_seed.mean():+.3f} ({by_seed.min():+.3f} to {by_seed.max():+.3f})",
-            "holds": f"{int((by_seed > 0 if name == 'H10' else by_seed.abs() <= WITHIN).sum())} of {len(by_seed)}",
-        }
-        for name, arm, other, by_seed in ((*row, by_seed.dropna()) for *row, by_seed in rows)
-    ])
+    return pd.DataFrame(
+        [
+            {
+                "hypothesis": name,
+                "arm": arm,
+                "against": other,
+                "difference": f"{by_seed.mean():+.3f} ({by_seed.min():+.3f} to {by_seed.max():+.3f})",
+                "holds": f"{int((by_seed > 0 if name == 'H10' else by_seed.abs() <= WITHIN).sum())} of {len(by_seed)}",
+            }
+            for name, arm, other, by_seed in ((*row, by_seed.dropna()) for *row, by_seed in rows)
+        ]
+    )
 
 
 def main(folder: Path, sweeps: list[Path]) -> None:

@@ -2,7 +2,7 @@
 
 Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; N ranks; b bytes of
 actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a row, C logits of a chunk (`CHUNK` in
-harness/train/head.py), R rows that a rank samples. Everything is in bytes.
+harness/train/model/head.py), R rows that a rank samples. Everything is in bytes.
 
 What is divided by which stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
 activations are what autograd keeps of the layers of transformers. tests/harness/test_memory.py compares these with the bytes that
@@ -26,7 +26,7 @@ from harness.config.task import TextConfig
 from harness.errors import UserError
 from harness.models import policy_config
 from harness.tasks import TextTask
-from harness.train.head import CHUNK
+from harness.train.model.head import CHUNK
 from harness.train.ranks import check_ranks
 
 Moment = Literal["start", "sync", "sampling", "head", "layers", "step"]

@@ -21,11 +21,16 @@ from harness.models import build, device, qwen3_config
 from harness.progress import Progress
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
-from harness.train.actor import DeepSpeedActor
+from harness.train.model.actor import DeepSpeedActor
 
 SIZES = ModelConfig(
-    name="qwen3", hidden_size=128, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, intermediate_size=256,
+    name="qwen3",
+    hidden_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=256,
 )  # multiples of 128: FP8 in blocks
 VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0

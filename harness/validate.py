@@ -150,9 +150,7 @@ def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -
     if not rollout.replay_sampling_mask:
         return
     if refusal is not None:
-        raise UserError(
-            f"rollout.replay_sampling_mask=true: rollout.engine={rollout.engine.name}: {refusal}, or set it to false"
-        )
+        raise UserError(f"rollout.replay_sampling_mask=true: rollout.engine={rollout.engine.name}: {refusal}, or set it to false")
     if rollout.top_p == 1 and rollout.top_k >= vocabulary:
         raise UserError(
             f"rollout.replay_sampling_mask=true has no effect: rollout.top_k={rollout.top_k} leaves all {vocabulary} tokens; "

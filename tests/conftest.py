@@ -21,6 +21,7 @@ SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
 LONG = {"slow", "vllm", "chromium", "oldest", "llm"}
 """Markers of tests that take seconds."""
 
+
 def _gpu() -> bool:
     import torch
 

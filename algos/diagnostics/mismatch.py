@@ -78,9 +78,7 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
         "rollout_corr/rollout_ppl": rollout.exp(),
         "rollout_corr/rollout_log_ppl": rollout,
     }
-    highest_l, lowest_l, most, least = extreme(
-        torch.stack([rows["l_max"], -rows["l_min"], -mean_l, mean_l]), present
-    ).unbind()
+    highest_l, lowest_l, most, least = extreme(torch.stack([rows["l_max"], -rows["l_min"], -mean_l, mean_l]), present).unbind()
     return dict(zip(means, mean_present(torch.stack(list(means.values())), present).unbind(), strict=True)) | {
         "rollout_corr/kl": kl,
         "rollout_corr/k3_kl": (rho.off + kl).clamp(min=0),

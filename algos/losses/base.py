@@ -58,9 +58,7 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
     return mark
 
 
-def _prepared(
-    logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def _prepared(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """The three tensors in one dtype and 0 off the mask, where NaN·0 would be NaN in value and gradient."""
     assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
     assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)

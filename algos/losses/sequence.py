@@ -52,9 +52,7 @@ def luspo(
 
 
 @loss(anchored=True)
-def gmpo(
-    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
-) -> TokenLoss:
+def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio) -> TokenLoss:
     """Geometric-mean policy optimisation: the ratio is the geometric mean of one-sidedly clipped token ratios.
 
     L = −A·g,  g = exp(mean_τ log c_τ),  c = min(r, upper) where A ≥ 0, max(r, lower) where A < 0

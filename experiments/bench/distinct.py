@@ -15,8 +15,8 @@ from experiments.bench.measure import milliseconds, ratio, timed
 from harness.compose import compose
 from harness.config import parse
 from harness.run.folder import RunFolder
-from harness.train import engine
-from harness.train.distinct import distinct
+from harness.train.model import engine
+from harness.train.model.equal_rows import distinct
 from harness.train.trainer import Trainer
 
 SPANS = {"early": range(1, 12), "around step 30": range(28, 40), "from step 75": range(75, 99)}

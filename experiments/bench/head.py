@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from experiments.bench.measure import in_turns, milliseconds, peak, ratio
-from harness.train.head import ScoringModel
+from harness.train.model.head import ScoringModel
 
 VOCABULARY, HIDDEN, TOKENS, ROUNDS = 49_152, 576, 2048, 3
 """SmolLM2's sizes, and the places of a micro-batch."""

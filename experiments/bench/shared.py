@@ -14,7 +14,7 @@ from experiments.bench.measure import in_turns, milliseconds, ratio
 from harness.compose import compose
 from harness.config import parse
 from harness.models import hub_model
-from harness.train.actor import DeepSpeedActor
+from harness.train.model.actor import DeepSpeedActor
 
 MODEL, PROMPT, PROMPTS, GROUP, LENGTHS, ROUNDS = Path("models/smollm2"), 47, 2, 4, (8, 16, 64), 3
 

@@ -16,14 +16,32 @@ from harness.rollouts.vllm_support import installed, weight_formats
 from harness.seeding import generator
 
 MODELS = {
-    "the demo's model": (ModelConfig(
-        name="qwen3", hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, intermediate_size=192,
-    ), 256, 16),
-    "a larger model": (ModelConfig(
-        name="qwen3", hidden_size=512, num_hidden_layers=13, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=64, intermediate_size=2048,
-    ), 32, 32),
+    "the demo's model": (
+        ModelConfig(
+            name="qwen3",
+            hidden_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            intermediate_size=192,
+        ),
+        256,
+        16,
+    ),
+    "a larger model": (
+        ModelConfig(
+            name="qwen3",
+            hidden_size=512,
+            num_hidden_layers=13,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=64,
+            intermediate_size=2048,
+        ),
+        32,
+        32,
+    ),
 }
 """Name -> (sizes, responses, tokens of each)."""
 PRECISIONS = {

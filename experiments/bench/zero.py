@@ -12,12 +12,17 @@ from transformers import Qwen3ForCausalLM
 from experiments.bench.measure import in_turns, milliseconds, ratio
 from harness.config import ActorConfig, ModelConfig
 from harness.models import build, device, qwen3_config
-from harness.train.actor import DeepSpeedActor
+from harness.train.model.actor import DeepSpeedActor
 
 ROUNDS, ROWS, TOKENS, VOCABULARY = 7, 16, 48, 64
 SIZES = ModelConfig(
-    name="qwen3", hidden_size=256, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=64, intermediate_size=768,
+    name="qwen3",
+    hidden_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    intermediate_size=768,
 )
 
 

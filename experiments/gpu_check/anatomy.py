@@ -16,7 +16,7 @@ from harness.dumps.files import write
 from harness.errors import UserError
 from harness.rollouts.vllm_support import installed
 from harness.tasks import PAD
-from harness.train.actor import DeepSpeedActor
+from harness.train.model.actor import DeepSpeedActor
 
 
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:

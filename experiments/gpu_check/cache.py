@@ -60,7 +60,8 @@ def check_cache(size: Size) -> Table:
             engine.load_weights(policy.net.named_parameters(), 0)
             written = rollout.tokens != PAD
             off = (engine.score(policy.prompts, rollout.tokens) - rollout.logp)[written].abs()
-            rows.append({"cache": kv_cache, "rounding": rounding, "mean": number(off.mean().item()),
-                         "largest": number(off.max().item())})
+            rows.append(
+                {"cache": kv_cache, "rounding": rounding, "mean": number(off.mean().item()), "largest": number(off.max().item())}
+            )
     note = "Absolute differences between vLLM and the local engine in BF16, in nats, on the tokens that vLLM sampled."
     return Table("Rounding of the FP8 cache", note, rows)

@@ -87,8 +87,13 @@ def draw(folder: Path) -> Figure:
     _bars(size, {name: k3(tokens.log_ratio) for name, tokens in arms.items()}, colors)
     place.set(yscale="log", xlabel=f"place in the response (means of {width})", ylabel="K3 (nats per token)", title="By position")
     length.set(ylim=(0, 1), xlabel="tokens of each response counted", ylabel="ESS of the sequence weights", title="By length")
-    probability.set(xscale="log", yscale="log", xlabel="μ of the token, at least", ylabel="mean |log π − log μ| (nats)",
-                    title="By probability")
+    probability.set(
+        xscale="log",
+        yscale="log",
+        xlabel="μ of the token, at least",
+        ylabel="mean |log π − log μ| (nats)",
+        title="By probability",
+    )
     probability.invert_xaxis()
     figure.legend(*length.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
     return figure

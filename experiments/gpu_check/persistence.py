@@ -45,8 +45,14 @@ def correlation(ratios: Tensor, lag: int) -> float:
 def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor:
     """[syncs, tokens]: l of the fixed responses after 0, 1, … steps."""
     with tempfile.TemporaryDirectory() as root:
-        config = size.config(f"rollout/precision={precision}", f"actor.lr={rate}", f"steps={size.steps}", f"run.root={root}",
-                             "evaluation.every=1000000", "dump.every=null")
+        config = size.config(
+            f"rollout/precision={precision}",
+            f"actor.lr={rate}",
+            f"steps={size.steps}",
+            f"run.root={root}",
+            "evaluation.every=1000000",
+            "dump.every=null",
+        )
         with RunFolder(config.path).claim() as folder:
             trainer = Trainer(config, folder)
             collector = trainer.collector

@@ -37,11 +37,20 @@ FIRST: dict[str, set[str]] = {
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
-        "noise": 0.0, "noise_persistence": 0.0, "router_noise": 0.0, "router_noise_persistence": 0.0, "noise_seed": 0,
-        "router_dtype": "compute", "head_dtype": "compute",
+        "noise": 0.0,
+        "noise_persistence": 0.0,
+        "router_noise": 0.0,
+        "router_noise_persistence": 0.0,
+        "noise_seed": 0,
+        "router_dtype": "compute",
+        "head_dtype": "compute",
     },
     "rollout.engine=vllm": {
-        "sleep": False, "sync_tolerance": None, "noise": 0.0, "noise_persistence": 0.0, "noise_seed": 0,
+        "sleep": False,
+        "sync_tolerance": None,
+        "noise": 0.0,
+        "noise_persistence": 0.0,
+        "noise_seed": 0,
     },
     "loss=dppo": {"upper": None},
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from algos.batch import Batch
-    from harness.train.sampled import Sampled
+    from harness.train.data.responses import Sampled
 
 
 def dump(folder: RunFolder, step: int, sampled: Sampled, batch: Batch, order: list[Tensor], logp: Tensor) -> None:

@@ -204,9 +204,7 @@ class LocalEngine(RolloutEngine):
     def _unstopped(self, tokens: Tensor) -> Tensor | None:
         return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
-    def _walk(
-        self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None
-    ) -> tuple[Tensor, Tensor, Recorded]:
+    def _walk(self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None) -> tuple[Tensor, Tensor, Recorded]:
         if self.version is None:
             raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         with torch.inference_mode():
@@ -350,8 +348,16 @@ class LocalEngine(RolloutEngine):
         empty = (places < padding[:, None, None]) & (places != places[at:, 0])
         return (later | empty).repeat(1, 1, groups)[:, None]
 
-    def _attention(self, layer: dict, cache: tuple[Tensor, Tensor], x: Tensor, rows: int, at: int, turn: tuple[Tensor, Tensor],
-                   hidden: Tensor | None) -> Tensor:
+    def _attention(
+        self,
+        layer: dict,
+        cache: tuple[Tensor, Tensor],
+        x: Tensor,
+        rows: int,
+        at: int,
+        turn: tuple[Tensor, Tensor],
+        hidden: Tensor | None,
+    ) -> Tensor:
         n, groups = x.shape[0] // rows, self.heads // self.kv_heads
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)

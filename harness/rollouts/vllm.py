@@ -31,9 +31,10 @@ from harness.errors import UserError, first_line
 from harness.models import DTYPES
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
+from harness.rollouts.check_weights import QUANTISED, tolerance
 from harness.rollouts.lists import padded
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
-from harness.rollouts.sync import QUANTISED, tolerance
+from harness.rollouts.vllm_outputs import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.rollouts.vllm_support import (
     QUANTIZATIONS,
     can_sleep,
@@ -47,7 +48,6 @@ from harness.rollouts.vllm_support import (
     slow_formats,
     weight_formats,
 )
-from harness.rollouts.vllm_told import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.tasks import PAD
 
 INT8_CHECKPOINT = {

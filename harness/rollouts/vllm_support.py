@@ -44,6 +44,7 @@ FP8_BY_REFERENCE = (
 
 INSTALL = "`make vllm` installs it, or says why it cannot; for a GPU, `pip install 'faultline[vllm]'` does too"
 
+
 @functools.cache
 def package() -> Any:
     """The module vllm. Raises UserError when it is not installed."""

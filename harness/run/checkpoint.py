@@ -9,7 +9,7 @@
 A checkpoint is written beside its place and renamed. Rank 0 writes all but the files of the models, and every rank sees the
 folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
 step. The manifest finds damage, not forgery: a forged file can hold other numbers. It cannot hold code, since DeepSpeed's
-files are read without what a pickle may run, see `harness.train.engine`.
+files are read without what a pickle may run, see `harness.train.model.engine`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from harness.errors import first_line
 from harness.run.folder import RunFolder, to_disk, writing
 from harness.run.manifest import State, damage_of, digests, read_state
-from harness.train.actor import Saved
+from harness.train.model.actor import Saved
 from harness.train.ranks import Ranks, lost_a_rank
 
 

@@ -1,14 +1,14 @@
 """The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
 
-    <root>/<sweep>/<hash>/config.json       the resolved config
-                          provenance.json   of each process that worked on it: versions, commit, dirty diff, host
-                          metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
-                          events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
-                          status.json       state, step, steps; replaced atomically
-                          checkpoints/      see harness/run/checkpoint.py
-                          dumps/            batches as parquet, see harness/dumps
-                          log.txt           output of the process, when a launcher started it
-                          wandb/            the mirror
+<root>/<sweep>/<hash>/config.json       the resolved config
+                      provenance.json   of each process that worked on it: versions, commit, dirty diff, host
+                      metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
+                      events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
+                      status.json       state, step, steps; replaced atomically
+                      checkpoints/      see harness/run/checkpoint.py
+                      dumps/            batches as parquet, see harness/dumps
+                      log.txt           output of the process, when a launcher started it
+                      wandb/            the mirror
 """
 
 from __future__ import annotations

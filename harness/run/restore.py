@@ -72,10 +72,10 @@ def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
     from safetensors.torch import load_file
 
     from harness.build import build_task, has_critic
-    from harness.train.actor import DeepSpeedActor
     from harness.train.collector import Collector
     from harness.train.critic import Critic
-    from harness.train.rewards import COEF
+    from harness.train.data.rewards import COEF
+    from harness.train.model.actor import DeepSpeedActor
     from harness.train.warmstart import start
     from harness.validate import check
 

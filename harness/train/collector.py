@@ -15,26 +15,26 @@ from harness.build import build_engine, needs_own_sampler, own_precision, sample
 from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
 from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.check_weights import SyncCheck
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded, sizes
 from harness.rollouts.routes import Routes
-from harness.rollouts.sync import SyncCheck
 from harness.rollouts.turns import respond, respond_greedily, turn_metrics
 from harness.routing import REPLAYS
 from harness.seeding import generator
 from harness.tasks import PAD, Task, TurnTask, stops
-from harness.train.actor import Actor
 from harness.train.clock import Clock
-from harness.train.collected import Collected, Scores
-from harness.train.credit import CreditAssignment
 from harness.train.critic import Critic
+from harness.train.data.advantages import CreditAssignment
+from harness.train.data.batch import Collected, Scores
+from harness.train.data.queue import RolloutQueue
+from harness.train.data.responses import Greedy, Sampled
+from harness.train.data.rewards import RewardShaping
 from harness.train.forward import TrainingForward
-from harness.train.queue import RolloutQueue
+from harness.train.model.actor import Actor
 from harness.train.ranks import join
-from harness.train.replayed import replayed, replayed_masks, with_masks
-from harness.train.rewards import RewardShaping
-from harness.train.sampled import Greedy, Sampled
+from harness.train.routing.replay import replayed, replayed_masks, with_masks
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """Prompts, and tokens of a response, by which an engine is asked whether it holds the new weights."""
@@ -84,9 +84,7 @@ class Collector:
 
     def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
         """An embedded engine for this policy, at the temperature of the run."""
-        return LocalEngine(
-            self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings
-        )
+        return LocalEngine(self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings)
 
     def load_weights(self, version: int) -> dict[str, float]:
         """Give the actor's weights to the engine, and to the trainer's own policy.

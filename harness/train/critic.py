@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from algos.critic import explained_variance, value_loss
 from harness.config import Config
 from harness.models import device
-from harness.train.collected import Collected
-from harness.train.engine import DeepSpeedModel
+from harness.train.data.batch import Collected
 from harness.train.forward import micro_batches
-from harness.train.head import ValueModel
-from harness.train.layout import can_share
 from harness.train.learner import norm_metrics
+from harness.train.model.engine import DeepSpeedModel
+from harness.train.model.head import ValueModel
+from harness.train.model.layout import can_share
 from harness.train.ranks import join
 
 

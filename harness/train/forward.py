@@ -8,8 +8,8 @@ from torch import Tensor
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.tasks import PAD
-from harness.train.actor import Actor
-from harness.train.distinct import distinct
+from harness.train.model.actor import Actor
+from harness.train.model.equal_rows import distinct
 from harness.train.ranks import Ranks
 
 

@@ -16,12 +16,12 @@ from algos.reductions import Counts
 from harness.build import build_objective
 from harness.config import Config
 from harness.seeding import generator
-from harness.train.actor import Actor
-from harness.train.collected import Collected
+from harness.train.data.batch import Collected
 from harness.train.forward import TrainingForward
+from harness.train.metrics import OLD, correction_metrics, is_optional, over_minibatches, trained_metrics
+from harness.train.model.actor import Actor
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
-from harness.train.trained import OLD, correction_metrics, is_optional, over_minibatches, trained_metrics
 
 
 class Learner:

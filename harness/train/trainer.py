@@ -13,14 +13,14 @@ from harness.dumps.record import dump
 from harness.models import device
 from harness.run.folder import RunFolder
 from harness.seeding import seed_globals
-from harness.train.actor import DeepSpeedActor, Saved
 from harness.train.collector import Collector
 from harness.train.critic import Critic
+from harness.train.data.rewards import COEF
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
+from harness.train.model.actor import DeepSpeedActor, Saved
 from harness.train.persistence import Persistence
-from harness.train.rewards import COEF
-from harness.train.routing_metrics import routing_metrics
+from harness.train.routing.metrics import routing_metrics
 from harness.train.warmstart import start
 
 PERSISTENCE = "persistence."

@@ -29,7 +29,7 @@ from harness.rollouts.local import LocalEngine
 from harness.run.folder import writing
 from harness.seeding import derive, generator
 from harness.tasks import Task, TextTask, TokenTask
-from harness.train.routing import balance_loss
+from harness.train.routing.hooks import balance_loss
 
 HELD_OUT = 0.25
 """Share of the kept prompts that are for evaluation, which RL never sees. The warm start sees all, so that all can be solved."""

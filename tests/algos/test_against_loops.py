@@ -89,9 +89,7 @@ def filters(draw):
 def test_corrections(batch, weight, data, normalize):
     logp, prox, advantages, mask = batch
     reject = {str(i): f for i, f in enumerate(data.draw(st.lists(filters(), max_size=2)))}
-    turns = torch.tensor(
-        data.draw(st.lists(st.integers(0, mask.shape[1] - 1), min_size=mask.numel(), max_size=mask.numel()))
-    )
+    turns = torch.tensor(data.draw(st.lists(st.integers(0, mask.shape[1] - 1), min_size=mask.numel(), max_size=mask.numel())))
     turns = turns.reshape(mask.shape)
     l = log_ratio(logp, prox, mask)
     given = Batch(prox, mask, logp, advantages, turns)

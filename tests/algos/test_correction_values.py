@@ -57,9 +57,7 @@ def test_skyrl_token_and_sequence_truncation():
     sequence = Correction(weight=Weight("sequence", upper=5.0))
     assert of_row([0.5, -0.5, 1], sequence).weights[0, 0].item() == pytest.approx(math.e)
     # without the second token e^1.5 = 4.4817, and e^3 = 20.1 is capped at 5
-    assert of_row([0.5, -0.5, 1], sequence, [1, 0, 1]).weights[0].tolist() == pytest.approx(
-        [math.exp(1.5), 0, math.exp(1.5)]
-    )
+    assert of_row([0.5, -0.5, 1], sequence, [1, 0, 1]).weights[0].tolist() == pytest.approx([math.exp(1.5), 0, math.exp(1.5)])
     assert of_row([1, 1, 1], sequence).weights[0, 0].item() == 5
 
 

@@ -202,9 +202,7 @@ def test_shapes_are_asserted():
 def test_corrections_name_the_missing_input():
     batch = shared_batch()[1]._replace(advantages=None)
     cases = {
-        "reject.neg.when=negative_advantage needs the advantages": {
-            "neg": Reject("token", upper=2.0, when="negative_advantage")
-        },
+        "reject.neg.when=negative_advantage needs the advantages": {"neg": Reject("token", upper=2.0, when="negative_advantage")},
         "level=segment needs segments": {"turn": Reject("segment", upper=2.0)},
         "corrections=m3po: unknown; known are m2po": {"m": Plugin("m3po")},
     }
@@ -217,9 +215,7 @@ def test_corrections_name_the_missing_input():
 
 def test_a_selecting_loss_without_its_selection():
     logp, batch = shared_batch()
-    objective = Objective(
-        functools.partial(LOSSES["kl_cov"], **LOSS_PARAMS["kl_cov"]), Correction(), "old", "token_mean"
-    )
+    objective = Objective(functools.partial(LOSSES["kl_cov"], **LOSS_PARAMS["kl_cov"]), Correction(), "old", "token_mean")
     corrected = correct(batch, Correction())
     with pytest.raises(ValueError, match=r"this loss selects tokens: pass it the rows of Objective.select"):
         objective(logp, batch, corrected, Counts.of(batch.mask))

@@ -31,9 +31,7 @@ SPACE = EnumerablePolicy.of(3, 4)
 PI, MU, OLD = policies(SPACE, 0.3, 0.2)
 R = rewards(SPACE)
 SAMPLED = Batch(SPACE.logp(MU), SPACE.mask, SPACE.logp(PI))
-UNTRUNCATED = {
-    level: Correction(ratio="current", weight=Weight(level, upper=math.inf)) for level in ("token", "sequence")
-}
+UNTRUNCATED = {level: Correction(ratio="current", weight=Weight(level, upper=math.inf)) for level in ("token", "sequence")}
 
 
 def close(actual, expected, tolerance=1e-12):

@@ -158,9 +158,7 @@ tv = functools.partial(dppo, divergence="tv", upper=None)
 def test_the_cap_of_dppo_is_a_weight():
     """r = e^[.5, 2, −.5], A = [1, −1, 1], cap 2: 2·A in value and slope where r = 7.39, and A·r on the others; as verl has it."""
     logp = row([-0.5, -1, -1.5]).requires_grad_()
-    out = dppo(
-        logp, row([-1, -3, -1]), row([1, -1, 1]), MASK3, divergence="kl", delta_low=9.0, delta_high=9.0, upper=2.0
-    )
+    out = dppo(logp, row([-1, -3, -1]), row([1, -1, 1]), MASK3, divergence="kl", delta_low=9.0, delta_high=9.0, upper=2.0)
     expected = row([-math.exp(0.5), 2, -math.exp(-0.5)])
     torch.testing.assert_close(out.loss, expected)
     torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected)

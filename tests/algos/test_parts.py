@@ -61,4 +61,3 @@ def test_parts_hold_every_token_once(monkeypatch):
         seen[rows, : widths[-1]] += 1
     assert (seen[mask] == 1).all() and seen.max() == 1
     assert min(widths) < 40  # padding is left out
-

@@ -111,7 +111,6 @@ def test_more_than_eight_arms_in_a_panel_stay_apart(tmp_path):
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == [f"fp32, noise {0.1 + noise / 100:g}" for noise in range(9)]
 
-
     titles = [axis.get_title("left") for axis in figure.axes]
     assert titles == ["(1 of 2)", "(2 of 2)"]
     write(tmp_path, FP32, steps=20)

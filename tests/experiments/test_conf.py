@@ -67,7 +67,7 @@ def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":
-        return  # its weights are elsewhere; tests/harness/test_text.py runs such a config on a model of its own
+        return  # its weights are elsewhere; tests/harness/tasks/test_text.py runs such a config on a model of its own
     check(made)
 
 

@@ -18,7 +18,7 @@ from experiments.gpu_check.persistence import correlation
 from experiments.gpu_check.section import Table, section
 from harness.errors import UserError
 from harness.rollouts import casts
-from tests.harness.test_text import model  # noqa: F401  a Qwen3 with a tokenizer of words, made there
+from tests.harness.tasks.test_text import model  # noqa: F401  a Qwen3 with a tokenizer of words, made there
 
 SMALL = ["rollout.prompts=2", "rollout.group_size=2", "evaluation.prompts=2", "task.held_out=8", "task.max_prompt=32"]
 

@@ -14,7 +14,7 @@ from harness.config import parse
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.loop import train
-from tests.harness.tools_model import make
+from tests.harness.tasks.tools_model import make
 
 VERL = {
     "algorithm.adv_estimator": "grpo",

@@ -10,7 +10,7 @@ from harness.config import parse
 from harness.errors import UserError
 from tests.faultline.expected import NONE, correction, keep, weight
 
-BAND = 'rollout_rs=token_k1 at 0.6_1.4: verl bounds k1 = -log ρ: it keeps ρ in [0.714286, 1.66667], as here'
+BAND = "rollout_rs=token_k1 at 0.6_1.4: verl bounds k1 = -log ρ: it keeps ρ in [0.714286, 1.66667], as here"
 VERL = {  # config → (loss, proximal, correction, notes, not translated)
     "August 2025, the first spelling": (
         {"actor": {"behav_imp_weight_cap": 3}}, "ppo", "old", correction(weight("token", upper=3)), [], []),

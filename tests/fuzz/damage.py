@@ -72,9 +72,7 @@ def text_damaged(rng: random.Random, content: bytes) -> bytes:
     """A number or a word replaced."""
     text = content.decode("utf-8", "surrogateescape")
     words = list(re.finditer(r"[\w.+-]+", text))
-    for word in sorted(
-        rng.sample(words, min(rng.choice((1, 1, 2, 5)), len(words))), key=lambda match: -match.start()
-    ):
+    for word in sorted(rng.sample(words, min(rng.choice((1, 1, 2, 5)), len(words))), key=lambda match: -match.start()):
         text = text[: word.start()] + rng.choice(TOKENS) + text[word.end() :]
     return text.encode("utf-8", "surrogateescape")
 

@@ -57,11 +57,7 @@ def keys(chosen: tuple[str, ...]) -> dict[str, Any]:
 
 def bases(rng: random.Random, count: int) -> Iterator[tuple[str, ...]]:
     """Choices of groups that mostly go together, so that what follows reaches the checks of values. They cost most."""
-    free = {
-        group: names
-        for group, names in groups().items()
-        if group in ("loss", "advantage", "correction", "kl", "reduce")
-    }
+    free = {group: names for group, names in groups().items() if group in ("loss", "advantage", "correction", "kl", "reduce")}
     engines = ["rollout/engine=local"] * 9 + ["rollout/engine=vllm"]
     for i in range(count):
         picked = [f"{group}={rng.choice(names)}" for group, names in sorted(free.items()) if rng.random() < 0.25]

@@ -60,9 +60,7 @@ def check_sound(config: Config) -> None:
     for key, kind, value in leaves(config, ""):
         assert accepts(kind, value), f"{key}={value!r} was accepted, though it must be {describe(kind)}"
         for number in value if isinstance(value, list | tuple) else [value]:
-            assert not isinstance(number, float) or math.isfinite(number) or accepts(kind, math.inf), (
-                f"{key}={value}"
-            )
+            assert not isinstance(number, float) or math.isfinite(number) or accepts(kind, math.inf), f"{key}={value}"
     recorded = json.loads(json.dumps(config.model_dump(mode="json")))
     again = parse_recorded(recorded)
     assert again == config and again.digest == config.digest, "read again, it is another config"

@@ -194,7 +194,7 @@ READERS = [
         lambda _: json.dumps(compose("rollout/precision=fp32", "kl=k3")).encode(),
         read_config,
     ),
-    Reader("recorded/config.json", "json", _file("tests/harness/recorded/7f745f8053ff.json"), read_config),
+    Reader("recorded/config.json", "json", _file("tests/harness/config/recorded/7f745f8053ff.json"), read_config),
     Reader("metrics.jsonl", "jsonl", _rows(METRICS), read_metrics),
     Reader("events.jsonl", "jsonl", _rows(EVENTS), read_events),
     *(Reader(f"sweep/fp32-1/{name}", Path(name).suffix[1:], _recorded(name), read_sweep) for name in FILES),

@@ -78,16 +78,12 @@ def test_every_number_of_a_config_has_bounds():
             assert bounded(kind), f"{key}: give its type a lower and an upper bound"
 
 
-@pytest.mark.parametrize(
-    "registry", [LOSSES, ADVANTAGES, CORRECTIONS, DETECTORS, ENGINES], ids=lambda registry: registry.kind
-)
+@pytest.mark.parametrize("registry", [LOSSES, ADVANTAGES, CORRECTIONS, DETECTORS, ENGINES], ids=lambda registry: registry.kind)
 def test_every_number_of_a_plug_in_has_bounds(registry):
     for name in registry.names():
         for parameter, kind in types_of(registry[name]).items():
             if parameter not in PROVIDED:
-                assert bounded(kind), (
-                    f"{registry.kind}={name}: give the type of {parameter} a lower and an upper bound"
-                )
+                assert bounded(kind), f"{registry.kind}={name}: give the type of {parameter} a lower and an upper bound"
 
 
 @pytest.mark.slow

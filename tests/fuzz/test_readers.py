@@ -28,18 +28,14 @@ from tests.fuzz.test_files import SKYRL, TRL, VERL, read_dump
 FIXED = settings(max_examples=120, deadline=None, derandomize=True)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-trees = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-)
+trees = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4))
 numbers = st.floats() | st.integers() | st.none() | st.sampled_from([-0.5, -1.0, 0.0, 1e-7, -1e300])
 
 
 def paths(tree: dict, prefix: str = "") -> list[str]:
     """The keys of nested dictionaries, dots between."""
     below = ((f"{prefix}{key}", value) for key, value in tree.items())
-    return [
-        path for key, value in below for path in (paths(value, f"{key}.") if isinstance(value, dict) else [key])
-    ]
+    return [path for key, value in below for path in (paths(value, f"{key}.") if isinstance(value, dict) else [key])]
 
 
 def in_file(name: str, content: bytes, read) -> None:
@@ -129,9 +125,7 @@ NAMES = ["logp_rollout", "logp_old", "mask", "step", "reward", "advantages", "se
 
 
 @FIXED
-@given(
-    st.dictionaries(st.sampled_from(NAMES), st.sampled_from(TYPES), min_size=1), st.integers(0, 3), st.integers(0)
-)
+@given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(TYPES), min_size=1), st.integers(0, 3), st.integers(0))
 def test_a_parquet_dump_of_any_types(columns, count, seed):
     """Columns of types that they should not have, with values, nulls and lists of lengths that differ."""
     rng = random.Random(seed)

@@ -15,10 +15,10 @@ from harness.config import parse
 from harness.errors import UserError
 from harness.memory import MOMENTS, memory, shape_of, sizes_of
 from harness.rollouts.local import LocalEngine
-from harness.train import head
-from harness.train.actor import DeepSpeedActor
-from harness.train.engine import _groups
-from tests.harness.live import live_bytes, measure, phase
+from harness.train.model import head
+from harness.train.model.actor import DeepSpeedActor
+from harness.train.model.engine import _groups
+from tests.harness.live_memory import live_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 SMALL = 131_072
@@ -155,7 +155,7 @@ def test_weights_are_read_in_groups(config, monkeypatch):
     net = AutoModelForCausalLM.from_config(shape_of(made), dtype=torch.float32)
     expected = {name: weight.detach().bfloat16() for name, weight in net.named_parameters()}
     whole = DeepSpeedActor(net, made.actor)
-    monkeypatch.setattr("harness.train.engine.GATHERED", 10_000)
+    monkeypatch.setattr("harness.train.model.engine.GATHERED", 10_000)
     read = {name: weight.detach().clone() for name, weight in whole.weights()}
     assert read.keys() == expected.keys() and all(torch.equal(read[name], expected[name]) for name in read)
     sizes = [sum(p.ds_numel for _, p in group) for group in _groups(whole.engine.module.named_parameters())]

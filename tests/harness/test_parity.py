@@ -19,7 +19,7 @@ def test_actor_local_engine_and_vllm_agree_as_is_normal(capsys):
     for precision, cache in parity.NORMAL:
         refused = weight_formats().get(precision) or (kv_cache_refusal(cache, 32) if cache != "compute" else None)
         assert ((precision, cache, "actor – vllm") in pairs) == (refused is None)
-        assert ((precision, cache, "actor – local") in pairs)
+        assert (precision, cache, "actor – local") in pairs
         assert ((precision, cache, "local – vllm") in pairs) == (refused is None)
     assert all(pairs["fp32", "compute", pair][1] <= 1e-5 for pair in ("actor – local", "actor – vllm", "local – vllm"))
 

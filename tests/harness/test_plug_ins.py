@@ -15,14 +15,20 @@ pytestmark = pytest.mark.slow
     [
         (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
         (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
-        (["advantage.name=algos.returns:optimal_token_baseline"],
-         "advantage=algos.returns:optimal_token_baseline: needs logp_old, pi_squared, which a run does not have"),
+        (
+            ["advantage.name=algos.returns:optimal_token_baseline"],
+            "advantage=algos.returns:optimal_token_baseline: needs logp_old, pi_squared, which a run does not have",
+        ),
         (["advantage=gae", "critic=none"], "critic.lr is missing: advantage=gae needs .* values of a critic; set critic=default"),
         (["critic=default"], "critic.lr=0.001 has no effect: advantage=dr_grpo reads no values; set critic=none or"),
-        (["advantage=gae", "baseline=kept", "correction=verl/decoupled_geo_rs"],
-         "baseline=kept has no effect: advantage=gae has no baseline of a group; use all"),
-        *[([f"advantage={name}", "rollout.group_size=1"], rf"rollout.group_size=1: advantage={name} compares .*; set 2 or more")
-          for name in ("grpo", "dr_grpo", "grpo_batch_std", "gpg", "rloo", "maxrl", "pass_at_k", "opo", "reinforce_pp_baseline")],
+        (
+            ["advantage=gae", "baseline=kept", "correction=verl/decoupled_geo_rs"],
+            "baseline=kept has no effect: advantage=gae has no baseline of a group; use all",
+        ),
+        *[
+            ([f"advantage={name}", "rollout.group_size=1"], rf"rollout.group_size=1: advantage={name} compares .*; set 2 or more")
+            for name in ("grpo", "dr_grpo", "grpo_batch_std", "gpg", "rloo", "maxrl", "pass_at_k", "opo", "reinforce_pp_baseline")
+        ],
         (["evaluation.prompts=50"], r"evaluation.prompts=50: at most 7 prompts of task=chain are held out; ask for no more"),
         (["diagnostics.persistence.every=21", "diagnostics.persistence.responses=50"], r"persistence.responses=50: at most 7"),
         (["advantage=gae", "advantage.lam=1.5"], r"advantage.lam=1.5: must be a number in \[0, 1\]"),
@@ -35,8 +41,10 @@ pytestmark = pytest.mark.slow
         (["loss=pg", "proximal=rollout"], "proximal=rollout has no effect: loss pg"),
         (["loss=pg", f"loss.name={__name__}:bare"], "loss.name=.*:bare: does not say whether .* @loss"),
         ([f"advantage.name={__name__}:bare"], "advantage.name=.*:bare: does not say what it needs; .* @advantage"),
-        ([f"+correction.reject.m={{function: '{__name__}:by_response'}}"],
-         r"correction.reject.m: filter .*:by_response returned \[1\] torch.bool; it must return bool of .* \[1, 1\]"),
+        (
+            [f"+correction.reject.m={{function: '{__name__}:by_response'}}"],
+            r"correction.reject.m: filter .*:by_response returned \[1\] torch.bool; it must return bool of .* \[1, 1\]",
+        ),
         (["+correction.reject.m={function: 'os:system'}"], r"m.params: system\(command\) cannot be called as \(log_ratio, mask"),
         (["kl.name=math:sqrt", "kl.coef=1"], r"kl.name=math:sqrt: sqrt\(x, /\) cannot be called as \(logp, logp_ref"),
         (["rollout.engine.name=os:system"], "rollout.engine.name=os:system: no class derived from .*RolloutEngine"),

@@ -9,7 +9,7 @@ import pytest
 
 from algos.registry import installed
 from harness.startup import environment, uncollected
-from tests.harness.processes import CONTEXT
+from tests.harness.held_runs import CONTEXT
 
 COMPUTING = ("torch", "numpy", "scipy", "pandas", "pyarrow", "transformers", "deepspeed", "matplotlib", "wandb", "optuna")
 
@@ -76,10 +76,10 @@ COMPILERS = ("torch._inductor.compile_fx", "networkx", "setuptools", "distutils"
 
 
 def _train_a_step(said) -> None:
-    from tests.harness.test_actor import SHAPE, build, data, settings
+    from tests.harness.train.model.test_actor import SHAPE, build, data, settings
 
     there, read = set(sys.modules), installed.cache_info().currsize
-    from harness.train.actor import DeepSpeedActor
+    from harness.train.model.actor import DeepSpeedActor
 
     actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=1))
     prompts, tokens, weights = data(0)

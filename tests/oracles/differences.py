@@ -37,9 +37,7 @@ DIFFERENCES = (
         "[lg]*",  # loss, gradient
         "verl takes the geometric mean of a response's weights; here a token's weight multiplies its loss",
     ),
-    Difference(
-        "verl/*loss*/dppo_*", "loss", "verl writes -sg(r)·A·log π_θ, this -A·r as the paper does: with the same gradient"
-    ),
+    Difference("verl/*loss*/dppo_*", "loss", "verl writes -sg(r)·A·log π_θ, this -A·r as the paper does: with the same gradient"),
     Difference(
         "*/clip_cov",
         "loss",
@@ -90,12 +88,18 @@ DIFFERENCES = (
             names,
             "verl clamps each token's log ratio before it sums them for a rejection, this the sum",
         )
-        for rejection, names in {"decoupled_geo_rs": "[lg]*", "decoupled_seq_is_rs": "[lg]*", "bypass_pg_geo_rs": "[lg]*",
-                                 "bypass_ppo_clip_geo_rs": "loss"}.items()  # the last one's dual clip has no gradient there
+        for rejection, names in {
+            "decoupled_geo_rs": "[lg]*",
+            "decoupled_seq_is_rs": "[lg]*",
+            "bypass_pg_geo_rs": "[lg]*",
+            "bypass_ppo_clip_geo_rs": "loss",
+        }.items()  # the last one's dual clip has no gradient there
     ),
     Difference("skyrl/preset beyond 20/recommended", "*", "as within ±20"),
-    *(Difference(f"trl/loss beyond 20/{loss} token", "[lg]*", "TRL bounds no ratio")
-      for loss in ("bnpo", "dapo", "grpo", "dr_grpo", "luspo")),
+    *(
+        Difference(f"trl/loss beyond 20/{loss} token", "[lg]*", "TRL bounds no ratio")
+        for loss in ("bnpo", "dapo", "grpo", "dr_grpo", "luspo")
+    ),
     Difference("trl/preset beyond 20/*", "[lg]*", "likewise"),
     # --- corrections ---
     Difference(
@@ -151,9 +155,7 @@ DIFFERENCES = (
     Difference("skyrl/metrics/recommended", "geo_*", "of the tokens that its token mask left, and counts the other way round"),
     Difference("skyrl/metrics/recommended", "tis_*", "likewise"),
     # --- advantages ---
-    Difference(
-        "skyrl/advantage/gae with holes", "*", "SkyRL takes a token that the policy did not write for one of its own"
-    ),
+    Difference("skyrl/advantage/gae with holes", "*", "SkyRL takes a token that the policy did not write for one of its own"),
     Difference(
         "*/advantage/reinforce*",
         "advantages",

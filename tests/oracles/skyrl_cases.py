@@ -106,9 +106,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"skyrl/kl/{name}", functools.partial(_kl, name))
 
 
-def _loss(
-    name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = ""
-) -> tuple[dict, dict]:
+def _loss(name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = "") -> tuple[dict, dict]:
     loss, anchor, params, settings = LOSSES[name]
     logp, b = batch(seed, kind, by_token=name != "gspo")
     made = objective(loss, REDUCTIONS.get(reduction, reduction), anchor, correction, **params)
@@ -129,9 +127,7 @@ def _skyrl(logp: Tensor, b: Batch, made: AlgorithmConfig, reduction: str) -> dic
     mask, advantages = b.mask.double(), b.advantages
     if reduction != "token_sum":
         prompts = [(start, start + 2) for start in range(0, len(mask), 2)]
-        advantages = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
-            advantages, mask, reduction, len(mask), NORM, prompts
-        )
+        advantages = ppo_utils.apply_loss_reduction_to_advantages_minibatch(advantages, mask, reduction, len(mask), NORM, prompts)
     return with_gradient(lambda logp: function(logp, b.logp_old, advantages, made, mask, b.logp_rollout)[0], logp)
 
 

@@ -6,7 +6,7 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import compute_policy_loss_bypass_mode
 from verl.utils.metric import reduce_metrics
 
-from harness.train.trained import CURRENT, over_minibatches, trained_metrics
+from harness.train.metrics import CURRENT, over_minibatches, trained_metrics
 from tests.oracles.comparing import batch, preset, shared
 from tests.oracles.differences import expected
 from tests.oracles.verl_cases import config

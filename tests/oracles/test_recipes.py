@@ -23,8 +23,8 @@ from algos.shaping import adapted, overlong_punishment
 from faultline.tools.import_config.verl import ALONE
 from harness.rollouts import Rollout
 from harness.tasks import PAD
-from harness.train.rewards import RewardShaping
-from harness.train.sampled import Sampled
+from harness.train.data.responses import Sampled
+from harness.train.data.rewards import RewardShaping
 from harness.train.schedule import learning_rates
 from tests.oracles.comparing import NORM, Counts, batch, config, objective
 from tests.oracles.conftest import FOLDER

@@ -81,9 +81,7 @@ def _gspo_and_weight(mode: str, seed: int) -> tuple[dict, dict]:
     logp, b = batch(seed)
     made = objective("gspo", "seq_mean_token_mean", correction=preset(f"trl/{mode}", "token_mean").correction, **CLIP)
     inputs = {"importance_sampling_ratio": _weights(b, mode)}
-    return our_loss(logp, b, made), _trl(
-        logp, b, inputs, loss_type="grpo", importance_sampling_level="sequence", use_vllm=True
-    )
+    return our_loss(logp, b, made), _trl(logp, b, inputs, loss_type="grpo", importance_sampling_level="sequence", use_vllm=True)
 
 
 def _preset(mode: str, kind: str, seed: int, special: str = "") -> tuple[dict, dict]:

@@ -124,9 +124,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"verl/kl/{name}", functools.partial(_kl, name))
 
 
-def _loss(
-    name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = ""
-) -> tuple[dict, dict]:
+def _loss(name: str, reduction: str, seed: int, correction: Correction | None = None, kind: str = "") -> tuple[dict, dict]:
     ours, params, actor, policy = LOSSES[name]
     logp, b = batch(seed, kind, by_token=name not in ("geo_mean", "gspo"))
     made = objective(ours, reduction, correction=correction, **params)
@@ -144,9 +142,7 @@ def _loss(
     return mine, theirs | ({} if select is None else {"loss with its own selection": theirs["loss"]})
 
 
-def _verl(
-    logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask=None
-) -> dict:
+def _verl(logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask=None) -> dict:
     """As its trainer does: the mask is what a rejection left, tokens are counted in it, responses in the mini-batch."""
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask

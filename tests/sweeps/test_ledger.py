@@ -333,7 +333,7 @@ def test_what_a_site_file_sets_is_checked_too(tmp_path):
 
 def test_other_code_wants_a_choice(sweep):
     own = snapshot(sweep, None)
-    assert snapshot(sweep, None) == own and (own / "harness" / "train" / "actor.py").exists()
+    assert snapshot(sweep, None) == own and (own / "harness" / "train" / "model" / "actor.py").exists()
     assert json.loads((own / "snapshot.json").read_text())["snapshot"] == own.name
     own = own.rename(own.with_name("0123456789ab"))
     with pytest.raises(UserError, match=r"have code 0123456789ab, the files here are .*code=sweep.*code=new"):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def launch(root: Path, *overrides: str, launcher="local", point="", wait=True):
     """The exit code and output of a multirun, or without `wait` its process. point: where its runs stand still."""
-    module = ["tests.sweeps.standing", point] if point else ["experiments.train"]
+    module = ["tests.sweeps.held_train", point] if point else ["experiments.train"]
     process = subprocess.Popen(
         [sys.executable, "-m", *module, "-m", f"hydra/launcher={launcher}", *TINY, f"run.root={root}", *overrides],
         stdout=subprocess.PIPE,

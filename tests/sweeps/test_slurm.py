@@ -18,8 +18,8 @@ from sweeps.launchers.slurm import Slurm
 from sweeps.launchers.squeue import NoAnswer, ask, jobs
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
-from tests.harness.test_ranks import assert_same
-from tests.harness.test_trainer import untimed
+from tests.harness.train.test_ranks import assert_same
+from tests.harness.train.test_trainer import untimed
 from tests.sweeps.conftest import LOCAL, by_seed, held, output, rows, started, task_log
 from tests.waiting import PATIENCE, until
 

@@ -49,9 +49,9 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """Formatted; intervals, where there are any, in brackets."""
-    return pd.DataFrame([
-        {"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")
-    ])
+    return pd.DataFrame(
+        [{"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")]
+    )
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:

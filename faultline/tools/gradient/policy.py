@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from harness.errors import UserError
 from harness.rollouts.recorded import Recorded
-from harness.train.head import ScoringModel
-from harness.train.layout import Layout
-from harness.train.routing import RoutingHooks
+from harness.train.model.head import ScoringModel
+from harness.train.model.layout import Layout
+from harness.train.routing.hooks import RoutingHooks
 
 
 class Below(NamedTuple):

@@ -23,9 +23,9 @@ from harness.rollouts import RolloutEngine
 from harness.rollouts.recorded import Recorded
 from harness.seeding import generator
 from harness.tasks import EnvironmentTask
-from harness.train.collected import Scores
 from harness.train.collector import Collector
-from harness.train.replayed import replayed
+from harness.train.data.batch import Scores
+from harness.train.routing.replay import replayed
 
 
 class Drawn(NamedTuple):

@@ -111,8 +111,10 @@ def _weight(source: Source, out: Translation) -> None:
     """tis_ratio_type, or the older use_tis with tis_imp_ratio_cap."""
     kind, old = source.take("tis_ratio_type"), source.flag("use_tis")
     cap = source.number("tis_imp_ratio_cap")
-    caps = {"token": source.number("token_tis_ratio_clip_high", default=2.0),
-            "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0)}
+    caps = {
+        "token": source.number("token_tis_ratio_clip_high", default=2.0),
+        "sequence": source.number("sequence_tis_ratio_clip_high", default=5.0),
+    }
     if kind is None and old:
         if cap is None or cap <= 0:
             unusable("use_tis=True", f"tis_imp_ratio_cap={cap} is no positive cap, at which SkyRL stopped; give one of 1 or more")

@@ -230,9 +230,7 @@ class Translation:
         self.set("rollout.filter.max_rounds", min(most, MOST_ROUNDS))
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
-    def weigh(
-        self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True
-    ) -> None:
+    def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
         """Set the weight; apply=False: for its metrics alone. Bounds of 0 and ∞ are none here. Raises UserError where no weight
         of this algebra is the same."""
         lower = lower or None
@@ -246,8 +244,9 @@ class Translation:
         except ValueError as error:
             unusable(source, str(error))
 
-    def filter(self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None,
-               when: str = "all") -> None:
+    def filter(
+        self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
+    ) -> None:
         """Add a filter. Bounds of 0 and ∞ on a ratio are none here. Raises UserError where no filter here is the same."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
@@ -265,8 +264,11 @@ class Translation:
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
         # A line break in a key would end its comment, and what follows would be read as YAML.
-        lines = ["# @package _global_", f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
-                 "#   python -m experiments.train --config-dir DIR +experiment=NAME"]
+        lines = [
+            "# @package _global_",
+            f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
+            "#   python -m experiments.train --config-dir DIR +experiment=NAME",
+        ]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]

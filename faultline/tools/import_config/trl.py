@@ -11,8 +11,12 @@ from faultline.tools.import_config.translation import PolicyKeys, Source, Transl
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 POLICY = PolicyKeys("model_name_or_path", "dataset_name", "max_prompt_length", "max_completion_length")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "luspo": "seq_mean_token_mean",
-              "dr_grpo": "seq_mean_token_sum_norm"}
+REDUCTIONS = {
+    "grpo": "seq_mean_token_mean",
+    "sapo": "seq_mean_token_mean",
+    "luspo": "seq_mean_token_mean",
+    "dr_grpo": "seq_mean_token_sum_norm",
+}
 """loss_type → reduction; dapo, bnpo, cispo and vespo take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
@@ -89,11 +93,15 @@ def _steps(source: Source, out: Translation) -> None:
     size, steps = source.number("generation_batch_size"), source.number("max_steps")
     minibatches = None
     if size is not None:
-        out.lost.append(f"generation_batch_size={size}: actor.num_minibatches is it over the responses of one optimizer step, "
-                        "which depend on the number of processes; rollout.prompts is it over num_generations")
+        out.lost.append(
+            f"generation_batch_size={size}: actor.num_minibatches is it over the responses of one optimizer step, "
+            "which depend on the number of processes; rollout.prompts is it over num_generations"
+        )
     elif passes is not None and passes % each:
-        out.lost.append(f"steps_per_generation={passes}: no multiple of gradient_accumulation_steps={each}, so that an optimizer "
-                        "step spans two rollouts in TRL")
+        out.lost.append(
+            f"steps_per_generation={passes}: no multiple of gradient_accumulation_steps={each}, so that an optimizer "
+            "step spans two rollouts in TRL"
+        )
     else:
         minibatches = 1 if passes is None else passes // each
     if passes is not None or source.has("gradient_accumulation_steps"):
@@ -115,8 +123,9 @@ def _loss(source: Source, out: Translation, kind: str, level: str) -> None:
     if level not in ("token", "sequence"):
         unusable(f"importance_sampling_level={level}", "accepted are token, sequence")
     if kind in ("cispo", "sapo") and level == "sequence":
-        out.lost.append(f"loss_type={kind} with importance_sampling_level=sequence: no loss here puts the ratio of a response "
-                        f"into {kind}")
+        out.lost.append(
+            f"loss_type={kind} with importance_sampling_level=sequence: no loss here puts the ratio of a response into {kind}"
+        )
     elif kind == "cispo" and upper < 1:
         out.loss("pg")
         unset = "epsilon_high is not set, so " if high is None else ""
@@ -125,8 +134,11 @@ def _loss(source: Source, out: Translation, kind: str, level: str) -> None:
     elif kind == "cispo":
         out.loss("cispo", lower=0.0, upper=upper)
     elif kind == "sapo":
-        out.loss("sapo", tau_pos=source.number("sapo_temperature_pos", default=1.0),
-                 tau_neg=source.number("sapo_temperature_neg", default=1.05))
+        out.loss(
+            "sapo",
+            tau_pos=source.number("sapo_temperature_pos", default=1.0),
+            tau_neg=source.number("sapo_temperature_neg", default=1.05),
+        )
     elif kind == "vespo":
         shape = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
         out.loss("vespo", **{key: source.number(f"vespo_{key}", default=default) for key, default in shape.items()})

@@ -182,8 +182,14 @@ def _rejection(source: Source, out: Translation) -> None:
                 span = f"[{1 / upper:.6g}, {1 / lower:.6g}]"
                 out.notes.append(f"rollout_rs={option} at {bound}: verl bounds k1 = -log ρ: it keeps ρ in {span}, as here")
         else:
-            out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], statistic, None,
-                       as_number(f"{key} of rollout_rs={option}", bound))
+            out.filter(
+                f"rollout_rs={option} at {bound}",
+                option,
+                LEVELS[level],
+                statistic,
+                None,
+                as_number(f"{key} of rollout_rs={option}", bound),
+            )
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
@@ -223,7 +229,7 @@ def _veto(source: Source, out: Translation, key: str) -> None:
 
 
 def _pair(key: str, text: object) -> tuple[float, float]:
-    """"lo_hi", or one number c for [1/c, c]."""
+    """ "lo_hi", or one number c for [1/c, c]."""
     parts = [as_number(key, part) for part in str(text).split("_")]
     if len(parts) > 2 or min(parts) <= 0:
         raise UserError(f"{key}={text}: must be one positive number or two, as 0.5_2.0")

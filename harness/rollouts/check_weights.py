@@ -1,0 +1,73 @@
+"""Whether an engine that another library loads really holds the actor's new weights.
+
+The engine samples a few responses and the actor scores them. *Wrong or half-loaded weights*: the two log-probabilities differ by
+more than the engine's precision explains. *Stale weights*: the engine answers with the same bits as before, although the actor's
+own scores have moved by more than the precision could hide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from harness.config import PrecisionConfig
+from harness.errors import UserError
+from harness.rollouts import Rollout, RolloutEngine
+from harness.tasks import PAD
+
+if TYPE_CHECKING:
+    from harness.train.model.actor import Actor
+
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.3}
+"""Mean |log μ − log π| in nats that is let pass: 20 times or more what is normal (docs/vllm.md)."""
+QUANTISED = 1.0
+"""The same for weights, activations or a KV cache of 8 bits. The weights of another policy give several nats."""
+UNNOTICED = 0.1
+"""Share of the tolerance by which the actor's scores may move before an engine that answers the same bits counts as stale."""
+
+
+def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
+    """How far an engine in this precision may be off the actor, in nats."""
+    return TOLERANCES[precision.compute] if precision.weights is None and kv_cache == "compute" else QUANTISED
+
+
+class SyncCheck:
+    """Called after each load of the actor's current weights. prompts: [n, P]. uniforms: [n, T], the same every time."""
+
+    def __init__(self, prompts: Tensor, uniforms: Tensor):
+        self.prompts, self.uniforms = prompts, uniforms
+        self.before: tuple[Rollout, Tensor] | None = None
+        """The last answer of the engine that differed from the one before, and the actor's scores of it."""
+
+    @torch.no_grad()
+    def __call__(self, engine: RolloutEngine, actor: Actor) -> float | None:
+        """Mean |log μ − log π| in nats; None if the actor's are not finite. UserError if the engine holds other weights."""
+        rollout = engine.generate(self.prompts, self.uniforms)
+        logp = actor.logp(self.prompts, rollout.tokens)[0]
+        if not logp.isfinite().all():
+            return None  # the collapse detectors report it
+        off = (rollout.logp - logp).abs()[rollout.tokens != PAD].mean().item()
+        limit = engine.tolerance
+        assert limit is not None
+        if not off <= limit:
+            raise UserError(
+                f"rollout weights: after a sync the engine's log-probabilities are off the actor's by {off:.2g} nats on average, "
+                f"more than {limit:g}: the engine loaded wrong weights. Start again to resume; if this much mismatch is "
+                "what the run is about, raise rollout.engine.sync_tolerance"
+            )
+        if self.before is not None and _same(self.before[0], rollout):
+            moved = (logp - self.before[1]).abs()[rollout.tokens != PAD].max().item()
+            if moved > UNNOTICED * limit:
+                raise UserError(
+                    f"rollout weights: the actor has moved by {moved:.2g} nats, and the engine answers bit for bit as before: "
+                    "it holds old weights. Start again to resume"
+                )
+        else:
+            self.before = rollout, logp
+        return off
+
+
+def _same(a: Rollout, b: Rollout) -> bool:
+    return torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp)

@@ -1,0 +1,176 @@
+"""The heads of policy and critic: log-probability and entropy without the logits of a whole batch, and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from harness.errors import UserError
+from harness.rollouts.architecture import MODELS
+from harness.rollouts.recorded import unpack
+
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+"""Logits that exist at a time by the kind of device, 64 and 512 MiB in fp32: a small part of a batch's, and enough places that
+reading the weight for each chunk costs little beside the products."""
+EXCLUDED = -1e30
+"""A logit of probability 0, with its logarithm still a number, so that 0 times it is 0."""
+
+
+class ScoringModel(nn.Module):
+    """A causal language model that gives (log π of given tokens, entropy of π) at temperature τ, and never all its logits.
+
+    With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and
+    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats. With a support S_t both sums are over v in S_t, of π renormalised
+    over S_t. Parameters keep their transformers names. Raises UserError for a model that does more to its logits.
+    """
+
+    def __init__(self, net: PreTrainedModel, temperature: float):
+        super().__init__()
+        if net.config.model_type not in MODELS and not _has_plain_head(net):
+            raise UserError(f"model: {net.config.model_type} has no plain linear head; train one such as {', '.join(MODELS)}")
+        self.config, self.model = net.config, net.get_decoder()
+        self.lm_head = ScoringHead(net.get_output_embeddings().weight, temperature)
+
+    def forward(
+        self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, at: Tensor | None = None, **places: Any
+    ) -> tuple[Tensor, Tensor]:
+        """input_ids: [B, L]. targets: [B, T], which the last T places predict, or those that `at` names, see `Layout`.
+        support: [B, T, ⌈V/8⌉], see `recorded.pack`; None: all tokens. Returns (log π, H), [B, T]."""
+        hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
+        return self.lm_head(_before(hidden, targets, at), targets, support)
+
+
+class ValueModel(nn.Module):
+    """V_t = w·h_t + b, with h_t the last hidden state before token t, in fp32. w and b begin as 0, so every first value is 0."""
+
+    def __init__(self, net: PreTrainedModel):
+        super().__init__()
+        self.model = net.get_decoder()
+        self.value_head = nn.Linear(net.get_output_embeddings().weight.shape[1], 1, device=net.device)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
+        """input_ids: [B, L]. targets: [B, T], the tokens after the states that are valued. at: as above. Returns (V,), [B, T]."""
+        hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
+        return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
+
+
+def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
+    """The states [B, T, H] that predict the targets."""
+    return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
+
+
+class ScoringHead(nn.Module):
+    """The head W [V, hidden]: a module, so that ZeRO-3 gathers the weight for it."""
+
+    def __init__(self, weight: nn.Parameter, temperature: float):
+        super().__init__()
+        self.weight, self.temperature = weight, temperature
+
+    def forward(self, hidden: Tensor, targets: Tensor, support: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        score = _score if len(_chunks(self.weight, targets.flatten())) == 1 else _Score.apply
+        support = None if support is None else support.flatten(0, 1)
+        logp, entropy = score(hidden.flatten(0, 1), self.weight, targets.flatten(), support, self.temperature)
+        return logp.view_as(targets), entropy.view_as(targets)
+
+
+def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """hidden [N, H], weight [V, H], targets [N], support [N, ⌈V/8⌉] -> (log π, H), [N], with all logits at once."""
+    logp = _log_softmax(hidden, weight, support, temperature)
+    policy = logp.exp()
+    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # a gradient would need the memory that it saves
+    return logp.gather(-1, targets[:, None])[:, 0], -terms.sum(-1)
+
+
+class _Score(torch.autograd.Function):
+    """`_score`, a chunk at a time.
+
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again: a fourth
+    product beside the three of `_score`. An entropy that no loss reads costs it nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | None, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, targets, support)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        chunks = _chunks(weight, targets)
+        parts = [_score(hidden[rows], weight, targets[rows], _rows(support, rows), temperature) for rows in chunks]
+        chosen, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden, weight, targets, support = ctx.saved_tensors
+        of_logp = targets.new_zeros(targets.shape, dtype=torch.float32) if of_logp is None else of_logp
+        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros(weight.shape, device=weight.device)
+        for rows in _chunks(weight, targets):
+            given = _rows(support, rows), of_logp[rows], _rows(of_entropy, rows)
+            of_logits = _of_logits(hidden[rows], weight, targets[rows], *given, ctx.temperature)
+            of_hidden[rows] = of_logits @ weight
+            if weight.dtype == of_weight.dtype:
+                of_weight.addmm_(of_logits.t(), hidden[rows])
+            else:
+                of_weight.add_(of_logits.t() @ hidden[rows])  # chunks add up in fp32
+            del of_logits  # before the next chunk is made
+        return of_hidden, of_weight.to(weight.dtype), None, None, None
+
+
+def _of_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    support: Tensor | None,
+    of_logp: Tensor,
+    of_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
+
+    Without one each step works in the memory of log π: new pages would cost more time than the arithmetic.
+    """
+    logp = _log_softmax(hidden, weight, support, temperature)
+    if of_entropy is None:
+        of_logits = logp.exp_().mul_(-of_logp[:, None])
+    else:
+        pi = logp.exp()
+        entropy = -(pi * logp).sum(-1, keepdim=True)
+        of_logits = logp.add_(entropy).mul_(of_entropy[:, None]).add_(of_logp[:, None]).mul_(pi).neg_()
+    of_logits.scatter_add_(-1, targets[:, None], of_logp[:, None].to(of_logits.dtype))
+    return of_logits.div_(temperature).to(hidden.dtype)
+
+
+def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
+    """Places whose logits are at most CHUNK numbers, and one place at the least."""
+    size = max(1, CHUNK[weight.device.type] // len(weight))
+    return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
+
+
+def _rows(part: Tensor | None, rows: slice) -> Tensor | None:
+    return None if part is None else part[rows]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, temperature: float) -> Tensor:
+    """[n, V] in fp32 or wider, in memory of its own."""
+    logits = nn.functional.linear(hidden, weight)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+    if support is not None:
+        wide = wide.masked_fill(~unpack(support, len(weight)), EXCLUDED)
+    return wide.log_softmax(-1)
+
+
+@torch.no_grad()
+def _has_plain_head(net: PreTrainedModel) -> bool:
+    """Whether the logits are W h: no bias, no cap, no scale."""
+    ids = torch.arange(3, device=net.device)[None]  # padding, whose embedding may be zero, is one of them at most
+    hidden = net.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    logits = net(input_ids=ids, use_cache=False).logits
+    return torch.allclose(logits, hidden @ net.get_output_embeddings().weight.t(), rtol=1e-6, atol=1e-6)

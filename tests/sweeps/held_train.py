@@ -1,0 +1,16 @@
+"""`experiments.train` whose runs stand still at a point: python -m tests.sweeps.held_train "row 9" -m OVERRIDES..."""
+
+import os
+import sys
+
+POINT = "POINT_OF_TESTS"
+
+if __name__ == "__main__":
+    from experiments.train import main
+
+    os.environ[POINT] = sys.argv[1]
+    main(sys.argv[2:])
+elif __name__ == "__mp_main__":  # a run: multiprocessing has it import the program that started it
+    from tests.harness.held_runs import stand_still_at
+
+    stand_still_at(os.environ[POINT])
