@@ -6,12 +6,12 @@ import torch
 
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import merge
-from harness.build import needs_own_sampler, own_precision
+from harness.build import local_engine, needs_own_sampler, own_precision
 from harness.errors import UserError
 from harness.rollouts import RolloutEngine
-from harness.run.restore import Checkpoint, collector_at
+from harness.run.restore import Checkpoint, parts_at
 from harness.seeding import generator
-from harness.train.collector import Collector
+from harness.train.parts import Parts
 
 VERSIONS = 16
 """Draws of the noise over which K3 is averaged."""
@@ -31,30 +31,30 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
     config = checkpoint.config
     if not needs_own_sampler(config):
         raise UserError("--noise: measured along the local engine's path; the run needs actor.scoring=exact")
-    with collector_at(checkpoint) as collector:
-        collector.own_policy.load_weights(collector.actor.weights(), 0)
-        target = _k3(collector, collector.engine, prompts)
+    with parts_at(checkpoint) as parts:
+        parts.scorer.own_policy.load_weights(parts.actor.weights(), 0)
+        target = _k3(parts, parts.sampler.engine, prompts)
         if not target > 0:
             raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
         noise = 0.01
         for _ in range(ROUNDS):
             r = config.rollout
-            engine = collector.local_engine(
-                own_precision(config), top_p=r.top_p, top_k=r.top_k, record_support=r.replay_sampling_mask, noise=noise
-            )
-            reached = _k3(collector, engine, prompts)
+            sampling = {"top_p": r.top_p, "top_k": r.top_k, "record_support": r.replay_sampling_mask}
+            engine = local_engine(parts.scorer.plan, own_precision(config), noise=noise, **sampling)
+            reached = _k3(parts, engine, prompts)
             if 1 / CLOSE < reached / target < CLOSE:
                 return noise, reached, target
             noise *= (target / reached) ** 0.5
     raise UserError(f"--noise: none has the K3 of the rollouts, {target:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
 
 
-def _k3(collector: Collector, engine: RolloutEngine, prompts: int) -> float:
+def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
     """K3 of an engine, over VERSIONS rollouts of the same prompts and by the same uniform numbers each time."""
-    rows = collector.prompts[:prompts].repeat_interleave(collector.config.rollout.group_size, dim=0)
-    parts = []
+    sampler = parts.sampler
+    rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
+    mismatches = []
     for version in range(VERSIONS):
-        engine.load_weights(collector.actor.weights(), version)
-        uniforms = torch.rand(len(rows), collector.task.answer_length, generator=generator(0, "matching noise", version))
-        parts.append(mismatch_rows(collector.scored_batch(engine, rows, uniforms)))
-    return float(finish_mismatch(merge(parts))["rollout_corr/k3_kl"])
+        engine.load_weights(parts.actor.weights(), version)
+        uniforms = torch.rand(len(rows), sampler.task.answer_length, generator=generator(0, "matching noise", version))
+        mismatches.append(mismatch_rows(parts.scorer.scored_batch(rows, sampler.generate(engine, rows, uniforms))))
+    return float(finish_mismatch(merge(mismatches))["rollout_corr/k3_kl"])

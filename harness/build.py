@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from transformers import PretrainedConfig
 
 from algos.objective import Objective
 from algos.parameters import check
@@ -16,13 +18,31 @@ from harness.config import Config, HubConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import hub_tokenizer
 from harness.rollouts import ENGINES, RolloutEngine
-from harness.tasks import TASKS, Task
+from harness.rollouts.local import LocalEngine
+from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs of an estimator by token: it takes and gives [B, T]. Its values are a critic's, and its target is A + V."""
+"""Inputs of an estimator by token: it takes and gives [B, T]. Values are a critic's, which learns A + V."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run has for an advantage estimator, besides the rewards."""
+
+
+class Plan(NamedTuple):
+    """Everything that a run builds from its config, checked and built once; `harness.validate.check` gives it.
+
+    shape: the transformers config of the policy. advantage: the estimator with its parameters bound. engine: makes the rollout
+    engine. detectors: make the collapse detectors, by name. has_critic: whether the run learns values.
+    """
+
+    config: Config
+    task: Task
+    shape: PretrainedConfig
+    objective: Objective
+    advantage: functools.partial
+    engine: Callable[[], RolloutEngine]
+    detectors: dict[str, functools.partial]
+    has_critic: bool
 
 
 def build_objective(config: Config) -> Objective:
@@ -78,14 +98,25 @@ def has_critic(config: Config) -> bool:
     return reads
 
 
-def build_engine(config: Config) -> functools.partial:
-    """The rollout engine of a config with its own parameters bound; see RolloutEngine for the others."""
-    named = config.rollout.engine
+def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
+    """The rollout engine of a config, with all its parameters bound: a call makes it. Raises UserError on what is no engine."""
+    r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
         raise UserError(f"rollout.engine.name={named.name}: no class derived from harness.rollouts.RolloutEngine")
     provided = ("kv_cache", "temperature", "top_p", "top_k", "stop", "record_support")
-    return bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
+    bound = bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
+    sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
+    if r.replay_sampling_mask:
+        sampling["record_support"] = True
+    if named.params.get("noise_seed", 0) is None:
+        sampling["noise_seed"] = config.seed
+    return functools.partial(bound, shape, r.precision, **sampling)
+
+
+def local_engine(plan: Plan, precision: PrecisionConfig, **settings) -> LocalEngine:
+    """An embedded engine for the policy of a run, at the run's temperature. settings: further parameters of LocalEngine."""
+    return LocalEngine(plan.shape, precision, temperature=plan.config.rollout.temperature, stop=stops(plan.task), **settings)
 
 
 def build_task(config: Config) -> Task:
@@ -119,7 +150,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """What is no plug-in of this kind lacks the attribute `mark`, which says `what`."""
+    """Raise UserError on a plug-in of another kind: it lacks the attribute `mark`, which says `what`."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 

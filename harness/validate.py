@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import NamedTuple
 
 import torch
 from transformers import PretrainedConfig
@@ -16,6 +15,7 @@ from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import CORRECTIONS, LOSSES, RegistryError
 from harness.build import (
+    Plan,
     bind,
     build_advantage,
     build_detectors,
@@ -32,33 +32,48 @@ from harness.rollouts import ENGINES
 from harness.rollouts.architecture import architecture_of, expert_count
 from harness.rollouts.local import LocalEngine
 from harness.routing import REPLAYS, check_routing
-from harness.tasks import EnvironmentTask, TurnTask
+from harness.tasks import EnvironmentTask, Task, TurnTask
 from harness.train.warmstart import most_held_out
 
+Tasks = dict[str, tuple[Task, PretrainedConfig]]
+"""Tasks with the shapes of their policies, by the sections task and model of a config."""
 
-def check(config: Config) -> None:
-    """Refuse a config that no run could use, before anything is launched.
 
+def check(config: Config, tasks: Tasks | None = None) -> Plan:
+    """Refuse a config that no run could use, before anything is launched; else return what was built for the checks.
+
+    tasks: built before, to which this one is added. A grid passes one dictionary, so that equal data is tokenised once.
     Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own traceback is
     seen.
     """
     try:
-        objective = build_objective(config)
-        check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
-        _try_out(objective)
-        build_advantage(config)
-        has_critic(config)
-        for make in build_detectors(config).values():
-            make()
-        _check_anchor(config, objective)
-        _check_scoring(config, objective)
-        _check_model_and_task(config)
+        return _checked(config, {} if tasks is None else tasks)
     except RegistryError as error:
         if error.__cause__ is not None:
             raise
         raise UserError(str(error)) from None
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _checked(config: Config, tasks: Tasks) -> Plan:
+    """Build what needs no data first: its errors come at once."""
+    objective = build_objective(config)
+    check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
+    _try_out(objective)
+    advantage, critic, detectors = build_advantage(config), has_critic(config), build_detectors(config)
+    for make in detectors.values():
+        make()
+    _check_anchor(config, objective)
+    _check_scoring(config, objective)
+    if config.actor.dtype == "fp16" and device().type == "cpu":
+        raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
+    task, shape = _built(config, tasks)
+    _check_task(config, task)
+    engine = build_engine(config, shape, task)
+    _check_model(config, shape)
+    _check_lengths(config, task, shape)
+    return Plan(config, task, shape, objective, advantage, engine, detectors, critic)
 
 
 def _try_out(objective: Objective) -> None:
@@ -96,32 +111,13 @@ def _check_scoring(config: Config, objective: Objective) -> None:
         raise UserError(f"actor.scoring=none: {reader} reads it; use actor.scoring=exact, or forward")
 
 
-class _Built(NamedTuple):
-    """What the checks keep of a task that they have built."""
-
-    shape: PretrainedConfig
-    has_turns: bool
-    can_end: bool
-    answer_length: int
-    has_environment: bool
-    held_out: int
-
-
-_BUILT: dict[str, _Built] = {}
-"""By the sections task and model: a grid of a hundred configs on one data set tokenises it once, not a hundred times."""
-
-
-def _built(config: Config) -> _Built:
-    """Build the task unless the same one was built before. Raises UserError on data that cannot be used."""
+def _built(config: Config, tasks: Tasks) -> tuple[Task, PretrainedConfig]:
+    """The task of a config and the shape of its policy, from `tasks` or built. Raises UserError on data that cannot be used."""
     sections = config.model_dump_json(include={"task", "model"})
-    if sections not in _BUILT:
+    if sections not in tasks:
         task = build_task(config)
-        environment = isinstance(task, EnvironmentTask)
-        has_turns = isinstance(task, TurnTask) or environment
-        _BUILT[sections] = _Built(
-            policy_config(config.model, task), has_turns, bool(task.stop), task.answer_length, environment, most_held_out(task)
-        )
-    return _BUILT[sections]
+        tasks[sections] = task, policy_config(config.model, task)
+    return tasks[sections]
 
 
 def _check_persistence(config: Config) -> None:
@@ -134,7 +130,7 @@ def _check_persistence(config: Config) -> None:
 
 
 def _check_held_out(config: Config, most: int) -> None:
-    """most: held-out prompts that there can be; a warm start may keep fewer, which the run tells once it knows."""
+    """Raise UserError if more prompts are asked for than `most`, which can be held out; a warm start may keep fewer."""
     persistence = config.diagnostics.persistence
     wanted = {"evaluation.prompts": config.evaluation.prompts}
     if persistence.every is not None:
@@ -145,7 +141,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """refusal: why the engine cannot tell its sampling masks, None if it can."""
+    """Raise UserError where a replay of sampling masks has no effect. refusal: why the engine cannot record them, or None."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return
@@ -194,7 +190,7 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """What a response of several requests to the engine does not have."""
+    """Refuse settings that a response of several requests to the engine cannot have."""
     name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
     if config.overlong.buffer is not None:
         raise UserError(
@@ -233,23 +229,24 @@ def _check_compile(shape: PretrainedConfig) -> None:
         raise UserError(f"actor.compile=true: the C++ compiler {compiler} was not found; install it, set CXX, or set false")
 
 
-def _check_model_and_task(config: Config) -> None:
-    """Check that actor, engine and own policy compute this model in their precisions here, and that answers fit its context."""
-    if config.actor.dtype == "fp16" and device().type == "cpu":
-        raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
-    shape, has_turns, can_end, answer_length, has_environment, held_out = _built(config)
-    if has_environment:
+def _check_task(config: Config, task: Task) -> None:
+    """Check that the task has what the other sections ask of its answers."""
+    if isinstance(task, EnvironmentTask):
         _check_environment(config)
-    _check_overlong(config, can_end, answer_length)
-    engine, params = ENGINES[config.rollout.engine.name], build_engine(config).keywords
-    engine.check(shape, config.rollout.precision, config.rollout.kv_cache, **params)
+    _check_overlong(config, bool(task.stop), task.answer_length)
+
+
+def _check_model(config: Config, shape: PretrainedConfig) -> None:
+    """Check that actor, engine and own policy compute this model in their precisions here."""
+    rollout, engine = config.rollout, ENGINES[config.rollout.engine.name]
+    engine.check(shape, rollout.precision, rollout.kv_cache, **rollout.engine.params)
     if config.actor.precision is not None:
         _check_cast(config.actor.precision, shape)
     if config.actor.compile:
         _check_compile(shape)
     _check_persistence(config)
     check_routing(config, expert_count(shape), engine.tells())
-    _check_sampling_mask(config, engine.support_refusal(config.rollout.top_k), shape.vocab_size)
+    _check_sampling_mask(config, engine.support_refusal(rollout.top_k), shape.vocab_size)
     if needs_own_sampler(config):
         try:
             architecture_of(shape)
@@ -258,13 +255,17 @@ def _check_model_and_task(config: Config) -> None:
                 f"actor.scoring=exact, evaluation.policy other than rollout, .probe and kl need the trainer's own policy as "
                 f"a local engine ({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
             ) from None
-    _check_partial(config, answer_length)
-    _check_segments(config, has_turns)
-    task, context = config.task, shape.max_position_embeddings
-    if isinstance(task, TextConfig | SumsConfig) and task.max_prompt + answer_length > context:
-        length = "the response of task.turns and task.turn_length" if isinstance(task, ToolsConfig) else "task.answer_length"
+
+
+def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
+    """Check that answers have the parts asked for and fit the model's context, and that enough prompts are held out."""
+    _check_partial(config, task.answer_length)
+    _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
+    section, context = config.task, shape.max_position_embeddings
+    if isinstance(section, TextConfig | SumsConfig) and section.max_prompt + task.answer_length > context:
+        length = "the response of task.turns and task.turn_length" if isinstance(section, ToolsConfig) else "task.answer_length"
         raise UserError(
-            f"task.max_prompt + {length}: {task.max_prompt + answer_length} tokens exceed the model's context of {context}; "
-            "lower one of them"
+            f"task.max_prompt + {length}: {section.max_prompt + task.answer_length} tokens exceed the model's context of "
+            f"{context}; lower one of them"
         )
-    _check_held_out(config, held_out)
+    _check_held_out(config, most_held_out(task))

@@ -45,12 +45,13 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; an unchanged arm is always run")
     from analysis.report import report
-    from harness.validate import check
+    from harness.validate import Tasks, check
 
     if noise:
         configs += _seeded(checkpoint, _noise_arm(checkpoint), seeds, sweep)
+    tasks: Tasks = {}
     for config in configs:
-        check(config)
+        check(config, tasks)
     for config in configs:
         folder = RunFolder(config.path)
         with folder.claim():

@@ -19,6 +19,7 @@ from harness.compose import compose
 from harness.config import parse
 from harness.run.folder import RunFolder
 from harness.train.trainer import Trainer
+from harness.validate import check
 
 SPANS = {"early": range(2, 12), "around step 30": range(28, 39)}
 
@@ -35,7 +36,7 @@ def main() -> None:
             config = parse(compose("rollout/precision=fp32", *changed))
             folder = RunFolder(config.path)
             claims.enter_context(folder.claim())
-            trainers[compiled] = Trainer(config, folder)
+            trainers[compiled] = Trainer(check(config), folder)
         for step in range(1, max(SPANS["around step 30"]) + 1):
             for compiled, trainer in trainers.items():
                 seconds[compiled][step] = timed(partial(trainer.step, step))

@@ -18,6 +18,7 @@ from harness.run.folder import RunFolder
 from harness.train.model import engine
 from harness.train.model.equal_rows import distinct
 from harness.train.trainer import Trainer
+from harness.validate import check
 
 SPANS = {"early": range(1, 12), "around step 30": range(28, 40), "from step 75": range(75, 99)}
 
@@ -33,7 +34,7 @@ def main() -> None:
             config = parse(compose("rollout/precision=fp32", "tracking=disabled", f"run.root={root}", f"run.sweep={name}"))
             folder = RunFolder(config.path)
             claims.enter_context(folder.claim())
-            trainers[name] = Trainer(config, folder)
+            trainers[name] = Trainer(check(config), folder)
         for step in range(1, max(SPANS["from step 75"]) + 1):
             for name, trainer in trainers.items():
                 engine.distinct = ways[name]

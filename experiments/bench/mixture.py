@@ -15,6 +15,7 @@ from harness.compose import compose
 from harness.config import parse
 from harness.run.folder import RunFolder
 from harness.train.trainer import Trainer
+from harness.validate import check
 
 ROUNDS = 20
 """Steps of each model, all before the first evaluation."""
@@ -36,7 +37,7 @@ def _stepper(claims: ExitStack, root: str, arm: str, model: str) -> Callable[[],
     config = parse(compose(f"+experiment=demo/{arm}", f"model={model}", "tracking=disabled", f"run.root={root}"))
     folder = RunFolder(config.path)
     claims.enter_context(folder.claim())
-    trainer, steps = Trainer(config, folder), count(1)
+    trainer, steps = Trainer(check(config), folder), count(1)
     return lambda: trainer.step(next(steps))
 
 

@@ -20,6 +20,7 @@ from harness.run.folder import RunFolder
 from harness.seeding import generator
 from harness.train.trainer import Trainer
 from harness.train.warmstart import warm_start
+from harness.validate import check
 
 ROUNDS = 7
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
@@ -73,7 +74,7 @@ def phases(config: Config) -> None:
     """One RL step of it by phase, what its correction costs, and the share that is neither matrix product nor optimizer."""
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer, batches = Trainer(config, folder), []
+        trainer, batches = Trainer(check(config), folder), []
         update = trainer.learner.update
         trainer.learner.update = lambda given, *rest, **more: (batches.append(given.batch), update(given, *rest, **more))[1]
         rows = [trainer.step(step) for step in range(1, 12)][1:]  # without the first, which allocates, nor an evaluation

@@ -62,13 +62,13 @@ def measure(who: str) -> None:
 def _ours(config: Config) -> list[float]:
     from harness.run.folder import RunFolder
     from harness.train.trainer import Trainer
+    from harness.validate import check
 
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = Trainer(config, folder)
-        collector = trainer.collector
-        collector.task.stop = ()
-        for engine in (collector.engine, collector.policy):
+        trainer = Trainer(check(config), folder)
+        trainer.sampler.task.stop = ()
+        for engine in (trainer.sampler.engine, trainer.scorer.policy):
             engine.stop = torch.tensor([], dtype=torch.int64)  # type: ignore[union-attr]  # the embedded engine's
         return [timed(lambda step=step: trainer.step(step)) for step in range(1, STEPS + 1)]
 

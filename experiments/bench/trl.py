@@ -27,6 +27,7 @@ from harness.run.folder import RunFolder
 from harness.tasks.chain import Chain
 from harness.train.trainer import Trainer
 from harness.train.warmstart import start
+from harness.validate import check
 
 STEPS, EARLY, LATE = 100, range(1, 13), range(75, 100)
 """Steps of each run, and those that are compared."""
@@ -50,7 +51,7 @@ def against_trl(what: str, config: Config) -> None:
     assert isinstance(task, Chain)
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         net = start(config, task).net
         number, seconds = iter(range(1, STEPS)), {}
 

@@ -13,6 +13,7 @@ from harness.progress import Progress
 from harness.run.folder import RunFolder
 from harness.tasks import PAD
 from harness.train.trainer import Trainer
+from harness.validate import check
 
 LAGS = (1, 5, 20)
 RATES = ("1e-6", "1e-5", "1e-4")
@@ -54,20 +55,20 @@ def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor
             "dump.every=null",
         )
         with RunFolder(config.path).claim() as folder:
-            trainer = Trainer(config, folder)
-            collector = trainer.collector
+            trainer = Trainer(check(config), folder)
+            sampler, scorer = trainer.sampler, trainer.scorer
             trainer.load_weights()
-            prompts = collector.draw_prompts(0)
+            prompts = sampler.draw_prompts(0)
             uniforms = torch.rand(len(prompts), size.answer, generator=torch.Generator().manual_seed(0))
-            tokens = collector.generate(collector.engine, prompts, uniforms).tokens
+            tokens = sampler.generate(sampler.engine, prompts, uniforms).tokens
             present = tokens != PAD
             ratios = []
             for step in range(size.steps + 1):
                 if step:
                     trainer.step(step - 1)
                     trainer.load_weights()
-                own, rollout = (engine.score(prompts, tokens) for engine in (collector.own_policy, collector.engine))
+                own, rollout = (engine.score(prompts, tokens) for engine in (scorer.own_policy, sampler.engine))
                 ratios.append((own - rollout)[present].double().cpu())
                 progress.show(f"{precision}, lr {rate}, step {step}/{size.steps}")
-            collector.engine.close()
+            sampler.engine.close()
     return torch.stack(ratios)

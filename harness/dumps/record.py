@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from algos.batch import Batch
-    from harness.train.data.responses import Sampled
+    from harness.train.data.responses import Responses
 
 
-def dump(folder: RunFolder, step: int, sampled: Sampled, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
+def dump(folder: RunFolder, step: int, responses: Responses, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
     """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
 
     order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its own optimizer step.
@@ -26,22 +26,22 @@ def dump(folder: RunFolder, step: int, sampled: Sampled, batch: Batch, order: li
     for number, rows in enumerate(order):
         minibatch[rows.cpu().numpy()] = number
     tensors = {
-        "reward": sampled.rewards.flatten(),
-        "prompt": sampled.prompts,
-        "tokens": sampled.rollout.tokens,
+        "reward": responses.rewards.flatten(),
+        "prompt": responses.prompts,
+        "tokens": responses.rollout.tokens,
         "mask": batch.mask,
         "logp_rollout": batch.logp_rollout,
         "logp_old": batch.logp_old,
         "logp": logp,
         "advantages": batch.advantages,
-        "version": sampled.rollout.version,
+        "version": responses.rollout.version,
         "segments": batch.segments,
-        ROUTED_EXPERTS: sampled.rollout.expert_ids,
-        SAMPLING_MASK: sampled.rollout.support,
+        ROUTED_EXPERTS: responses.rollout.expert_ids,
+        SAMPLING_MASK: responses.rollout.support,
     }
     columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
     columns["step"] = np.full(len(minibatch), step)
-    columns["group"] = sampled.prompt_numbers.cpu().numpy()
+    columns["group"] = responses.prompt_numbers.cpu().numpy()
     columns["minibatch"] = minibatch
     path = folder.path / "dumps" / f"step-{step:08d}.parquet"
     with writing(path):

@@ -30,7 +30,7 @@ class Noise:
 
     def __init__(self, size: float, persistence: float, seed: int | None):
         if seed is None:
-            raise ValueError("noise_seed=None stands for the run's seed; the collector resolves it")
+            raise ValueError("noise_seed=None stands for the run's seed; harness.build.build_engine resolves it")
         self.size, self.persistence, self.seed = size, persistence, seed
         self._last: dict[str, tuple[int, Tensor]] = {}
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.build import build_detectors
+from harness.build import Plan
 from harness.collapse import outcome
 from harness.config import Config
 from harness.errors import Unavailable, UserError
@@ -29,10 +29,10 @@ class Run:
     Life cycle: built, then `train`, which resumes from the last checkpoint, and once the run has ended nothing more.
     """
 
-    def __init__(self, config: Config, folder: RunFolder):
-        self.config, self.folder, self.ranks = config, folder, join()
-        self.trainer = Trainer(config, folder)
-        self.detectors = {name: make() for name, make in build_detectors(config).items()}
+    def __init__(self, plan: Plan, folder: RunFolder):
+        self.config, self.folder, self.ranks = plan.config, folder, join()
+        self.trainer = Trainer(plan, folder)
+        self.detectors = {name: make() for name, make in plan.detectors.items()}
         self.events: dict[str, dict[str, Any]] = {}
         """The event of each detector that has reported one."""
 
@@ -67,7 +67,7 @@ class Run:
             folder.status(state, step=step, steps=c.steps)
             ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
             exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
-            self.trainer.collector.engine.close()  # else a process of several runs would hold the memory of all of them
+            self.trainer.sampler.engine.close()  # else a process of several runs would hold the memory of all of them
             return state
         except Exception as error:
             ending = _end_by(error)
@@ -134,19 +134,19 @@ def train(config: Config) -> str:
 
     On several ranks rank 0 alone records and prints. When a rank dies or fails, all stop and name it.
     """
-    check(config)
-    ranks = join()
+    plan, ranks = check(config), join()
     check_ranks(config, ranks.size)
     if ranks.rank == 0:
-        state = _train_in(RunFolder(config.path), config, ranks)
+        state = _train_in(RunFolder(config.path), plan, ranks)
         print(f"{state}: {config.path}", flush=True)
         return state
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled", "tensorboard": False})})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        return _train_in(ReadOnlyRunFolder(config.path), config, ranks)
+        return _train_in(ReadOnlyRunFolder(config.path), plan._replace(config=config), ranks)
 
 
-def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
+def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
+    config = plan.config
     # A signal may end a single process at once. Of several ranks, the one that ends would count as dead.
     lost = partial(_record_end_by_another, config.path)
     with stop_signals(at_once=ranks.size == 1) as request, ranks.together(lost), folder.claim():
@@ -156,7 +156,7 @@ def _train_in(folder: RunFolder, config: Config, ranks: Ranks) -> str:
         try:
             folder.write("config.json", config.model_dump(mode="json"))
             _add_provenance(folder)
-            return Run(config, folder).train(request)
+            return Run(plan, folder).train(request)
         except Preempted as stop:
             at, name = folder.progress(), signal.Signals(stop.number).name
             where = f"{'at' if request.at_once else 'saved at'} step {at['step']}/{at['steps']}"

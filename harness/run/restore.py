@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 import tempfile
@@ -18,7 +17,7 @@ from harness.run.folder import RunFolder, writing
 from harness.run.manifest import damage_of, read_state
 
 if TYPE_CHECKING:
-    from harness.train.collector import Collector
+    from harness.train.parts import Parts
 
 
 class Checkpoint(NamedTuple):
@@ -67,30 +66,20 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 
 @contextmanager
-def collector_at(checkpoint: Checkpoint) -> Iterator[Collector]:
-    """The collector of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
+def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
+    """The parts of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
     from safetensors.torch import load_file
 
-    from harness.build import build_task, has_critic
-    from harness.train.collector import Collector
-    from harness.train.critic import Critic
     from harness.train.data.rewards import COEF
-    from harness.train.model.actor import DeepSpeedActor
-    from harness.train.warmstart import start
+    from harness.train.parts import build_parts
     from harness.validate import check
 
-    config = checkpoint.config
-    check(config)
-    task = build_task(config)
-    net, prompts, _ = start(config, task)
-    critic = Critic(copy.deepcopy(net), config) if has_critic(config) else None
-    actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
-    collector = Collector(config, actor, task, prompts, critic)
+    parts = build_parts(check(checkpoint.config))
     ranks = read_state(checkpoint.folder).ranks
-    for name, model in {"actor": actor, "critic": critic}.items():
+    for name, model in {"actor": parts.actor, "critic": parts.critic}.items():
         if model is not None:
             with tempfile.TemporaryDirectory() as place:  # on another number of ranks a load writes beside what it reads
                 shutil.copytree(checkpoint.folder / name, Path(place) / name)
                 model.load(Path(place) / name, ranks)
-    collector.shaping.restore(load_file(checkpoint.folder / "rollouts.safetensors").get(COEF))
-    yield collector
+    parts.assemble.penalty.restore(load_file(checkpoint.folder / "rollouts.safetensors").get(COEF))
+    yield parts

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from algos.critic import explained_variance, value_loss
 from harness.config import Config
 from harness.models import device
-from harness.train.data.batch import Collected
+from harness.train.data.batch import TrainingBatch
 from harness.train.forward import micro_batches
-from harness.train.learner import norm_metrics
+from harness.train.metrics import norm_metrics
 from harness.train.model.engine import DeepSpeedModel
 from harness.train.model.head import ValueModel
 from harness.train.model.layout import can_share
@@ -59,25 +59,25 @@ class Critic:
                 values[own] = self.model.values(prompts[own], tokens[own])
         return self.ranks.sum(values)  # of the other ranks' rows each has 0
 
-    def update(self, collected: Collected, order: list[Tensor]) -> dict[str, Tensor]:
+    def update(self, batch: TrainingBatch, order: list[Tensor]) -> dict[str, Tensor]:
         """One optimizer step per mini-batch of `order` along the mean value loss of its tokens; returns the metrics."""
-        assert collected.values is not None and collected.returns is not None  # of a run with a critic
+        assert batch.values is not None and batch.returns is not None  # of a run with a critic
         norms, sums = [], []
         for rows in order:
-            sums.append(self._accumulate_gradient(collected.rows(rows)))
+            sums.append(self._accumulate_gradient(batch.rows(rows)))
             norms.append(self.model.step())
         loss, clipped = self.ranks.sum(torch.stack(sums)).mean(0)
         metrics = {"critic/loss": loss, "critic/clipfrac": clipped} | norm_metrics("critic", norms)
-        mask = collected.batch.mask
+        mask = batch.batch.mask
         if mask.sum() > 1:
             metrics |= {
-                "critic/explained_variance": explained_variance(collected.values, collected.returns, mask),
-                "critic/value_mean": collected.values[mask].mean(),
-                "critic/return_mean": collected.returns[mask].mean(),
+                "critic/explained_variance": explained_variance(batch.values, batch.returns, mask),
+                "critic/value_mean": batch.values[mask].mean(),
+                "critic/return_mean": batch.returns[mask].mean(),
             }
         return metrics
 
-    def _accumulate_gradient(self, mini: Collected) -> Tensor:
+    def _accumulate_gradient(self, mini: TrainingBatch) -> Tensor:
         """This rank's part of (loss, share of clipped tokens), [2], whose gradient is left in the model."""
         assert mini.values is not None and mini.returns is not None
         tokens = mini.batch.mask.sum().clamp(min=1)
@@ -95,9 +95,9 @@ class Critic:
         return micro_batches(self.ranks, self.config.actor.micro_tokens, prompts, tokens)
 
     def save(self, folder: Path) -> None:
-        """As `Actor.save`."""
+        """Write model and optimizer under `folder`; see `Saved`."""
         self.model.save(folder)
 
     def load(self, folder: Path, ranks: int) -> None:
-        """As `Actor.load`."""
+        """Read what `save` wrote on `ranks` ranks; see `Saved`."""
         self.model.load(folder, ranks)

@@ -13,12 +13,11 @@ from algos.diagnostics.positions import positions
 from algos.diagnostics.probabilities import probabilities
 from algos.ratios import ess_share
 from algos.reductions import Counts
-from harness.build import build_objective
-from harness.config import Config
+from harness.build import Plan
 from harness.seeding import generator
-from harness.train.data.batch import Collected
+from harness.train.data.batch import TrainingBatch
 from harness.train.forward import TrainingForward
-from harness.train.metrics import OLD, correction_metrics, is_optional, over_minibatches, trained_metrics
+from harness.train.metrics import OLD, correction_metrics, is_optional, norm_metrics, over_minibatches, trained_metrics
 from harness.train.model.actor import Actor
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
@@ -30,9 +29,9 @@ class Learner:
     Life cycle: for each step `minibatch_order`, then `update`. `updates` counts the optimizer steps: the version of the weights.
     """
 
-    def __init__(self, config: Config, actor: Actor):
-        self.config, self.actor, self.ranks = config, actor, join()
-        self.objective = build_objective(config)
+    def __init__(self, plan: Plan, actor: Actor):
+        self.config, self.actor, self.ranks = plan.config, actor, join()
+        self.objective, config = plan.objective, plan.config
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.learning_rate, self.updates = learning_rates(config), 0
 
@@ -42,7 +41,9 @@ class Learner:
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
 
-    def update(self, collected: Collected, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+    def update(
+        self, collected: TrainingBatch, order: list[Tensor], *, complete: bool = False
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch of `order`.
 
         Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step. Where the loss or the
@@ -68,7 +69,7 @@ class Learner:
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
-    def observe(self, collected: Collected, order: list[Tensor]) -> Tensor:
+    def observe(self, collected: TrainingBatch, order: list[Tensor]) -> Tensor:
         """log π_θ [B, T] as `update` returns it, of a policy that stays as it is."""
         if collected.batch.logp_old is not None:
             return collected.batch.logp_old
@@ -92,12 +93,12 @@ class Learner:
         correction = self.config.correction
         return correction.ratio == "current" and correction.active and batch.logp_old is not None
 
-    def _current_correction(self, mini: Collected) -> Corrected:
+    def _current_correction(self, mini: TrainingBatch) -> Corrected:
         """The correction of π_θ/μ, normalised, if at all, over the mini-batch: π_θ moves between mini-batches."""
         logp = _from_old(self.forward(mini.prompts, mini.tokens, mini.replay), mini)
         return correct(_against(logp, mini.batch), self.config.correction)
 
-    def _accumulate_gradient(self, mini: Collected, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
+    def _accumulate_gradient(self, mini: TrainingBatch, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradient of a mini-batch, over this rank's micro-batches.
 
         Returns log π_θ [b, T], 0 on the rows of other ranks, and this rank's part of the metrics.
@@ -123,7 +124,7 @@ class Learner:
                 sums[name] = sums[name] + value if name in sums else value
         return logp_all, sums
 
-    def _current_logp(self, rows: Collected) -> tuple[Tensor, Tensor]:
+    def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
         """(log π_θ, entropy) of some rows, with gradient: at π_old this is `logp_old` to the bit, with the forward's gradient."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
@@ -153,17 +154,8 @@ def _against(logp: Tensor, batch: Batch) -> Batch:
     return batch._replace(logp_old=logp)
 
 
-def _from_old(forward: Tensor, rows: Collected) -> Tensor:
+def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
     """log π_θ as log π_old plus the change of the training forward since: 0 to the bit until the policy moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)
-
-
-def norm_metrics(model: str, norms: list[float | None]) -> dict[str, Tensor]:
-    """Of the optimizer steps of a model: the share that was skipped, and the largest gradient norm of the others."""
-    taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
-    metrics = {f"{model}/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
-    if len(taken):
-        metrics[f"{model}/grad_norm"] = taken.amax()  # NaN, if there is one
-    return metrics

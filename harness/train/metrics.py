@@ -55,3 +55,12 @@ def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def is_optional(name: str) -> bool:
     """Whether NaN says of this metric that it does not exist."""
     return name.removeprefix(CURRENT).removeprefix(OLD).startswith(UNDEFINED)
+
+
+def norm_metrics(model: str, norms: list[float | None]) -> dict[str, Tensor]:
+    """The share of a model's optimizer steps that was skipped, and the largest gradient norm of the others."""
+    taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
+    metrics = {f"{model}/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
+    if len(taken):
+        metrics[f"{model}/grad_norm"] = taken.amax()  # NaN, if there is one
+    return metrics

@@ -2,7 +2,7 @@
 
 l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. Over k syncs
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
-summed over response tokens. 1: the error stays, as that of a policy of its own. 0: each sync draws a fresh one. The means are not
+summed over response tokens. 1: the error stays, as between two policies. 0: each sync draws a fresh one. The means are not
 taken off, since an offset common to all tokens persists too.
 """
 
@@ -15,7 +15,8 @@ from harness.config import Config
 from harness.errors import UserError
 from harness.seeding import generator
 from harness.tasks import PAD
-from harness.train.collector import Collector
+from harness.train.sampler import Sampler
+from harness.train.scorer import Scorer
 
 LAGS = (1, 5, 20)
 """Syncs apart."""
@@ -28,16 +29,16 @@ class Persistence:
     Life cycle: `measure` after each sync and before the step's rollout, `state` and `restore` with a checkpoint.
     """
 
-    def __init__(self, config: Config, collector: Collector, held_out: Tensor):
+    def __init__(self, config: Config, sampler: Sampler, scorer: Scorer, held_out: Tensor):
         settings = config.diagnostics.persistence
-        self.every, self.collector = settings.every, collector
+        self.every, self.sampler, self.scorer = settings.every, sampler, scorer
         if settings.every is not None and settings.responses > len(held_out):
             raise UserError(
                 f"diagnostics.persistence.responses={settings.responses}: only {len(held_out)} prompts are held out; "
                 "ask for no more"
             )
         self.prompts = held_out[: settings.responses]
-        length = collector.task.answer_length
+        length = sampler.task.answer_length
         self.uniforms = torch.rand(len(self.prompts), length, generator=generator(config.seed, "persistence"))
         self.tokens: Tensor | None = None
         self.written: Tensor | None = None
@@ -46,11 +47,11 @@ class Persistence:
     def measure(self, step: int) -> dict[str, float]:
         """mismatch/persistence_k at k steps into a window, {} at other steps and where no token's probabilities differ."""
         age = None if self.every is None else step % self.every
-        if age not in (0, *LAGS) or self.collector.policy is self.collector.engine:  # of one policy all log ratios are 0
+        if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # of one policy all log ratios are 0
             return {}
-        with self.collector.clock.phase("persistence"):
+        with self.sampler.clock.phase("persistence"):
             if age == 0:
-                rollout = self.collector.generate(self.collector.engine, self.prompts, self.uniforms)
+                rollout = self.sampler.generate(self.sampler.engine, self.prompts, self.uniforms)
                 self.tokens, self.written = rollout.tokens, rollout.written
                 self.first = self._log_ratio(self.tokens, self.written)
             elif self.tokens is not None and self.written is not None and self.first is not None:
@@ -59,14 +60,13 @@ class Persistence:
         return {}
 
     def _log_ratio(self, tokens: Tensor, written: Tensor) -> Tensor:
-        collector = self.collector
-        ranks = collector.ranks
+        ranks, policy = self.sampler.ranks, self.scorer.policy
         prompts_share, tokens_share = ranks.share(self.prompts), ranks.share(tokens)
-        rollout = ranks.gather(collector.engine.score(prompts_share, tokens_share))
-        if collector.policy is not None:
-            own = ranks.gather(collector.policy.score(prompts_share, tokens_share))
+        rollout = ranks.gather(self.sampler.engine.score(prompts_share, tokens_share))
+        if policy is not None:
+            own = ranks.gather(policy.score(prompts_share, tokens_share))
         else:
-            own = collector.forward(self.prompts, tokens)
+            own = self.scorer.forward(self.prompts, tokens)
         usable = written & rollout.isfinite() & own.isfinite()
         return torch.where(usable, own - rollout, 0.0)
 

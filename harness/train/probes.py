@@ -1,15 +1,13 @@
-"""What the mismatch of other precisions would be: they sample for a run's weights, and nothing is trained on it."""
+"""The mismatch that other precisions would have: they sample for a run's weights, and nothing is trained on it."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from algos.diagnostics.mismatch import mismatch
-from harness.config import PrecisionConfig
-from harness.rollouts.local import LocalEngine
-from harness.train.collector import Collector
+from harness.build import Plan, local_engine
+from harness.train.sampler import Sampler
+from harness.train.scorer import Scorer
 
 MEASURED = {
     "rollout_corr/k3_kl": "k3_kl",
@@ -19,16 +17,17 @@ MEASURED = {
 
 
 class Probes:
-    """One engine per precision; `measure` is called at an evaluation, with its prompts and random numbers."""
+    """One engine per precision of `evaluation.probe`; `measure` is called at an evaluation, with its random numbers."""
 
-    def __init__(self, precisions: Mapping[str, PrecisionConfig], make: Callable[[PrecisionConfig], LocalEngine]):
-        self.engines = {name: make(precision) for name, precision in precisions.items()}
+    def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer):
+        self.sampler, self.scorer = sampler, scorer
+        self.engines = {name: local_engine(plan, precision) for name, precision in plan.config.evaluation.probe.items()}
 
-    def measure(self, collector: Collector, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
+    def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
         """probe/<precision>/<statistic> of responses that the precision samples and the trainer's own policy scores."""
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
-            engine.load_weights(collector.actor.weights(), version)
-            values = mismatch(collector.scored_batch(engine, prompts, uniforms))
+            engine.load_weights(self.sampler.actor.weights(), version)
+            values = mismatch(self.scorer.scored_batch(prompts, self.sampler.generate(engine, prompts, uniforms)))
             metrics |= {f"probe/{name}/{short}": float(values[metric]) for metric, short in MEASURED.items()}
         return metrics

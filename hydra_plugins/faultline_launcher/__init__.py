@@ -64,12 +64,13 @@ class _Launcher(Launcher):
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
         from harness.train.ranks import check_ranks
-        from harness.validate import check  # imports torch, so only once every config is known to be sound without it
+        from harness.validate import Tasks, check  # imports torch, so only once every config is known to be sound without it
         from sweeps.launch import launch
 
+        tasks: Tasks = {}
         for config, overrides in zip(configs, job_overrides, strict=True):
             with _refused(overrides):
-                check(config)
+                check(config, tasks)
                 check_ranks(config, self.ranks)
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
         states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)

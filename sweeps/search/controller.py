@@ -227,9 +227,10 @@ class Controller:
     def _check_space(self) -> None:
         """Check one config of each corner, so that a refusal comes before the first is submitted."""
         from harness.train.ranks import check_ranks
-        from harness.validate import check  # torch
+        from harness.validate import Tasks, check  # torch
 
         corners: list[dict[str, Any]] = [{}]
+        tasks: Tasks = {}
         for name, distribution in self.spec.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
                 ends = distribution.choices
@@ -240,7 +241,7 @@ class Controller:
         for corner in corners:
             (config,) = self.spec.configs(corner, range(1))
             try:
-                check(config)
+                check(config, tasks)
                 check_ranks(config, self.place.ranks)
             except UserError as error:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None

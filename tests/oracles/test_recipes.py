@@ -21,10 +21,7 @@ from algos.critic import token_rewards
 from algos.registry import ADVANTAGES
 from algos.shaping import adapted, overlong_punishment
 from faultline.tools.import_config.verl import ALONE
-from harness.rollouts import Rollout
-from harness.tasks import PAD
-from harness.train.data.responses import Sampled
-from harness.train.data.rewards import RewardShaping
+from harness.train.data.rewards import RewardPenalty
 from harness.train.schedule import learning_rates
 from tests.oracles.comparing import NORM, Counts, batch, config, objective
 from tests.oracles.conftest import FOLDER
@@ -74,10 +71,9 @@ def test_kl_in_the_reward(kind, ours):
     tensors = {"response_mask": mask.float(), "token_level_scores": scores, "old_log_probs": old, "ref_log_prob": reference}
     made, metrics = apply_kl_penalty(DataProto.from_dict(tensors), controller, kind)
     settings = (f"kl={ours}", "kl.coef=0.5", "kl.place=reward", "kl.target=0.05", "kl.horizon=100")
-    shaping = RewardShaping(config(*settings), 12)
-    rollout = Rollout(torch.where(mask, 1, PAD), torch.zeros(8, 12), torch.zeros(8, 12, dtype=torch.long))
-    shaped, penalty, found = shaping(Sampled(torch.zeros(8, 1), rollout, rewards), old, reference)
-    mine = token_rewards(shaped.view(8), mask, penalty)
+    shaping = RewardPenalty(config(*settings))
+    penalty, found = shaping(old, reference, mask)
+    mine = token_rewards(rewards.view(8), mask, penalty)
     torch.testing.assert_close(mine, made.batch["token_level_rewards"] * mask, atol=1e-6, rtol=1e-6)
     assert {name: pytest.approx(value, rel=1e-5) for name, value in metrics.items()} == {n: float(v) for n, v in found.items()}
     assert shaping.coef == pytest.approx(controller.value, rel=1e-6)

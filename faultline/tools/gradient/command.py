@@ -53,15 +53,15 @@ def gradient_command(
             table, f"Exact gradients of an enumerable policy, logit noise {noise:g}", note, out or Path("gradient")
         )
     from faultline.tools.gradient.sampled import SampledGradients  # a checkpoint needs the packages of training
-    from harness.run.restore import collector_at, find
+    from harness.run.restore import find, parts_at
 
     restored = find(checkpoint, trust=trust)
     config = restored.config
     compared = methods(losses or [config.loss.name], corrections, config.reduce.mode, config.reduce.norm, config.loss, along)
     out = out or restored.folder.parent.parent / f"gradient-{restored.folder.name}"
     title = f"Gradients at step {restored.step} of {config.path.name}"
-    with collector_at(restored) as collector:
-        gradients = SampledGradients(collector, prompts, seed, layers)
+    with parts_at(restored) as parts:
+        gradients = SampledGradients(parts, prompts, seed, layers)
         table = gradients.paired(compared, batches) if paired else gradients.compare(compared, batches, reference)
     truth = "" if paired else f"The truth is the mean of {reference} such batches of the trainer's own policy. "
     note = (

@@ -23,9 +23,8 @@ from harness.rollouts import RolloutEngine
 from harness.rollouts.recorded import Recorded
 from harness.seeding import generator
 from harness.tasks import EnvironmentTask
-from harness.train.collector import Collector
 from harness.train.data.batch import Scores
-from harness.train.routing.replay import replayed
+from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
@@ -37,23 +36,26 @@ class Drawn(NamedTuple):
 
 
 class SampledGradients:
-    """Gradients in fp32 of the policy that a collector holds, on `prompts` of its prompts. layers: see `GradientPolicy`."""
+    """Gradients in fp32 of the actor's policy, on `prompts` of its training prompts. layers: see `GradientPolicy`."""
 
-    def __init__(self, collector: Collector, prompts: int, seed: int, layers: int | None = None):
-        self.collector, self.seed, config = collector, seed, collector.config
-        if collector.policy is None:
+    def __init__(self, parts: Parts, prompts: int, seed: int, layers: int | None = None):
+        self.sampler, self.scorer, self.assemble = parts.sampler, parts.scorer, parts.assemble
+        self.seed, self.config = seed, parts.sampler.config
+        config, task, pool = self.config, parts.sampler.task, parts.sampler.prompts
+        if parts.scorer.policy is None:
             raise UserError(
                 "gradient: samples from the trainer's own policy; give a run with actor.scoring=exact or evaluation.policy=own"
             )
-        if isinstance(collector.task, EnvironmentTask):
+        if isinstance(task, EnvironmentTask):
             raise UserError(f"gradient: task={config.task.name} has an environment, which is not asked here; give another run")
-        pool = collector.prompts
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]
-        collector.shaping.freeze()
-        collector.load_weights(0)
-        net = hub_model(config.model) if isinstance(config.model, HubConfig) else build(collector.shape, config.seed)
+        self.assemble.penalty.freeze()
+        self.sampler.load_weights(0)
+        self.scorer.load_weights(0)
+        shape = parts.scorer.plan.shape
+        net = hub_model(config.model) if isinstance(config.model, HubConfig) else build(shape, config.seed)
         self.policy = GradientPolicy(net, config.rollout.temperature, layers)
-        self.policy.load({name: weight.detach().float().cpu() for name, weight in collector.actor.weights()})
+        self.policy.load({name: weight.detach().float().cpu() for name, weight in parts.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
@@ -62,9 +64,9 @@ class SampledGradients:
         whose policy gradient is the truth. Prints its progress every few seconds.
         """
         progress = Progress(reference + batches * len(methods))
-        c = self.collector.config
+        c = self.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
-        own = self._drawn(self.collector.own_policy, "laboratory reference", reference, "the trainer's own policy")
+        own = self._drawn(self.scorer.own_policy, "laboratory reference", reference, "the trainer's own policy")
         own = [drawn._replace(batch=_on_policy(drawn.batch)) for drawn in own]
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
@@ -90,7 +92,7 @@ class SampledGradients:
         """
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
-        responses = len(self.prompts) * self.collector.config.rollout.group_size
+        responses = len(self.prompts) * self.config.rollout.group_size
 
         def gradients(number: int) -> Tensor:
             method = methods[number]
@@ -103,7 +105,7 @@ class SampledGradients:
         return pd.DataFrame([{"method": method.name, **row} for method, row in zip(methods, found, strict=True)])
 
     def _frozen(self, batches: int) -> list[Drawn]:
-        return self._drawn(self.collector.engine, "laboratory batch", batches, "the rollout engine")
+        return self._drawn(self.sampler.engine, "laboratory batch", batches, "the rollout engine")
 
     def _drawn(self, engine: RolloutEngine, purpose: str, batches: int, source: str) -> list[Drawn]:
         print(f"drawing {batches} batches from {source}", flush=True)
@@ -122,18 +124,20 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt, all of it in host memory. Advantages are made as in the run, with
-        what is taken off its rewards. What π_old replays of the rollout engine, experts and sampling masks, is replayed as in
-        the run; r2 replays nothing at one set of weights."""
-        collector = self.collector
-        prompts = self.prompts.repeat_interleave(collector.config.rollout.group_size, dim=0)
-        uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=generator(self.seed, purpose, number))
-        sampled = collector.sample_by(engine, prompts, uniforms)
-        tokens = sampled.rollout.tokens
-        replay = replayed(sampled.rollout, collector.config) if engine is collector.engine else None
-        logp = collector.score_by(collector.own_policy, prompts, tokens, replay)
-        reference = collector.score_reference(sampled) if collector.config.kl.place == "reward" else None
-        batch = collector.collect(sampled, Scores(logp, None, reference, replay))[0].batch
+        """A batch of the run's number of samples per prompt, all of it in host memory.
+
+        Advantages are made by the rules of the run, penalties on its rewards included. π_old replays of the rollout engine what
+        it replays in the run, experts and support; r2 replays nothing at one set of weights.
+        """
+        sampler, scorer = self.sampler, self.scorer
+        prompts = self.prompts.repeat_interleave(self.config.rollout.group_size, dim=0)
+        uniforms = torch.rand(len(prompts), sampler.task.answer_length, generator=generator(self.seed, purpose, number))
+        responses = sampler.sample_by(engine, prompts, uniforms)
+        tokens = responses.rollout.tokens
+        replay = scorer.replayed(responses.rollout) if engine is sampler.engine else None
+        logp = scorer.score_by(scorer.own_policy, prompts, tokens, replay)
+        reference = scorer.score_reference(responses) if self.config.kl.place == "reward" else None
+        batch = self.assemble(responses, Scores(logp, None, reference, replay))[0].batch
         replay = None if replay is None else replay.map(Tensor.cpu)
         rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)
         return Drawn(rows, replay, Batch._make(None if part is None else part.cpu() for part in batch))

@@ -1,4 +1,4 @@
-"""What a collector hands on: the log-probabilities of a step's responses, and all that is learned from."""
+"""The log-probabilities of a step's responses, and the batch that actor and critic learn from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.rollouts.recorded import Recorded
 class Scores(NamedTuple):
     """Log-probabilities [B, T] of the responses, in nats.
 
-    old: log π_old; None with actor.scoring=none. forward: the same by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: what the
-    mini-batches are to replay, experts and sampling masks; None for nothing.
+    old: log π_old; None with actor.scoring=none. forward: log π_old by the training forward, equal to `old` up to rounding; None
+    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
+    to take in the mini-batches, and the tokens to renormalise over; None for neither.
     """
 
     old: Tensor | None
@@ -24,11 +24,11 @@ class Scores(NamedTuple):
     replay: Recorded | None
 
 
-class Collected(NamedTuple):
-    """What is learned from: the `batch` of the algorithms, and what only the training forward reads.
+class TrainingBatch(NamedTuple):
+    """The `batch` of the algorithms, and what only the training forwards of actor and critic read.
 
     prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
-    values, returns: see `Credit`.
+    values, returns: see `Advantages`.
     """
 
     prompts: Tensor
@@ -39,11 +39,11 @@ class Collected(NamedTuple):
     values: Tensor | None = None
     returns: Tensor | None = None
 
-    def rows(self, index: Tensor) -> Collected:
+    def rows(self, index: Tensor) -> TrainingBatch:
         """Some responses, by their numbers."""
         forward_old, values, returns = (
             None if part is None else part[index] for part in (self.forward_old, self.values, self.returns)
         )
         replay = None if self.replay is None else self.replay.of(index)
         batch = self.batch.rows(index)
-        return Collected(self.prompts[index], self.tokens[index], forward_old, replay, batch, values, returns)
+        return TrainingBatch(self.prompts[index], self.tokens[index], forward_old, replay, batch, values, returns)

@@ -25,7 +25,7 @@ class RolloutQueue:
 
     sample: asks the engine for this rank's share of the rollout of a step, in another thread with overlap. Its second argument is
     the rollout so far, of all ranks, which is to get its next part; None before the first.
-    gather: the responses of all ranks, from those of each; called in the main thread, as all collectives are.
+    gather: the responses of all ranks, from those of each; called in the main thread, where all collectives are.
     length: tokens of a response at most. part: tokens of a part of it; None for whole responses, which overlap needs.
     """
 
@@ -76,7 +76,7 @@ class RolloutQueue:
             self.under_way = None
 
     def state(self) -> dict[str, Tensor]:
-        """What waits, for a checkpoint."""
+        """The rollouts that wait, for a checkpoint."""
         waiting = enumerate(self.waiting)
         tensors = ((f"{i}.{name}", part) for i, rollout in waiting for name, part in rollout._asdict().items())
         return {name: part.contiguous() for name, part in tensors if part is not None}

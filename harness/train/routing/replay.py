@@ -1,44 +1,31 @@
-"""What of a rollout the trainer replays: experts by routing.replay, sampling masks by rollout.replay_sampling_mask."""
+"""The engine's choice of experts that the trainer replays, by routing.replay."""
 
 from __future__ import annotations
 
-from harness.config import Config
 from harness.errors import UserError
 from harness.rollouts import Rollout
-from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.routing import REPLAYS
 
 
-def replayed(rollout: Rollout, config: Config) -> Recorded | None:
-    """What the engine recorded and π_old is scored with; None for nothing.
+def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
+    """The routes of the engine that π_old takes under routing.replay=`name`; None where it chooses its own experts.
 
-    Raises UserError when the rollout lacks experts that are to be replayed, as one that another setting has sampled ahead.
+    Raises UserError if the rollout lacks them, as one that was sampled ahead under another setting.
     """
-    replay, masks = REPLAYS[config.routing.replay], replayed_masks(rollout, config)
+    replay = REPLAYS[name]
     if not replay.by_old:
-        return masks
+        return None
     routes = engine_routes(rollout, weights=replay.weights)
     if routes is None:
-        raise UserError(f"routing.replay={config.routing.replay}: the rollout does not tell the engine's experts")
-    return with_masks(routes, masks)
-
-
-def replayed_masks(rollout: Rollout, config: Config) -> Recorded | None:
-    """The sampling masks alone. An engine that did not truncate has none, as that of a probe."""
-    replays = config.rollout.replay_sampling_mask and rollout.support is not None
-    return Recorded(support=rollout.support) if replays else None
-
-
-def with_masks(routes: Routes, masks: Recorded | None) -> Recorded:
-    """Routes, and masks if there are any."""
-    return Recorded(routes, None if masks is None else masks.support)
+        raise UserError(f"routing.replay={name}: the rollout does not tell the engine's experts")
+    return routes
 
 
 def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if asked for; None where it told no experts.
+    """The experts that the engine chose, with their weights if asked for; None where the rollout has no experts.
 
-    Raises UserError when it told no weights that are asked for.
+    Raises UserError if expert weights are required but missing.
     """
     if rollout.expert_ids is None:
         return None

@@ -21,7 +21,7 @@ from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded, pack, sizes, unpack
 from harness.run.loop import train
-from harness.run.restore import collector_at, find
+from harness.run.restore import find, parts_at
 from harness.tasks import PAD
 from harness.train.model import head
 from harness.train.model.equal_rows import distinct
@@ -151,9 +151,9 @@ def test_the_gradient_laboratory_replays_masks(tiny):
     """Of a checkpoint: the batch of the engine is at ratio 1, and the network's gradient is that of the renormalised policy."""
     config = tiny(*TOP, REPLAY, "steps=1", "checkpoint.every=1")
     train(config)
-    with collector_at(find(config.path)) as collector:
-        gradients = SampledGradients(collector, prompts=2, seed=0)
-        drawn = gradients._draw(collector.engine, "test", 0)
+    with parts_at(find(config.path)) as parts:
+        gradients = SampledGradients(parts, prompts=2, seed=0)
+        drawn = gradients._draw(parts.sampler.engine, "test", 0)
         assert torch.equal(drawn.batch.logp_old, drawn.batch.logp_rollout) and drawn.replay.routes is None
         ones, layout = torch.ones(drawn.batch.mask.shape), drawn.rows.layout
         ours = gradients.policy.gradient(drawn.rows, ones)

@@ -14,7 +14,8 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train
 from harness.run.metrics import METRICS
-from harness.run.restore import collector_at, find, transplant
+from harness.run.restore import find, parts_at, transplant
+from harness.validate import check
 from sweeps.branch import branch, overridden
 
 pytestmark = pytest.mark.slow
@@ -31,13 +32,13 @@ def test_a_checkpoint_of_a_real_run(tiny, tmp_path):
         assert found.step == 2
         folder = RunFolder(tmp_path / precision)
         transplant(found, folder)
-        run = Run(config, folder)
+        run = Run(check(config), folder)
         assert run.resume() == 2
         chosen = [m for m in methods(["ppo"], ["none", "sequence_truncate"], "token_mean") if m.family is None]
-        with collector_at(found) as collector:
-            restored = {name: w.detach().clone() for name, w in collector.actor.weights()}
+        with parts_at(found) as parts:
+            restored = {name: w.detach().clone() for name, w in parts.actor.weights()}
             assert all(torch.equal(w, restored[name]) for name, w in run.trainer.actor.weights())
-            laboratory = SampledGradients(collector, 8, 0)
+            laboratory = SampledGradients(parts, 8, 0)
             tables[precision] = laboratory.compare(chosen, 16, 64).set_index("method")
             paired[precision] = laboratory.paired(chosen, 16).set_index("method")
     control = tables["fp32"]

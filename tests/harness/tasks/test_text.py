@@ -18,7 +18,7 @@ from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.turns import respond_greedily
 from harness.run.loop import train
-from harness.run.restore import collector_at, find
+from harness.run.restore import find, parts_at
 from harness.tasks import PAD
 from harness.tasks.gsm8k import verify
 from harness.tasks.text import Jsonl
@@ -126,9 +126,9 @@ def test_the_gradient_laboratory_takes_ragged_responses(text):
     for precision, same in (("fp32", True), ("fp8_tensor", False)):
         config = text(f"rollout/precision={precision}", "steps=1", "checkpoint.every=1", "evaluation.policy=own")
         train(config)
-        with collector_at(find(config.path, trust=True)) as collector:
+        with parts_at(find(config.path, trust=True)) as parts:
             compared = [method for method in methods(["pg"], ["none"], "token_mean") if method.family is None]
-            table = SampledGradients(collector, 8, 0, layers=1).compare(compared, 4, 8).set_index("method")
+            table = SampledGradients(parts, 8, 0, layers=1).compare(compared, 4, 8).set_index("method")
         assert (table.loc[EXACT, "sd"] == table.loc["pg none", "sd"]) == same and (table.sd > 0).all()
 
 
@@ -139,13 +139,13 @@ def test_the_gradient_laboratory_makes_the_advantages_of_the_run(text, monkeypat
     config = text(*kl, "overlong.buffer=3", "advantage=dr_grpo", "actor.lr=1e-2", "steps=1", "checkpoint.every=1")
     train(config)
     drawn = []
-    with collector_at(find(config.path, trust=True)) as collector:
-        assert collector.shaping.coef == pytest.approx(0.484, abs=1e-9)
-        laboratory, sample_by = SampledGradients(collector, 8, 0, layers=1), collector.sample_by
-        monkeypatch.setattr(collector, "sample_by", lambda *given: drawn.append(sample_by(*given)) or drawn[-1])
+    with parts_at(find(config.path, trust=True)) as parts:
+        assert parts.assemble.penalty.coef == pytest.approx(0.484, abs=1e-9)
+        laboratory, sample_by = SampledGradients(parts, 8, 0, layers=1), parts.sampler.sample_by
+        monkeypatch.setattr(parts.sampler, "sample_by", lambda *given: drawn.append(sample_by(*given)) or drawn[-1])
         for number in range(2):
-            batch = laboratory._draw(collector.engine, "test", number).batch
-            tokens, reference = drawn[-1].rollout.tokens, collector.score_reference(drawn[-1])
+            batch = laboratory._draw(parts.sampler.engine, "test", number).batch
+            tokens, reference = drawn[-1].rollout.tokens, parts.scorer.score_reference(drawn[-1])
             penalty = 0.484 * (batch.logp_old - reference).double().mul(batch.mask).sum(1)
             late = ((tokens != PAD).sum(1) - 3).clamp(min=0) / 3
             shaped = (drawn[-1].rewards.flatten() - late - penalty).view(-1, 4)
@@ -185,7 +185,7 @@ def test_gradient_checkpointing_and_micro_batches_change_no_number(text):
     for overrides in ([], ["actor.gradient_checkpointing=true"], ["actor.micro_tokens=40"]):
         config = text("rollout/precision=fp32", *overrides)
         with folder_of(config).claim() as folder:
-            trainer = Trainer(config, folder)
+            trainer = Trainer(check(config), folder)
             metrics = trainer.step(1)
             stepped.append((metrics["actor/loss"], metrics["actor/grad_norm"]))
     assert stepped[1] == pytest.approx(stepped[0], rel=1e-5) and stepped[2] == pytest.approx(stepped[0], rel=1e-5)
@@ -215,18 +215,18 @@ def test_remax_compares_with_a_greedy_response_that_is_punished_for_its_length_t
     """Of six tokens at most the last four cost a quarter each; the metrics have the task's rewards."""
     config = text("advantage=remax", "overlong.buffer=4")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         trainer.load_weights()
-        collector = trainer.collector
-        sampled = collector.sample(0)
-        collected, _ = collector.collect(sampled, collector.score(sampled, trainer.learner.minibatch_order(0)))
-        greedy = respond_greedily(collector.engine, collector.task, sampled.prompts)
+        sampler = trainer.sampler
+        sampled = sampler.sample(0)
+        collected, _ = trainer.assemble(sampled, trainer.scorer.score(sampled, trainer.learner.minibatch_order(0)))
+        greedy = respond_greedily(sampler.engine, sampler.task, sampled.prompts)
     cost = [((part != PAD).sum(1) - 2).clamp(min=0) / 4 for part in (sampled.rollout.tokens, greedy)]
-    task = [torch.from_numpy(collector.task.reward(sampled.prompts.numpy(), part.numpy()))
+    task = [torch.from_numpy(sampler.task.reward(sampled.prompts.numpy(), part.numpy()))
             for part in (sampled.rollout.tokens, greedy)]  # fmt: skip
     expected = (task[0] - cost[0]) - (task[1] - cost[1])
     assert cost[1].any() and torch.allclose(collected.batch.advantages[:, 0].double(), expected.double())
-    assert collector.describe(sampled, 0)["reward/greedy"] == pytest.approx(float(task[1].double().mean()))
+    assert sampler.describe(sampled)["reward/greedy"] == pytest.approx(float(task[1].double().mean()))
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,13 @@ def test_a_reward_outside_0_and_1_is_refused(model, questions):
 
 def test_a_grid_reads_its_data_once(text, monkeypatch):
     """Three configs on one data set tokenise it once; another max_prompt is another data set."""
-    read = []
+    read, tasks = [], {}
     load = Jsonl.load
     monkeypatch.setattr(Jsonl, "load", lambda self, split: (read.append(split), load(self, split))[1])
     for overrides in (["seed=0"], ["seed=1"], ["seed=0", "loss=pg"]):
-        check(text("task.instruction= .", *overrides))
+        check(text("task.instruction= .", *overrides), tasks)
     assert read == ["train", "held_out"]
-    check(text("task.instruction= .", "task.max_prompt=13"))
+    check(text("task.instruction= .", "task.max_prompt=13"), tasks)
     assert read == ["train", "held_out"] * 2
 
 

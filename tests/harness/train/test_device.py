@@ -6,6 +6,7 @@ import torch
 from harness.run.folder import RunFolder
 from harness.tasks import PAD
 from harness.train.trainer import Trainer
+from harness.validate import check
 from tests.harness.rollouts.test_architectures import FORMATS, SHAPES, engine
 from tests.harness.tasks.test_text import model, questions, text  # noqa: F401
 from tests.harness.train.strict_device import DEVICE, Elsewhere, Mixed, lies_there, put, take
@@ -33,10 +34,11 @@ def elsewhere(monkeypatch):
     """The harness computes on DEVICE. The actor is DeepSpeed's, which stays on the CPU: what it is given and gives is moved."""
     from harness import models
     from harness.rollouts import local
-    from harness.train import collector, trainer
+    from harness.train import parts, sampler, trainer
     from harness.train.model import actor
+    from harness.train.options import greedy
 
-    for module in (models, local, collector, trainer):
+    for module in (models, local, parts, sampler, greedy, trainer):
         monkeypatch.setattr(module, "device", lambda: DEVICE)
     real = actor.DeepSpeedActor
 
@@ -56,7 +58,7 @@ def elsewhere(monkeypatch):
                 weights = list(super().weights())
             return ((name, put(weight)) for name, weight in weights)
 
-    monkeypatch.setattr(trainer, "DeepSpeedActor", Moved)
+    monkeypatch.setattr(parts, "DeepSpeedActor", Moved)
     with Elsewhere():
         yield
 
@@ -90,7 +92,7 @@ def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
     probe = "+evaluation.probe.bf16={name: bf16, compute: bf16, weights: null, activations: null}"
     config = tiny(*overrides, "dump.every=1", probe)
     with RunFolder(config.path).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         for step in range(2):
             metrics = trainer.step(step)
     assert metrics["reward/rollout"] >= 0
@@ -100,5 +102,5 @@ def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
 def test_a_step_on_text_on_a_device_of_its_own(elsewhere, text):  # noqa: F811
     config = text("rollout/precision=bf16", "dump.every=1")
     with RunFolder(config.path).claim() as folder:
-        metrics = Trainer(config, folder).step(0)
+        metrics = Trainer(check(config), folder).step(0)
     assert metrics["rollout/response_tokens"] > 0

@@ -8,6 +8,7 @@ from harness.run.metrics import check_named
 from harness.train.learner import Learner
 from harness.train.metrics import over_minibatches
 from harness.train.trainer import Trainer
+from harness.validate import check
 from tests.harness.train.test_trainer import folder_of
 
 # A weight that caps many ratios and a filter that drops responses, of π_θ/μ; and a loss with a gradient whatever the rewards are.
@@ -24,7 +25,7 @@ def stepped(config, monkeypatch) -> tuple[dict, list[list[tuple]]]:
         return call(self, logp, batch, corrected, counts, entropy)
 
     with folder_of(config).claim() as folder, monkeypatch.context() as patch:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         step = trainer.actor.step
 
         def stepped(lr):

@@ -16,7 +16,7 @@ from harness.errors import UserError
 from harness.rollouts.vllm import VllmEngine
 from harness.run.folder import RunFolder
 from harness.run.loop import train
-from harness.run.restore import Checkpoint, collector_at, find
+from harness.run.restore import Checkpoint, find, parts_at
 from harness.train.trainer import Trainer
 from harness.validate import check
 from sweeps.branch import _seeded
@@ -45,7 +45,7 @@ def stepped(config) -> tuple[dict, dict]:
     """(metrics, weights) after one step from the warm start."""
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         return trainer.step(0), {name: w.detach().clone() for name, w in trainer.actor.weights()}
 
 
@@ -112,7 +112,7 @@ def test_r3_weights_leave_the_router_where_it_is(tiny):
         config = tiny(*shared, f"routing.replay={replay}")
         folder = RunFolder(config.path)
         with folder.claim():
-            trainer = Trainer(config, folder)
+            trainer = Trainer(check(config), folder)
             start = {name: w.detach().clone() for name, w in trainer.actor.weights()}
             trainer.step(0)
             weights[replay] = {name: w.detach().clone() for name, w in trainer.actor.weights()}
@@ -165,9 +165,9 @@ def test_a_dump_holds_the_experts_of_the_engine_and_readers_leave_them_out(tiny)
     config = tiny("rollout/precision=nvfp4_w4a4", "dump.every=1")
     folder, seen = RunFolder(config.path), []
     with folder.claim():
-        trainer = Trainer(config, folder)
-        sample = trainer.collector.sample
-        trainer.collector.sample = lambda step: (seen.append(sample(step)), seen[-1])[1]
+        trainer = Trainer(check(config), folder)
+        sample = trainer.sampler.sample
+        trainer.sampler.sample = lambda step: (seen.append(sample(step)), seen[-1])[1]
         trainer.step(0)
     path = folder.path / "dumps" / "step-00000000.parquet"
     column = read_table(path)["routed_experts"]
@@ -190,8 +190,8 @@ def test_gradients_of_a_checkpoint_follow_the_replay_of_its_run(tiny):
     for replay in ("none", "r3"):
         config = tiny(*shared, f"routing.replay={replay}")
         train(config)
-        with collector_at(find(config.path)) as collector:
-            drawn = SampledGradients(collector, prompts=2, seed=0)._draw(collector.engine, "test", 0)
+        with parts_at(find(config.path)) as parts:
+            drawn = SampledGradients(parts, prompts=2, seed=0)._draw(parts.sampler.engine, "test", 0)
         off = (drawn.batch.logp_old - drawn.batch.logp_rollout).abs().max().item()
         bias[replay] = off
         assert (drawn.replay is None) == (replay == "none")
@@ -255,15 +255,15 @@ def test_probes_and_matched_noise_replay_as_the_run_does_and_a_reference_never(t
     config = tiny("rollout/precision=fp32", NOISE, f"routing.replay={replay}", "kl=k3", "kl.reference=start")
     folder = RunFolder(config.path)
     with folder.claim():
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         trainer.load_weights()
-        collector = trainer.collector
-        prompts = collector.draw_prompts(0)
-        uniforms = torch.rand(len(prompts), collector.task.answer_length, generator=torch.Generator().manual_seed(0))
-        batch = collector.scored_batch(collector.engine, prompts, uniforms)
-        sampled = collector.sample(0)
-        scores = collector.score(sampled, trainer.learner.minibatch_order(0))
-        own = collector.score_by(collector.own_policy, sampled.prompts, sampled.rollout.tokens)
+        sampler, scorer = trainer.sampler, trainer.scorer
+        prompts = sampler.draw_prompts(0)
+        uniforms = torch.rand(len(prompts), sampler.task.answer_length, generator=torch.Generator().manual_seed(0))
+        batch = scorer.scored_batch(prompts, sampler.generate(sampler.engine, prompts, uniforms))
+        sampled = sampler.sample(0)
+        scores = scorer.score(sampled, trainer.learner.minibatch_order(0))
+        own = scorer.score_by(scorer.own_policy, sampled.prompts, sampled.rollout.tokens)
     off = (batch.logp_old - batch.logp_rollout).abs().max().item()
     assert off == 0.0 if replay == "r3" else off > 1e-3
     assert torch.equal(scores.reference, own) and torch.equal(scores.old, own) == (replay == "none")

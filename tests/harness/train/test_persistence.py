@@ -49,7 +49,7 @@ def test_noise_may_have_the_seed_of_its_run(tiny):
     """Seeds of one arm then have noises of their own: null in a run of seed 7 is 7. Without noise the control stays exact."""
     own, noisy = "rollout.engine.noise_seed=null", ["rollout/precision=fp32", "rollout.engine.noise=0.02"]
     given, known = (
-        Trainer(config, RunFolder(config.path)).collector.engine
+        Trainer(check(config), RunFolder(config.path)).sampler.engine
         for config in (tiny(*noisy, "seed=7", own), tiny(*noisy, "rollout.engine.noise_seed=7"))
     )
     shape = torch.Size([3, 4])
@@ -63,11 +63,11 @@ def test_a_resumed_run_goes_on_with_its_window(tiny):
     """Killed between the first scoring and the last: the responses and their log ratios are part of the checkpoint."""
     config = tiny(*WINDOW, "rollout/precision=bf16", "checkpoint.every=3", "actor.lr=1e-3")
     whole = measured(config)
-    trainer = Trainer(config, RunFolder(config.path))
+    trainer = Trainer(check(config), RunFolder(config.path))
     for step in range(3):
         trainer.step(step)
     updates, tensors = trainer.state()
-    again = Trainer(config, RunFolder(config.path))
+    again = Trainer(check(config), RunFolder(config.path))
     again.restore(updates, tensors)
     assert torch.equal(again.persistence.first, trainer.persistence.first)
     assert torch.equal(again.persistence.tokens, trainer.persistence.tokens)

@@ -6,15 +6,18 @@ import pytest
 import torch
 
 from algos.shaping import adapted
+from harness.build import build_advantage
 from harness.errors import UserError
 from harness.rollouts import Rollout
 from harness.run.loop import Run
 from harness.run.restore import Checkpoint
 from harness.seeding import generator
 from harness.tasks import PAD
-from harness.train.data.advantages import CreditAssignment
-from harness.train.data.responses import Greedy, Sampled
-from harness.train.data.rewards import RewardShaping
+from harness.train.data.advantages import AdvantageEstimator
+from harness.train.data.responses import Responses
+from harness.train.data.rewards import RewardPenalty
+from harness.train.options.greedy import GREEDY, GREEDY_LENGTHS
+from harness.train.options.overlong import Overlong
 from harness.train.schedule import learning_rates
 from harness.train.trainer import Trainer
 from harness.validate import check
@@ -45,31 +48,32 @@ def test_the_rates_of_each_schedule(tiny):
     assert rates(tiny()) == [1.0] * 4
 
 
-def sampled_of(lengths, rewards) -> Sampled:
+def sampled_of(lengths, rewards) -> Responses:
     lengths = torch.tensor(lengths)
     tokens = torch.where(torch.arange(8) < lengths[:, None], 1, PAD)
     rollout = Rollout(tokens, torch.zeros(tokens.shape), torch.zeros(tokens.shape, dtype=torch.long))
-    return Sampled(torch.zeros(len(tokens), 2, dtype=torch.long), rollout, torch.tensor(rewards))
+    return Responses(torch.zeros(len(tokens), 2, dtype=torch.long), rollout, torch.tensor(rewards))
 
 
 def test_the_greedy_response_of_remax_is_punished_for_its_length_as_the_sampled_ones(tiny):
     """8 tokens at most, b = 4: 6 and 8 tokens cost 1/2 and 1. A response as long as the greedy one has its reward's advantage."""
     config = tiny("advantage=remax", "overlong.buffer=4", "rollout.prompts=2", "rollout.group_size=2")
-    shaping, sampled = RewardShaping(config, 8), sampled_of([6, 4, 8, 5], [[1.0, 1.0], [0.0, 1.0]])
-    greedy = Greedy(torch.tensor([1.0, 0.0]), torch.tensor([6, 8]))
-    shaped, _, _ = shaping(sampled, None, None)
-    of_greedy = shaping.of_greedy(greedy)
-    assert of_greedy.rewards.tolist() == [0.5, -1.0] and RewardShaping(tiny(), 8).of_greedy(greedy) is greedy
-    credit = CreditAssignment(config, None)(sampled._replace(rewards=shaped, greedy=of_greedy))
+    greedy = {GREEDY: torch.tensor([1.0, 0.0]), GREEDY_LENGTHS: torch.tensor([6, 8])}
+    sampled = sampled_of([6, 4, 8, 5], [[1.0, 1.0], [0.0, 1.0]])._replace(of_prompts=greedy)
+    shaped, _ = Overlong(8, 4, 1.0)(sampled)
+    assert shaped.of_prompts[GREEDY].tolist() == [0.5, -1.0] and greedy[GREEDY].tolist() == [1.0, 0.0]
+    credit = AdvantageEstimator(build_advantage(config), None)(shaped)
     assert credit.advantages[:, 0].tolist() == [0.0, 0.5, 0.0, 1.75]  # 0.5 − 0.5, 1 − 0.5, −1 − −1, 0.75 − −1
 
 
 def test_length_and_kl_are_taken_off_the_reward(tiny):
     """8 tokens at most, b = 4: 0, −1/4, −1/2, −1 for 4, 5, 6, 8 tokens. KL by k2 at x = 0.2: 0.02 a token, times coef 0.5."""
-    config = tiny("overlong.buffer=4", "kl=k2", "kl.coef=0.5", "kl.place=reward", "kl.target=0.01", "kl.horizon=10")
-    shaping, sampled = RewardShaping(config, 8), sampled_of([4, 5, 6, 8], [[1.0, 0.0], [1.0, 1.0]])
+    config = tiny("kl=k2", "kl.coef=0.5", "kl.place=reward", "kl.target=0.01", "kl.horizon=10")
+    shaping, sampled = RewardPenalty(config), sampled_of([4, 5, 6, 8], [[1.0, 0.0], [1.0, 1.0]])
     old = torch.full((4, 8), -1.0)
-    rewards, penalty, metrics = shaping(sampled, old, old - 0.2)
+    shaped, of_length = Overlong(8, 4, 1.0)(sampled)
+    penalty, metrics = shaping(old, old - 0.2, sampled.rollout.mask)
+    rewards, metrics = shaped.rewards, metrics | of_length
     length = torch.tensor([[0, 0.25], [0.5, 1]])
     kl = 0.5 * 0.02 * torch.tensor([[4, 5], [6, 8]])
     torch.testing.assert_close(rewards, sampled.rewards - length)
@@ -78,10 +82,10 @@ def test_length_and_kl_are_taken_off_the_reward(tiny):
     assert metrics["reward/overlong_penalty"] == pytest.approx(1.75 / 4) and metrics["reward/overlong"] == 0.75
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.02) and metrics["actor/reward_kl_penalty_coeff"] == 0.5
     assert shaping.coef == pytest.approx(0.5 * (1 + 0.2 * 4 / 10))  # twice the target is clipped at 20 %
-    other = RewardShaping(config, 8)
+    other = RewardPenalty(config)
     other.restore(shaping.state()["kl.coef"])
     assert other.coef == shaping.coef
-    fixed = RewardShaping(tiny("kl=k2", "kl.place=reward"), 8)
+    fixed = RewardPenalty(tiny("kl=k2", "kl.place=reward"))
     fixed.restore(shaping.state()["kl.coef"])
     assert fixed.coef == 0.001 and fixed.state() == {}
 
@@ -113,17 +117,17 @@ def test_equal_groups_are_sampled_anew(tiny, max_rounds):
     """The step has the first informative groups of all rounds, each the walk's next prompts; then the first of the others."""
     config = tiny(*EASY, f"rollout.filter.max_rounds={max_rounds}", "rollout.prompts=8", "rollout.group_size=2")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         trainer.load_weights()
-        collector = trainer.collector
+        sampler = trainer.sampler
         for step in (0, 3):
-            sampled = collector.sample(step)
-            metrics = collector.describe(sampled, 0)
+            sampled = sampler.sample(step)
+            metrics = sampler.describe(sampled)
             rounds = []
             for number in range(step * max_rounds, step * max_rounds + int(metrics["rollout/rounds"])):
-                prompts = collector.draw_prompts(0, number)
+                prompts = sampler.draw_prompts(number)
                 uniforms = torch.rand(16, 4, generator=generator(config.seed, "rollout", number))
-                rounds.append(collector.sample_by(collector.engine, prompts, uniforms))
+                rounds.append(sampler.sample_by(sampler.engine, prompts, uniforms))
             rewards = torch.cat([one.rewards for one in rounds])
             unequal = rewards[:, 0] != rewards[:, 1]
             order = [*unequal.nonzero().flatten().tolist(), *(~unequal).nonzero().flatten().tolist()][:8]
@@ -145,7 +149,7 @@ def test_an_entropy_bonus_keeps_entropy(tiny):
         small = ["steps=6", "actor.num_minibatches=2", "actor.micro_tokens=30"]
         config = tiny("loss=cross_entropy", f"entropy_coeff={coeff}", *small)
         with folder_of(config).claim() as folder:
-            trainer = Trainer(config, folder)
+            trainer = Trainer(check(config), folder)
             ends.append([trainer.step(step)["actor/entropy"] for step in range(6)])
     assert ends[1][-1] > ends[0][-1]
 
@@ -159,11 +163,11 @@ def test_a_resumed_run_has_the_schedule_the_coefficient_and_the_rounds_of_one_th
     for sweep, stop in (("whole", None), ("stopped", 2)):
         config = tiny(*recipe, f"run.sweep=recipe-{sweep}")
         with folder_of(config).claim() as folder:
-            run = Run(config, folder)
+            run = Run(check(config), folder)
             for step in range(4):
                 if step == stop:
                     run.save(step)
-                    run = Run(config, folder)
+                    run = Run(check(config), folder)
                     assert run.resume() == step
                 folder.log_metrics(step, run.trainer.step(step))
             rows[sweep] = untimed(folder.metrics())

@@ -9,7 +9,7 @@ import torch
 from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES
-from harness.build import build_task, own_precision, samples_as_trainer
+from harness.build import build_task, local_engine, own_precision, samples_as_trainer
 from harness.collapse import replay
 from harness.errors import UserError
 from harness.run.folder import RunFolder
@@ -32,7 +32,7 @@ def stepped(config) -> tuple[dict, dict]:
     """(metrics, weights) after one step from the warm start."""
     folder = folder_of(config)
     with folder.claim():
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         metrics = trainer.step(0)
         return metrics, {name: w.detach().clone() for name, w in trainer.actor.weights()}
 
@@ -117,12 +117,12 @@ def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     """A = R − R_greedy of the same prompt, whether the engine samples for this step or, at the end of a stale run, no more."""
     config, seen = tiny("advantage=remax", "rollout.staleness=1", "rollout.overlap=true", "steps=2"), []
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         update = trainer.learner.update
         monkeypatch.setattr(trainer.learner, "update", lambda batch, *a, **k: (seen.append(batch), update(batch, *a, **k))[1])
         for step in range(2):
             metrics = trainer.step(step)
-            own = trainer.collector.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
+            own = trainer.sampler.task.reward(seen[step].prompts.numpy(), seen[step].tokens.numpy())
             baseline = torch.from_numpy(own)[:, None] - seen[step].batch.advantages
             assert (baseline == baseline[:, :1]).all() and set(baseline.unique().tolist()) <= {0.0, 1.0}
             groups = baseline[:, 0].view(4, 4)
@@ -146,15 +146,15 @@ def test_a_segment_of_the_chain_is_a_step_of_its_walk(tiny):
 def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monkeypatch):
     config = tiny()
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
-        generate = trainer.collector.engine.generate
+        trainer = Trainer(check(config), folder)
+        generate = trainer.sampler.engine.generate
 
         def damaged(prompts, uniforms):
             rollout = generate(prompts, uniforms)
             rollout.logp[0, 1], rollout.logp[2, 0] = float("nan"), -float("inf")
             return rollout
 
-        monkeypatch.setattr(trainer.collector.engine, "generate", damaged)
+        monkeypatch.setattr(trainer.sampler.engine, "generate", damaged)
         metrics = trainer.step(0)
     assert metrics["mismatch/dropped"] == 2
     assert all(torch.tensor(value).isfinite() for value in metrics.values())
@@ -163,8 +163,8 @@ def test_non_finite_rollout_log_probabilities_are_dropped_and_counted(tiny, monk
 def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypatch):
     config = tiny("steps=2")
     with folder_of(config).claim() as folder:
-        run = Run(config, folder)
-        engine = run.trainer.collector.engine
+        run = Run(check(config), folder)
+        engine = run.trainer.sampler.engine
         generate = engine.generate
         monkeypatch.setattr(
             engine, "generate", lambda *a: (r := generate(*a))._replace(logp=torch.full_like(r.logp, float("nan")))
@@ -206,14 +206,11 @@ def test_an_evaluation_judges_any_policy(tiny):
     for precision, same in (("fp32", True), ("nvfp4", False)):
         config = tiny(f"rollout/precision={precision}", "evaluation.samples=16")
         with folder_of(config).claim() as folder:
-            trainer = Trainer(config, folder)
+            trainer = Trainer(check(config), folder)
             trainer.load_weights()
-            collector, evaluator = trainer.collector, trainer.evaluator
-            own, rollout = (evaluator.reward_of(policy) for policy in (collector.own_policy, collector.engine))
-            answers = [
-                collector.generate(policy, evaluator.prompts, evaluator._uniforms()).tokens
-                for policy in (collector.own_policy, collector.engine)
-            ]
+            evaluator, policies = trainer.evaluator, (trainer.scorer.own_policy, trainer.sampler.engine)
+            own, rollout = (evaluator.reward_of(policy) for policy in policies)
+            answers = [trainer.sampler.generate(p, evaluator.prompts, evaluator._uniforms()).tokens for p in policies]
         assert own["eval/samples"] == rollout["eval/samples"] == 64
         assert torch.equal(*answers) == same and (own == rollout or not same)
 
@@ -222,18 +219,18 @@ def test_what_was_sampled_along_the_own_path_is_not_scored_again(tiny):
     """The control's π_old is what its rollout says, bit for bit what an engine of its own scores. Not so of older weights."""
     config = tiny("rollout/precision=fp32", "actor.num_minibatches=2")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         trainer.step(0)
         trainer.load_weights()
-        collector = trainer.collector
-        assert collector.policy is collector.engine
-        other = collector.local_engine(own_precision(config))
+        sampler, scorer = trainer.sampler, trainer.scorer
+        assert scorer.policy is sampler.engine
+        other = local_engine(scorer.plan, own_precision(config))
         other.load_weights(trainer.actor.weights(), 0)
-        sampled = collector.sample(1)
-        scores = collector.score(sampled, trainer.learner.minibatch_order(1))
+        sampled = sampler.sample(1)
+        scores = scorer.score(sampled, trainer.learner.minibatch_order(1))
         expected = other.score(sampled.prompts, sampled.rollout.tokens)
         older = sampled._replace(rollout=sampled.rollout._replace(version=sampled.rollout.version - 1))
-        again = collector.score(older, trainer.learner.minibatch_order(1))
+        again = scorer.score(older, trainer.learner.minibatch_order(1))
     assert scores.old is sampled.rollout.logp and again.old is not sampled.rollout.logp
     assert torch.equal(scores.old, expected) and torch.equal(again.old, expected)
 

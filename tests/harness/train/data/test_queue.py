@@ -11,6 +11,7 @@ from harness.models import policy_config
 from harness.rollouts.local import LocalEngine
 from harness.run.loop import train
 from harness.train.trainer import Trainer
+from harness.validate import check
 from tests.harness.train.test_ranks import train_until
 from tests.harness.train.test_trainer import folder_of, untimed
 
@@ -41,7 +42,7 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
     config = tiny(*STALE)
     weights, batches = [], []
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         update = trainer.learner.update
         trainer.learner.update = lambda collected, order, **more: (batches.append(collected), update(collected, order, **more))[1]
         for step in range(4):
@@ -74,7 +75,7 @@ def test_epochs_pass_over_a_rollout_again(tiny):
     """Two epochs of two mini-batches are four optimizer steps, each epoch with every row once and in its own order."""
     config = tiny("actor.epochs=2", "actor.num_minibatches=2")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         order = trainer.learner.minibatch_order(0)
         trainer.step(0)
     assert trainer.learner.updates == len(order) == 4
@@ -89,7 +90,7 @@ def test_micro_batches_change_no_number(tiny, ratio):
     shared = [*STALE, f"loss={loss}", "correction=token_truncate", f"correction.ratio={ratio}", "correction.normalize=batch"]
     whole, split = tiny(*shared), tiny(*shared, "actor.micro_tokens=15")
     with folder_of(split).claim() as folder:
-        parts = Trainer(split, folder).learner.forward.micro_batches(torch.zeros(8, 3), torch.zeros(8, 4))
+        parts = Trainer(check(split), folder).learner.forward.micro_batches(torch.zeros(8, 3), torch.zeros(8, 4))
         assert [len(part) for part in parts] == [2, 2, 2, 2]
     train(whole)
     train(split)

@@ -12,10 +12,10 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
-from harness.rollouts.partial import continued
 from harness.rollouts.recorded import Recorded
 from harness.tasks import PAD
 from harness.train.data.queue import RolloutQueue
+from harness.train.options.partial import continued
 from harness.train.trainer import Trainer
 from harness.validate import check
 from tests.harness.train.data.test_queue import assert_resumes_to_the_bit
@@ -142,7 +142,7 @@ def test_a_run_knows_the_age_of_each_token_and_corrects_with_its_own_mu(tiny):
     The dump has the versions, and replay the mismatch of each age: of the present weights it is 0."""
     config = tiny(*PARTS, "dump.every=1", "segments=version", "correction=token_truncate", "correction.weight.level=segment")
     with folder_of(config).claim() as folder:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(check(config), folder)
         rows = [trainer.step(step) for step in range(3)]
     assert [row["rollout/version_lag"] for row in rows] == [0, 1, 1]
     assert [row["rollout/version_lag_max"] for row in rows] == [0, 2, 2]
@@ -163,7 +163,7 @@ def test_a_run_whose_weights_stand_still_samples_in_parts_what_it_samples_whole(
     for part in ("null", "2"):
         config = tiny("rollout/precision=fp32", "actor.lr=1e-12", "dump.every=1", f"rollout.partial_tokens={part}")
         with folder_of(config).claim() as folder:
-            trainer = Trainer(config, folder)
+            trainer = Trainer(check(config), folder)
             for step in range(2):
                 trainer.step(step)
         tokens.append(read_table(folder_of(config).path / "dumps" / "step-00000001.parquet")["tokens"].to_pylist())

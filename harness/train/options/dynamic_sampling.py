@@ -1,0 +1,67 @@
+"""rollout.filter: DAPO's dynamic sampling (arXiv 2503.14476 section 3.2), which samples groups of equal rewards anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from harness.rollouts import Rollout
+from harness.train.data.responses import Responses
+from harness.train.options import Option
+from harness.train.sampler import Sampler
+
+
+class DynamicSampling(Option):
+    """Samples more rounds until every group of a step has unequal rewards, or `max_rounds` is reached.
+
+    Round r of step s is draw s·max_rounds + r: its prompts are passed over in the walk where no round needs them.
+    """
+
+    def __init__(self, inner: Sampler, max_rounds: int):
+        super().__init__(inner)
+        self.max_rounds = max_rounds
+        self.metrics: dict[str, Tensor] = {}
+        """Metrics of the last step's choice of groups."""
+
+    def sample(self, step: int) -> Responses:
+        """As many groups as a step has: the first of unequal rewards, then the first of the others."""
+        responses = self.inner.sample(step * self.max_rounds)
+        wanted, rounds = len(responses.rewards), 1
+        while rounds < self.max_rounds and int(responses.informative.sum()) < wanted:
+            responses = joined(responses, self.inner.sample(step * self.max_rounds + rounds))
+            rounds += 1
+        informative = responses.informative
+        self.metrics = {
+            "rollout/rounds": torch.tensor(float(rounds)),
+            "rollout/filtered_groups": 1 - informative.double().mean(),
+            "rollout/filler_groups": 1 - (informative.double().sum() / wanted).clamp(max=1),
+            "reward/sampled": responses.rewards.mean(),
+        }
+        return groups(responses, (~informative).int().argsort(stable=True)[:wanted])
+
+    def describe(self, responses: Responses) -> dict[str, Tensor]:
+        """Metrics of responses, with those of the choice of groups."""
+        return self.inner.describe(responses) | self.metrics
+
+
+def groups(responses: Responses, index: Tensor) -> Responses:
+    """Some prompts, by their numbers, with all their responses."""
+    size = responses.rewards.shape[1]
+    rows = (index[:, None] * size + torch.arange(size, device=index.device)).flatten()
+    rollout = _each(lambda part: part[rows], responses.rollout)
+    of_prompts = {name: part[index] for name, part in responses.of_prompts.items()}
+    return Responses(responses.prompts[rows], rollout, responses.rewards[index], of_prompts)
+
+
+def joined(one: Responses, other: Responses) -> Responses:
+    """The prompts of two rounds, one behind the other."""
+    rollout = _each(lambda *parts: torch.cat(parts), one.rollout, other.rollout)
+    of_prompts = {name: torch.cat([part, other.of_prompts[name]]) for name, part in one.of_prompts.items()}
+    return Responses(torch.cat([one.prompts, other.prompts]), rollout, torch.cat([one.rewards, other.rewards]), of_prompts)
+
+
+def _each(function: Callable[..., Tensor], *rollouts: Rollout) -> Rollout:
+    """A function of each part of rollouts, None where one of them lacks the part."""
+    return Rollout._make(None if any(p is None for p in parts) else function(*parts) for parts in zip(*rollouts, strict=True))

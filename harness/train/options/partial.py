@@ -1,0 +1,73 @@
+"""rollout.partial_tokens: a response that was interrupted goes on by the weights that the engine has by then."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.routes import no_route
+from harness.tasks import PAD
+from harness.train.data.responses import Responses
+from harness.train.options.ahead import SampledAhead
+from harness.train.sampler import Sampler
+
+
+class PartialRollouts(SampledAhead):
+    """Samples `part` tokens of each response at a step."""
+
+    def __init__(self, inner: Sampler, part: int):
+        super().__init__(inner, part)
+        self.part = part
+
+    def _share(self, step: int, begun: Rollout | None) -> Rollout:
+        """This rank's share of the responses of `step`, with one part more than `begun` [B, t] of all ranks."""
+        inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
+        with inner.clock.phase("generate"):
+            prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]
+            if begun is None:
+                rollout = inner.generate_share(inner.engine, prompts, uniforms)
+            else:
+                share = inner.ranks.share
+                own = Rollout(**{name: share(part) for name, part in begun._asdict().items() if part is not None})
+                rollout = continued(inner.engine, share(prompts), own, share(uniforms), inner.task.stop)
+        inner.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * inner.ranks.size
+        return rollout
+
+    def describe(self, responses: Responses) -> dict[str, Tensor]:
+        """Metrics of responses, with the age of the oldest token and the share of responses of several versions."""
+        rollout = responses.rollout
+        version = torch.where(rollout.written, rollout.version, rollout.version[:, :1])
+        return self.inner.describe(responses) | {
+            "rollout/version_lag_max": self.inner.version - version.amin(),
+            "rollout/mixed_versions": (version.amax(1) > version.amin(1)).double().mean(),
+        }
+
+
+def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
+    """`begun` [B, t] with n more places, sampled by the engine's present weights where a response has not ended.
+
+    prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps the log-probability, the version, the
+    route and the support of the pass that drew it.
+    """
+    last, n = begun.tokens[:, -1], uniforms.shape[1]
+    going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))
+    if not going.any():
+        return _joined(begun, {}, going, n)
+    more = engine.resume(prompts, begun.tokens, going, uniforms)
+    return _joined(begun, more._asdict(), going, n)
+
+
+def _joined(begun: Rollout, more: dict[str, Tensor | None], going: Tensor, n: int) -> Rollout:
+    """The last n places of `more` behind `begun` in the rows that go on, and what stands after an end in the others."""
+    parts = {}
+    for name, before in begun._asdict().items():
+        if before is None:
+            continue
+        nothing = PAD if name == "tokens" else no_route(before.dtype) if name == "expert_ids" else 0
+        after = F.pad(torch.zeros_like(before[:, :0]), (0, 0) * (before.ndim - 2) + (0, n), value=nothing)
+        if (new := more.get(name)) is not None:
+            after[going] = new[:, -n:].to(after)
+        parts[name] = torch.cat([before, after], 1)
+    return Rollout(**parts)

@@ -1,0 +1,65 @@
+"""From a plan to the parts of a step: the core, and around it the options that the config asks for."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from harness.build import Plan
+from harness.models import device
+from harness.train.assemble import Assembler
+from harness.train.critic import Critic
+from harness.train.model.actor import DeepSpeedActor
+from harness.train.options.ahead import SampledAhead
+from harness.train.options.dynamic_sampling import DynamicSampling
+from harness.train.options.greedy import GREEDY, GreedyBaseline
+from harness.train.options.overlong import Overlong
+from harness.train.options.partial import PartialRollouts
+from harness.train.options.sampling_masks import SamplingMasks, sampling_masks
+from harness.train.sampler import Sampler
+from harness.train.scorer import Scorer
+from harness.train.warmstart import start
+
+
+class Parts(NamedTuple):
+    """critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation alone."""
+
+    actor: DeepSpeedActor
+    critic: Critic | None
+    sampler: Sampler
+    scorer: Scorer
+    assemble: Assembler
+    held_out: Tensor
+
+
+def build_parts(plan: Plan) -> Parts:
+    """The parts of a run at its start, from the pretrained model or the warm start."""
+    config = plan.config
+    net, prompts, held_out = start(config, plan.task)
+    critic_net = copy.deepcopy(net) if plan.has_critic else None
+    actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
+    critic = Critic(critic_net, config) if critic_net is not None else None
+    sampler = _with_options(Sampler(plan, actor, prompts), plan)
+    masks = {"support": sampling_masks} if config.rollout.replay_sampling_mask else {}
+    scorer = Scorer(plan, actor, sampler.engine, **masks)
+    overlong, length = config.overlong, plan.task.answer_length
+    shaping = None if overlong.buffer is None else Overlong(length, overlong.buffer, overlong.penalty)
+    return Parts(actor, critic, sampler, scorer, Assembler(plan, critic, shaping), held_out.to(device()))
+
+
+def _with_options(sampler: Sampler, plan: Plan) -> Sampler:
+    """A sampler in the options of the config; each has all methods of the one that it wraps."""
+    rollout, wrapped = plan.config.rollout, cast(Any, sampler)
+    if rollout.partial_tokens is not None:
+        wrapped = PartialRollouts(wrapped, rollout.partial_tokens)
+    elif rollout.staleness:
+        wrapped = SampledAhead(wrapped)
+    if GREEDY in plan.advantage.func.needs:  # type: ignore[attr-defined]  # a function's attributes have no type
+        wrapped = GreedyBaseline(wrapped)
+    if rollout.filter.max_rounds is not None:
+        wrapped = DynamicSampling(wrapped, rollout.filter.max_rounds)
+    if rollout.replay_sampling_mask:
+        wrapped = SamplingMasks(wrapped)
+    return wrapped

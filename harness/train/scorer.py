@@ -1,0 +1,146 @@
+"""Responses -> log-probabilities: π_old, the reference of a KL term, and what of a rollout the passes replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from harness.build import Plan, local_engine, needs_own_sampler, own_precision, samples_as_trainer
+from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import Recorded
+from harness.rollouts.routes import Routes
+from harness.routing import REPLAYS
+from harness.train.data.batch import Scores
+from harness.train.data.responses import Responses
+from harness.train.forward import TrainingForward
+from harness.train.model.actor import Actor
+from harness.train.ranks import join
+from harness.train.routing.replay import replayed_routes
+
+Support = Callable[[Rollout], Tensor | None]
+"""The tokens [B, T, ⌈V/8⌉] over which every policy is renormalised at each place; None for all tokens."""
+
+
+class Scorer:
+    """Scores responses by the trainer's own policy.
+
+    Life cycle: for each step `load_weights`, then `score`. policy: the trainer's own policy as a sampler; None unless
+    `needs_own_sampler`, and the rollout engine itself where `samples_as_trainer`. reference: the policy that the run started
+    from, for a KL term. support: plugged in by an option that renormalises the policies; by default none is.
+    """
+
+    def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
+        config = plan.config
+        self.plan, self.config, self.actor, self.engine, self.support = plan, config, actor, engine, support
+        self.ranks, self.replay = join(), REPLAYS[config.routing.replay]
+        self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
+        self.policy: LocalEngine | None = None
+        if needs_own_sampler(config):
+            own = engine if isinstance(engine, LocalEngine) and samples_as_trainer(config) else None
+            self.policy = own or local_engine(plan, own_precision(config))
+        self.reference = None
+        if config.kl.name is not None and config.kl.reference == "start":
+            self.reference = local_engine(plan, own_precision(config))
+            self.reference.load_weights(actor.weights(), 0)
+
+    @property
+    def own_policy(self) -> LocalEngine:
+        """The trainer's own policy, where `needs_own_sampler`."""
+        assert self.policy is not None
+        return self.policy
+
+    def load_weights(self, version: int) -> None:
+        """Give the actor's weights to the trainer's own policy, unless the rollout engine is that policy and has them."""
+        if self.policy is not None and self.policy is not self.engine:
+            self.policy.load_weights(self.actor.weights(), version)
+
+    def score(self, responses: Responses, order: list[Tensor]) -> Scores:
+        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
+        rollout, scoring = responses.rollout, self.config.actor.scoring
+        old = forward_old = None
+        replay = replay_old = self.replayed(rollout)
+        if self.replay.source == "trainer":
+            forward_old, routes = self.route_forward(responses, order)
+            replay = self.recorded(rollout, Routes(routes.ids))
+        elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
+            forward_old = self.score_forward(responses, order, replay)
+        if scoring == "exact" and self._is_own(rollout) and not self.replay.by_old:
+            old = rollout.logp
+        elif scoring == "exact":
+            old = self.score_by(self.own_policy, responses.prompts, rollout.tokens, replay_old)
+        elif scoring == "forward":
+            old = forward_old
+        return Scores(old, forward_old, self.score_reference(responses), replay)
+
+    def score_reference(self, responses: Responses) -> Tensor | None:
+        """log π_ref [B, T] of a KL term, None without one that asks for it.
+
+        The reference chooses its own experts under every replay: it is a policy of its own, and so is its router. It has the
+        support of the other policies: else a KL term would see the truncated mass of a policy that is the reference itself.
+        """
+        if self.reference is not None:
+            replay = self.recorded(responses.rollout)
+            return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, replay)
+        return responses.rollout.logp if self.config.kl.reference == "rollout" else None
+
+    def replayed(self, rollout: Rollout) -> Recorded | None:
+        """The record of the engine that π_old is scored with; None for nothing."""
+        return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
+
+    def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
+        """Routes together with the support of a rollout; None without either."""
+        support = self.support(rollout)
+        return None if routes is None and support is None else Recorded(routes, support)
+
+    def _is_own(self, rollout: Rollout) -> bool:
+        """Whether the trainer's own policy sampled the rollout with its present weights.
+
+        Scoring walks the path of sampling, and would then give the bits of the rollout again.
+        """
+        if self.policy is not self.engine or self.engine.version is None:
+            return False
+        return bool(rollout.version[rollout.written].eq(self.engine.version).all())
+
+    def score_forward(self, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
+        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
+        tokens = responses.rollout.tokens
+        logp = torch.zeros(tokens.shape, device=tokens.device)
+        for rows in order[: self.config.actor.num_minibatches]:
+            own = None if replay is None else replay.of(rows)
+            logp[rows] = self.forward(responses.prompts[rows], tokens[rows], own)
+        return logp
+
+    def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
+        """`score_forward` of a mixture of experts that chooses its own, with its routes."""
+        tokens, parts = responses.rollout.tokens, []
+        logp, replay = torch.zeros(tokens.shape, device=tokens.device), self.recorded(responses.rollout)
+        first = order[: self.config.actor.num_minibatches]
+        for rows in first:
+            own = None if replay is None else replay.of(rows)
+            logp[rows], routes = self.forward.with_routes(responses.prompts[rows], tokens[rows], own)
+            parts.append(routes)
+        return logp, Routes.cat(parts).of(torch.cat(first).argsort())
+
+    def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
+        """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
+        return self.route_by(policy, prompts, tokens, replay)[0]
+
+    def route_by(
+        self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
+    ) -> tuple[Tensor, Routes | None]:
+        """`score_by` with the routes that the policy took; None for those of a dense model."""
+        own = None if replay is None else replay.map(self.ranks.share)
+        logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
+        return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
+
+    def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
+        """The batch of an engine's rollout and π_old, from which the mismatch between engine and trainer is computed.
+
+        It is the mismatch that a correction would see, so π_old replays of the engine what it replays in the run.
+        """
+        logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
+        return Batch(rollout.logp, rollout.mask, logp_old=logp)
