@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from algos.batch import Batch
+from algos.batch import Batch, at_least_fp32
 from algos.groups import log_expectation
 
 LOG_RATIO_BOUND = 20.0
@@ -29,18 +29,25 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
 
 
 class Ratio:
-    """The mismatch ratio of a batch and the quantities made of it, each computed once.
+    """The mismatch ratio ρ = π/μ of a batch and the quantities made of it, each computed once and when it is read.
 
-    l = log π_old − log μ, [B, T], 0 off the mask. Raises ValueError when the batch has no logp_old.
+    policy: log π of the sampled tokens [B, T] in nats, such as log π_θ; None for π_old, the batch's `logp_old`. Raises
+    ValueError when there is neither.
     """
 
-    def __init__(self, batch: Batch):
-        batch = batch.widened()
-        if batch.logp_old is None:
-            raise ValueError("the mismatch ratio needs logp_old; for ratio=current give log π_θ in its place")
-        self.batch, self.mask = batch, batch.mask
-        self.l = log_ratio(batch.logp_old, batch.logp_rollout, batch.mask)
+    def __init__(self, batch: Batch, policy: Tensor | None = None):
+        self.batch, self.mask = batch.widened(), batch.mask
+        if policy is None:
+            policy = batch.logp_old
+        if policy is None:
+            raise ValueError("the mismatch ratio needs logp_old, or the log-probabilities of another policy as `policy`")
+        self.policy = at_least_fp32(policy)
         self._values: dict[Hashable, Tensor] = {}
+
+    @cached_property
+    def l(self) -> Tensor:  # noqa: E743  # as in the equations
+        """log π − log μ, [B, T] in nats, 0 off the mask."""
+        return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Compute once per key."""
@@ -116,12 +123,13 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def ess_share(batch: Batch) -> Tensor:
-    """(Σ_i w_i)²/(B·Σ_i w_i²) of the B responses with a token, w_i = Π_t ρ_t: in [1/B, 1], 1 where all weigh the same; fp64.
+def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
+    """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; a fp64 scalar.
 
-    Sums of exponentials, so that no product overflows. 1 for a batch without a token.
+    Where w_i = Π_t ρ_t, B counts the responses with a token, and `policy` is that of `Ratio`. It is a ratio of sums of
+    exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.
     """
-    ratio = Ratio(batch)
+    ratio = Ratio(batch, policy)
     present = ratio.mask.any(-1)
     log_w = torch.where(present, ratio.l.double().sum(-1), -torch.inf)
     share = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp() / present.sum()

@@ -32,24 +32,28 @@ class Corrected(NamedTuple):
         return Corrected(*(part[index] for part in self))
 
 
-@torch.no_grad()
-def correct(batch: Batch, spec: Correction) -> Corrected:
-    """Apply `spec` to the mismatch ratio l = log π_old − log μ of a whole batch.
+def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Corrected:
+    """Apply `spec` to the mismatch ratio ρ = π/μ of a whole batch, l = log π − log μ.
 
     w = action(exp l at its level), divided by its mean with normalize=batch;  kept = mask ∧ all filters
 
-    For ratio=current give a batch whose logp_old is log π_θ. Advantages are read by filters with
-    when=negative_advantage, segments by the segment levels. Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞
-    gives w = ρ; an empty `reject` keeps the mask; tokens of different responses affect each other only through
-    normalize=batch, level=group and plug-ins. At level=group, which reads the prompts, l = 0 gives no w of 1.
-    Raises ValueError on a missing input.
+    policy: log π [B, T] in nats. None is π_old, the batch's `logp_old`; a spec of ratio=current is meant for log π_θ.
+    Advantages are read by filters with when=negative_advantage, segments by the segment levels, the prompts by
+    level=group. Responses affect each other only through normalize=batch, level=group and plug-ins.
+    Limits: l = 0 gives w = 1, but for level=group, and rejects nothing; upper → ∞ gives w = ρ; an empty `reject` keeps
+    the mask. Raises ValueError on a missing input.
     """
-    ratio = Ratio(batch)
+    return correct_ratio(Ratio(batch, policy), spec)
+
+
+@torch.no_grad()
+def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
+    """`correct` with a ratio whose levels and statistics another reader shares."""
     weights = token_weights(ratio, spec.weight)
-    kept = kept_tokens(ratio, spec) & plugged(batch, spec)
+    kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
-        weights = weights / mean_weight(weights, batch, spec.weight.level)
-    return Corrected(weights, kept, kept if spec.denominator == "kept" else batch.mask)
+        weights = weights / mean_weight(weights, ratio.batch, spec.weight.level)
+    return Corrected(weights, kept, kept if spec.denominator == "kept" else ratio.mask)
 
 
 def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
@@ -126,18 +130,18 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
     return keep
 
 
-def plugged(batch: Batch, spec: Correction) -> Tensor:
+def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The mask that the plug-ins leave, [B, T] bool. They see the whole batch, because their bounds may depend on it.
 
     Raises ValueError naming a parameter that is not of its type, or a plug-in that does not return [B, T] bool, since
     [B] would spread over the tokens where B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
-    left, mask = batch.mask, batch.mask
+    left = mask = ratio.mask
     for name, plugin in plugins.items():
         function = CORRECTIONS[plugin.function]
         check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
-        keep = function(Ratio(batch).l, left, **plugin.params)
+        keep = function(ratio.l, left, **plugin.params)
         if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
             returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
             raise ValueError(

@@ -16,15 +16,16 @@ from algos.diagnostics.mismatch import mismatch
 from algos.diagnostics.pareto import pareto_k
 from algos.diagnostics.positions import bin_of
 from algos.diagnostics.probabilities import probabilities
+from algos.ratios import Ratio
 from tests.algos.algo_cases import f64, of_ratio, shared_batch
 
 
 def weight_metrics(batch, spec):
-    return finish_weights(correction_rows(batch, spec), spec)
+    return finish_weights(correction_rows(Ratio(batch), spec), spec)
 
 
 def filter_metrics(batch, spec):
-    return finish_filters(correction_rows(batch, spec), spec)
+    return finish_filters(correction_rows(Ratio(batch), spec), spec)
 
 
 def done_to(batch, spec):
@@ -82,7 +83,7 @@ def test_the_factor_of_a_batch_normalisation():
         out = weight_metrics(batch, spec)
         assert out["rollout_corr/rollout_is_batch_norm_factor"].item() == pytest.approx(factor, abs=1e-6)
         assert "rollout_corr/rollout_is_batch_norm_factor" not in finish_weights(
-            correction_rows(batch, spec), Correction(weight=spec.weight)
+            correction_rows(Ratio(batch), spec), Correction(weight=spec.weight)
         )
 
 

@@ -35,8 +35,8 @@ def scalar(name, params, reduction="token_mean", *, correction=None, proximal="o
     logp.requires_grad_()
     objective = Objective(functools.partial(LOSSES[name], **params), correction or Correction(), proximal, reduction)
     current = objective.correction.ratio == "current"
-    corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, objective.correction)
-    value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted))
+    corrected = correct(batch, objective.correction, logp.detach() if current else None)
+    value, _ = objective(logp, objective.select(batch, corrected.counted), corrected, Counts.of(corrected.counted))
     return value.item(), torch.autograd.grad(value, logp)[0]
 
 

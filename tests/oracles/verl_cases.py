@@ -147,10 +147,11 @@ def _verl(logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, 
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask
     mode, metrics = reduction.replace("_", "-"), {}
+    old = b.logp_rollout if name == "bypass_mode" else b.logp_old
     made.global_batch_info.update(batch_num_tokens=mask.sum(), global_batch_size=len(mask))
 
     def value(logp: Tensor) -> Tensor:
-        loss, found = function(b.logp_old, logp, b.advantages, mask, mode, made, weights)
+        loss, found = function(old, logp, b.advantages, mask, mode, made, weights)
         metrics.update(found)
         return loss
 
@@ -167,7 +168,7 @@ def _preset(name: str, reduction: str, seed: int, kind: str = "", imported: bool
     clip = {"clip_ratio_high": 0.2, "clip_ratio_c": 3.0 if theirs.bypass_mode else 1e9}  # only presets of bypass set a dual clip
     if theirs.bypass_mode:
         made = config(b, {"rollout_correction": theirs}, **clip)
-        found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
+        found = _verl(logp, b, "bypass_mode", reduction, made)
     else:
         weights, mask, _ = _correct(b.logp_old, b, theirs)
         found = _verl(logp, b, "vanilla", reduction, config(b, **clip), weights, mask)
@@ -180,7 +181,7 @@ def _token_rejection_in_bypass(reduction: str, seed: int) -> tuple[dict, dict]:
     spec = Correction("current", reject=TOKENS.reject)
     mine = our_loss(logp, b, objective("ppo", reduction, "rollout", spec, **clip))
     made = config(b, {"rollout_correction": theirs})
-    found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
+    found = _verl(logp, b, "bypass_mode", reduction, made)
     return mine, {name: found[name] for name in ("loss", "gradient")}
 
 
@@ -198,7 +199,7 @@ def _metrics(name: str, seed: int) -> tuple[dict, dict]:
     theirs = _correct(top, b, made)[2]
     for filter_ in spec.reject:  # our filters carry the names of the presets
         theirs = {key.replace(f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"): value for key, value in theirs.items()}
-    mine = our_metrics(b._replace(logp_old=top), spec)
+    mine = our_metrics(b, spec, top)
     return mine, theirs
 
 
