@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from algos.batch import Batch
-from algos.corrections.apply import correct
+from algos.diagnostics.correction import correct_with_diagnostics
 from harness.build import build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
@@ -300,10 +300,17 @@ class Collector:
             logp_ref=scores.reference,
             prompt=sampled.prompt_numbers,
         )
-        kept = self._kept_responses(batch).view_as(sampled.rewards) if self.config.baseline == "kept" else None
+        kept = corrected = diagnostics = None
+        if self.config.baseline == "kept":  # by filters that read no advantages
+            corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
+            kept = corrected.kept.any(-1).view_as(sampled.rewards)
         credit = self.credit(sampled._replace(rewards=rewards, greedy=self.shaping.of_greedy(sampled.greedy)), penalty, kept)
         batch = batch._replace(advantages=credit.advantages)
-        return Collected(sampled.prompts, tokens, scores.forward, scores.replay, batch, credit.values, credit.returns), metrics
+        if corrected is None and batch.logp_old is not None:
+            corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
+        return Collected(
+            sampled.prompts, tokens, scores.forward, scores.replay, batch, credit.values, credit.returns, corrected, diagnostics
+        ), metrics
 
     def segment_numbers(self, rollout: Rollout) -> Tensor | None:
         """[B, T]: the number of each token's segment in its response: its turn, None for a task without turns; or the run of
@@ -313,10 +320,6 @@ class Collector:
         if not isinstance(self.task, TurnTask):
             return rollout.turns
         return torch.from_numpy(self.task.segments(rollout.tokens.cpu().numpy())).to(rollout.tokens.device)
-
-    def _kept_responses(self, batch: Batch) -> Tensor:
-        """[B] bool: whether the correction keeps a token of the response."""
-        return correct(batch, self.config.correction).kept.any(-1)
 
     @property
     def own_policy(self) -> LocalEngine:

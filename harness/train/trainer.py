@@ -73,12 +73,10 @@ class Trainer:
                 updated |= of_actor
             else:
                 logp = learner.observe(collected, order)
-        # Without a scored π_old the mismatch is that of π_θ as it was trained on.
-        batch = collected.batch if scores.old is not None else collected.batch._replace(logp_old=logp)
-        diagnosed = learner.diagnose(batch, step)
+        diagnosed = learner.diagnose(collected, logp, step)
         collector.queue.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and collector.ranks.rank == 0:
-            dump(self.folder, step, sampled, batch, order, logp)
+            dump(self.folder, step, sampled, collected.batch, order, logp)
         recorded = metrics | responses | shaped | updated | diagnosed
         return {name: float(value) for name, value in recorded.items()} | self.clock.metrics()
 
