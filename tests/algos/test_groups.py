@@ -10,7 +10,6 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
-from algos.groups import off_policy_baseline
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
@@ -105,17 +104,3 @@ def test_the_weight_of_gepo_needs_whole_groups():
         correct(batch, GEPO)
     with pytest.raises(ValueError, match=r"ratio=current with weight.level=group: .* use ratio=old"):
         Correction(ratio="current", weight=Weight("group", upper=2.0))
-
-
-def test_the_baseline_of_vcpo_by_hand_and_by_its_minimum():
-    """w·n = 2 and 1: b = (4·1 + 1·0)/5. No other baseline gives a smaller sum of squared gradients."""
-    rewards, weights, norms = f64([[1, 0], [1, 0]]), f64([[2, 1], [1, 1]]), f64([[1, 1], [3, 3]])
-    advantages = off_policy_baseline(rewards, weights=weights, norms=norms)
-    assert advantages[0].tolist() == pytest.approx([0.2, -0.8]) and advantages[1].tolist() == pytest.approx([0.5, -0.5])
-
-    def spread(baseline):
-        return ((weights * norms).square() * (rewards - baseline).square()).sum(-1)
-
-    best = rewards[:, :1] - advantages[:, :1]
-    assert all((spread(best) < spread(best + step)).all() for step in (-0.01, 0.01))
-    assert off_policy_baseline(rewards, weights=torch.zeros(2, 2), norms=norms).tolist() == rewards.tolist()
