@@ -17,15 +17,9 @@ DualClip = Annotated[Annotated[float, Interval(gt=1, le=LARGE)] | None, "an abso
 
 @loss(anchored=True)
 def ppo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    eps_low: LowerOffset,
-    eps_high: UpperOffset,
-    dual_clip: DualClip,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, eps_low: LowerOffset, eps_high: UpperOffset, dual_clip: DualClip,
+) -> TokenLoss:  # fmt: skip
     """Proximal policy optimisation with separate clip ranges and an optional dual clip.
 
     L = max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), and with a dual clip c, where A < 0: L = min(L, −A·c)

@@ -98,16 +98,9 @@ def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, u
 
 @loss(anchored=True)
 def vespo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    k_pos: Kernel,
-    lambda_pos: Kernel,
-    k_neg: Kernel,
-    lambda_neg: Kernel,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, k_pos: Kernel, lambda_pos: Kernel, k_neg: Kernel, lambda_neg: Kernel,
+) -> TokenLoss:  # fmt: skip
     """Variational sequence-level soft policy optimisation: the sequence ratio is reshaped by a gamma-shaped kernel.
 
     L = −sg(φ(w))·A·log π_θ,  φ(w) = w^k·exp(λ·(1 − w)),  (k, λ) = (k_pos, λ_pos) where A ≥ 0, else (k_neg, λ_neg)
