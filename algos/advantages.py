@@ -163,8 +163,7 @@ def reinforce_pp(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None
 
 @advantage("lengths")
 def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
-    """REINFORCE++ with a group baseline: R − mean_g R, then whitened over all tokens of the global batch as
-    `reinforce_pp`.
+    """REINFORCE++ with a group baseline: R − mean_g R, whitened as by `reinforce_pp`.
 
     Source: arXiv 2501.03262, its baseline form. Limits: equal rewards in each group give 0.
     """

@@ -1,4 +1,4 @@
-"""loss x proximal x correction x reduction, put together for one mini-batch."""
+"""The objective of a mini-batch: loss x proximal x correction x reduction."""
 
 from __future__ import annotations
 

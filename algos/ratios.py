@@ -50,7 +50,7 @@ class Ratio:
         return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """Compute once per key."""
+        """The value of a key, made at its first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
@@ -115,7 +115,7 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """How many tokens share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
+    """Number of tokens that share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
     if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):

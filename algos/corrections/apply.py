@@ -16,11 +16,11 @@ from algos.registry import CORRECTIONS
 
 
 class Corrected(NamedTuple):
-    """What a correction does to a batch, detached.
+    """The effect of a correction on a batch, detached.
 
-    weights: [B, T], multiplies the token loss (0 off the response). kept: [B, T] bool, the response mask after
-    rejection. counted: [B, T] bool, what a response consists of for the counts of the reduction, for a loss's mean or
-    product over the response, and for a selection among its tokens.
+    weights: [B, T], multiplies the token loss, 0 off the response. kept: [B, T] bool, the response mask after rejection.
+    counted: [B, T] bool, the tokens of a response for the reduction's counts, a loss's means and products over the
+    response, and a selection among its tokens.
     """
 
     weights: Tensor
@@ -28,7 +28,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """Some responses, by their numbers or as a slice."""
+        """The effect on some responses, by their numbers or as a slice."""
         return Corrected(*(part[index] for part in self))
 
 
@@ -48,7 +48,7 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
 
 @torch.no_grad()
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
-    """`correct` with a ratio whose levels and statistics another reader shares."""
+    """The correction of a given ratio, whose levels and statistics the diagnostics then share."""
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
@@ -62,7 +62,7 @@ def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
 
 
 def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
-    """truncate: min(ρ, upper); clip: clamp(ρ, lower, upper); mask: ρ·1{lower ≤ ρ ≤ upper}."""
+    """The weight of a ratio. truncate: min(ρ, upper). clip: clamp(ρ, lower, upper). mask: ρ·1{lower ≤ ρ ≤ upper}."""
     if weight.level is None:
         return rho
     if weight.action == "mask":
@@ -112,7 +112,7 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
-    """What a filter compares with its bounds, at its level, [B, T] or [B, 1].
+    """The values that a filter compares with its bounds, at the filter's level, [B, T] or [B, 1].
 
     statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. At worst_token both the
     largest and the smallest ρ matter, so it stays per token, as it does at suffix.
@@ -131,7 +131,7 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 
 
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
-    """The mask that the plug-ins leave, [B, T] bool. They see the whole batch, because their bounds may depend on it.
+    """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
     Raises ValueError naming a parameter that is not of its type, or a plug-in that does not return [B, T] bool, since
     [B] would spread over the tokens where B = T.

@@ -1,4 +1,4 @@
-"""What a correction does to a batch: its weights, its filters and what they leave."""
+"""Diagnostics of a correction: its weights, its filters, and the tokens and weights that are left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from algos.ratios import Ratio
 
 
 def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
-    """`correct`, and the rows of every diagnostic of the mismatch and of the correction, from one ratio of `policy`."""
+    """`correct`, and the rows of every diagnostic of the mismatch and of the correction, from one ratio.
+
+    The rows cost more than the correction: call `correct` where nothing reads them.
+    """
     ratio = Ratio(batch, policy)
     corrected = correct_ratio(ratio, spec)
     return corrected, correction_rows(ratio, spec) | applied_rows(corrected, batch.mask)
@@ -52,13 +55,13 @@ def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """What a correction did to a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
+    """Final weights and kept tokens of a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
     return finish_applied(applied_rows(corrected, mask))
 
 
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
-    """Per-response sums of what a correction did."""
+    """Per-response sums of the final weights, and counts of the tokens that are kept and used."""
     weights, kept = corrected.weights, corrected.kept
     return {
         "n": count(mask),
@@ -169,7 +172,7 @@ def _centre(filter_: Reject) -> float:
 
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    """The weight before (raw) and after (applied) its bounds, not normalised."""
+    """Rows of the weight before (raw) and after (applied) its bounds, not normalised."""
     if spec.weight.level is None:
         return {}
     raw = raw_weights(ratio, spec.weight)

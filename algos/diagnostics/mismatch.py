@@ -1,4 +1,4 @@
-"""How far the rollout engine is from the trainer, before any correction.
+"""Distance of the rollout engine from the trainer, before any correction.
 
 Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses count nowhere.
 """
@@ -27,7 +27,7 @@ def mismatch_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
-    """The rows of `mismatch_rows` from a ratio that was computed before."""
+    """Per-response sums and extremes of l and ρ, and the sum of log μ, of a given ratio."""
     return {
         "n": count(ratio.mask),
         "l": row_sum(ratio.l),
@@ -48,7 +48,7 @@ def ratio_sums(ratio: Ratio) -> Rows:
 
 @torch.no_grad()
 def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
-    """Mismatch statistics from the rows of the whole batch, fp64 scalars.
+    """Mismatch statistics from the rows of the whole batch, as fp64 scalars.
 
     With E over tokens, E_i over responses, l̄_i the mean of l in a response, S_i its sum, ρ = e^l, ρ_i = e^S_i:
     kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0: estimates of KL(μ‖π) in nats per token.

@@ -1,4 +1,4 @@
-"""Where in a response the mismatch sits: statistics by position and by length."""
+"""Mismatch by position in the response and by the length of the response."""
 
 from __future__ import annotations
 

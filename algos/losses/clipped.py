@@ -36,9 +36,9 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c; where it is not −A·r; and where it is that cap.
+    """PPO's surrogate [B, T], the tokens where it is not −A·r, and those where its dual clip binds, None without one.
 
-    The cap binds for A < 0 only, because the rest is ≤ 0 for A ≥ 0.
+    min(max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), |A|·c). The cap |A|·c binds for A < 0 only: the rest is ≤ 0 for A ≥ 0.
     """
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None

@@ -1,4 +1,4 @@
-"""Losses with a ratio of the whole prefix: the product over the response up to and with the token, or what stands for it."""
+"""Losses with a ratio of the whole prefix: the product over the tokens up to this one, or its substitute."""
 
 from __future__ import annotations
 

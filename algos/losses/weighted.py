@@ -80,8 +80,7 @@ def rollout_is(
 
 @loss(anchored=True)
 def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: Taper) -> TokenLoss:
-    """Tapered off-policy REINFORCE: negative responses are tapered by their truncated sequence ratio, positive ones are
-    not.
+    """Tapered off-policy REINFORCE: negative responses alone are tapered, by their truncated sequence ratio.
 
     L = −w·A·log π_θ,  w = 1 where A ≥ 0,  sg(min(Π_τ r_τ, upper)) where A < 0
 

@@ -1,4 +1,4 @@
-"""Batch -> metrics: the correction, one optimizer step per mini-batch, and what there is to know about both."""
+"""Batch -> metrics: one optimizer step per mini-batch, and the diagnostics of the mismatch and of its correction."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Learner:
         """One optimizer step per mini-batch of `order`.
 
         Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step. Where the loss or the
-        correction takes π_θ/μ, the metrics have its mismatch and the applied correction; complete: see `trained_metrics`.
+        correction takes π_θ/μ, the metrics have its mismatch and the applied correction. complete: see `trained_metrics`.
         """
         logp = torch.zeros_like(collected.batch.logp_rollout)
         norms, sums, trained = [], [], []
@@ -83,7 +83,7 @@ class Learner:
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
     def observe(self, collected: Collected, order: list[Tensor]) -> Tensor:
-        """log π_θ [B, T] as `update` returns it, of a policy that stays as it is."""
+        """log π_θ [B, T] of each token in a step without an optimizer step, such as one of a critic's warm-up."""
         if collected.batch.logp_old is not None:
             return collected.batch.logp_old
         logp = torch.zeros_like(collected.batch.logp_rollout)
@@ -145,7 +145,7 @@ class Learner:
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
     def diagnose(self, collected: Collected, logp: Tensor, step: int) -> dict[str, Tensor]:
-        """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
+        """The mismatch and the effect of the correction; every diagnostics.every steps also filters, probabilities, positions.
 
         logp: log π_θ as `update` returns it, in the place of a π_old that was not scored. With ratio=current the correction of
         π_old/μ is not the applied one, which `update` describes: it is named `old/…`. A metric that does not exist is absent,

@@ -26,7 +26,7 @@ def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
 
 
 def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """The mismatch π_θ/μ of a whole mini-batch under `current/`, and with ratio=current what the correction did.
+    """The mismatch π_θ/μ of a whole mini-batch under `current/`, and with ratio=current `correction_metrics`.
 
     They are fp64 scalars, and none for a mini-batch without a token. complete: with the statistics of filters.
     """
@@ -37,7 +37,7 @@ def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """What a correction did, from the rows of `correct_with_diagnostics`; complete: with those of its filters."""
+    """Metrics of a correction, from the rows of `correct_with_diagnostics`; complete: with the statistics of its filters."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 
