@@ -82,8 +82,12 @@ class Ratio:
 
     @cached_property
     def k3(self) -> Tensor:
-        """ρ − 1 − l ≥ 0, with l bounded in ρ. Clamping ρ − 1 is the same, because expm1 is monotone."""
-        return self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)) - self.l
+        """ρ − 1 − l ≥ 0, with ρ bounded and l bounded above: beyond e²⁰ nats their difference would change its sign.
+
+        Clamping ρ − 1 is the same as clamping l in it, because expm1 is monotone.
+        """
+        bounded = self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND))
+        return bounded - self.l.clamp(max=LOG_RATIO_BOUND)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -133,6 +135,17 @@ def test_gae_skips_tokens_the_policy_did_not_write():
     rewards, values = torch.full((1, 7), torch.nan).double(), torch.full((1, 7), torch.nan).double()
     rewards[0, inside], values[0, inside] = f64([0, 0, 1]), f64([0.5, 0.4, 0.2])
     close(gae(rewards, mask=mask, values=values, gamma=1.0, lam=0.5), [[0, 0.0, 0, 0, 0.2, 0.8, 0]])
+
+
+@pytest.mark.parametrize("far", [22.0, 1e3, 1e9, 3.4e38])
+def test_k3_of_a_fill_value_is_bounded(far):
+    """x = far − 1: e²⁰ − 1 − 20, of gradient 0, and never negative. x = 1 − far: −x − 1, which pulls π_θ down to π_ref."""
+    logp = torch.tensor([[-far, -1.0, -1.0]]).requires_grad_()
+    ref, mask = torch.tensor([[-1.0, -1.5, -far]]), torch.ones(1, 3, dtype=torch.bool)
+    value = k3(logp, ref, mask)
+    assert value[0].tolist() == pytest.approx([math.expm1(20) - 20, math.expm1(-0.5) + 0.5, far - 2], rel=1e-6)
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert gradient[0].tolist() == pytest.approx([0, 1 - math.exp(-0.5), 1], rel=1e-6)
 
 
 def test_kl_values_and_gradients():

@@ -241,6 +241,14 @@ def test_a_suffix_begins_after_the_first_token_out_of_bounds():
     assert correct(batch, both).kept.tolist() == [[True] + [False] * 4, [True] * 5]
 
 
+def test_a_token_whose_rollout_probability_is_a_fill_value_is_rejected():
+    """log μ = −1e9: k3 = e²⁰ − 1 − 20, and not e²⁰ − 1e9 < 0, which any upper bound would keep."""
+    batch = Batch(torch.tensor([[-1e9, -1.0]]), torch.ones(1, 2).bool(), torch.tensor([[-1.0, -1.0]]))
+    spec = Reject("token", "k3", upper=0.01)
+    assert statistic(Ratio(batch), spec)[0].tolist() == pytest.approx([math.expm1(20) - 20, 0], rel=1e-6)
+    assert correct(batch, Correction(reject={"k3": spec})).kept.tolist() == [[False, True]]
+
+
 def test_binary_kl_by_hand():
     """π = ½, μ = ¼: KL(π‖μ) = ½·log 2 + ½·log ⅔ = .143841, KL(μ‖π) = ¼·log ½ + ¾·log 1.5 = .130812. The other way alike.
 
