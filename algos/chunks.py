@@ -20,11 +20,14 @@ CHUNK = 1 << 17
 """Tokens of one chunk, padding included."""
 
 
-def chunks(ratio: Ratio) -> Iterator[tuple[Tensor, Ratio]]:
-    """(numbers of some responses, their ratio cut to the longest of them). Other devices take the whole batch at once."""
+def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
+    """(numbers of some responses, their ratio cut to the longest of them).
+
+    Other devices take the whole batch at once, as does a CPU with `whole`.
+    """
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
-    if batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
+    if whole or batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
         yield torch.arange(responses, device=batch.mask.device), ratio
         return
     by_length = batch.mask.sum(-1).argsort(descending=True, stable=True)
@@ -38,8 +41,8 @@ def chunks(ratio: Ratio) -> Iterator[tuple[Tensor, Ratio]]:
         yield numbers, Ratio(cut, policy[numbers][:, :width])
 
 
-def chunked(function: Callable[[Ratio], Rows], ratio: Ratio) -> Rows:
-    """`function` of each chunk, merged into the rows of the whole batch in its own order."""
-    numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio)), strict=True)
+def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
+    """`function` of each chunk, merged into the fp64 rows of the whole batch in its own order. whole: one chunk."""
+    numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

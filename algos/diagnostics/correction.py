@@ -51,7 +51,7 @@ def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
     def rows(part: Ratio) -> Rows:
         return ratio_rows(part) | _weights(part, spec) | _filters(part, spec)
 
-    return rows(ratio) if spec.weight.level == "group" else chunked(rows, ratio)  # a chunk has no whole groups
+    return chunked(rows, ratio, whole=spec.weight.level == "group")  # a chunk has no whole groups
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
+from algos.diagnostics.mismatch import mismatch
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
@@ -96,6 +97,22 @@ def test_the_diagnostics_see_whole_groups():
     applied = finish_diagnostics(rows, GEPO)["rollout_corr/rollout_is_mean"]
     assert applied.item() == pytest.approx((corrected.weights.double().sum() / mask.sum()).item(), rel=1e-6)
     assert applied.item() != pytest.approx(1, rel=1e-2)  # as it is where each response is a group
+
+
+@pytest.mark.parametrize("size", [60.0, 1e-4])
+def test_the_diagnostics_of_the_mismatch_are_those_of_any_level(size):
+    """fp32 log ratios of 60 nats a response, whose e^120 no fp32 holds, and of 1e-4, whose spread it loses."""
+    generator = torch.Generator().manual_seed(0)
+    mu = -torch.rand(8, 4, generator=generator) - 1
+    pi = mu + size * torch.randn(8, 4, generator=generator)
+    batch = Batch(mu, torch.ones(8, 4).bool(), pi, prompt=torch.arange(8) // 2)
+    rows = correct_with_diagnostics(batch, GEPO)[1]
+    assert all(value.dtype == torch.float64 for value in rows.values())
+    expected = mismatch(batch)
+    assert expected["rollout_corr/chi2_seq"].isfinite()
+    found = finish_diagnostics(rows, GEPO)
+    for name, value in expected.items():
+        assert found[name] == value or (found[name].isnan() and value.isnan()), name
 
 
 def test_the_weight_of_gepo_needs_whole_groups():
