@@ -15,6 +15,9 @@ from algos.groups import log_expectation
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
 
+LONGEST = 1 << 22
+"""Tokens of the longest response whose Σρ² is finite, whatever the ratios: a constant, as padding must not matter."""
+
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
 
@@ -76,8 +79,8 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """ρ − 1, exact where ρ ≈ 1. l is bounded only so far that Σρ² stays finite, at 35 nats or more in fp32."""
-        largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(self.l.shape[1] + 1)) / 2 - 1  # less 1 for rounding
+        """ρ − 1, exact where ρ ≈ 1. l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32."""
+        largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
         return torch.expm1(self.l.clamp(-largest, largest))
 
     @cached_property

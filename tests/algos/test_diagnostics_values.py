@@ -206,6 +206,15 @@ def test_fp32_does_not_overflow_in_the_token_statistics():
     assert out["mismatch/ratio_std"].isfinite() and out["rollout_corr/k3_kl"].isfinite()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_beyond_its_bound_does_not_depend_on_the_padded_width(dtype):
+    """One token 500 nats off: Σρ² is finite, and the same beside 3 columns of padding as beside 5000."""
+    l = torch.tensor([[500.0, 0.1], [0.2, -0.3]], dtype=dtype)
+    narrow, wide = (mismatch(of_ratio(pad, pad != 0)) for pad in (torch.nn.functional.pad(l, (0, n)) for n in (3, 5000)))
+    for name in ("rollout_corr/k3_kl", "rollout_corr/chi2_token", "mismatch/ratio_mean", "mismatch/ratio_std"):
+        assert narrow[name] == wide[name] and narrow[name].isfinite(), name
+
+
 def test_the_largest_ratio_includes_one_so_that_padding_adds_nothing():
     l = f64([[-0.5, -0.2]])
     for wide in (l, torch.nn.functional.pad(l, (0, 1))):
