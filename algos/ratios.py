@@ -115,6 +115,8 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
         total = _segment_sum(values, mask, segments)
         return total if level == "segment" else total / sizes(mask, level, segments)
     if level == "worst_token":
+        if not values.shape[-1]:
+            return values.new_zeros(len(values), 1)
         smallest = torch.finfo(values.dtype).min
         worst = torch.where(mask, values, smallest).amax(-1, keepdim=True)
         return torch.where(mask.any(-1, keepdim=True), worst, 0.0)
