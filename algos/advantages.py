@@ -3,15 +3,13 @@
 A group estimator is `(rewards [P, G], *, kept, **inputs) -> [P, G]`: P prompts with G responses each. Every token of a
 response gets its advantage. `kept` [P, G] bool (None: all) says which responses a correction left in. The others enter
 no baseline and get advantage 0. `.needs` names the further inputs: lengths [P, G] in tokens, greedy [P] (the reward of
-the greedy response), components [P, G, K] (several rewards). Some estimators need the rewards of the whole global batch
-and say so. Estimators by token or by turn are in `returns`.
-
-The registry holds every estimator here but `gdpo`, a plain function: no run has several rewards.
+the greedy response). Some estimators need the rewards of the whole global batch and say so. `returns` has the estimator
+by token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -165,31 +163,12 @@ def reinforce_pp(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None
 
 @advantage("lengths")
 def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
-    """REINFORCE++ with a group baseline: R − mean_g R, then whitened over all tokens of the global batch as
-    `reinforce_pp`.
+    """REINFORCE++ with a group baseline: R − mean_g R, whitened as by `reinforce_pp`.
 
     Source: arXiv 2501.03262, its baseline form. Limits: equal rewards in each group give 0.
     """
     kept = _all_if_none(kept, rewards)
     return _whitened(dr_grpo(rewards, kept=kept), kept, lengths)
-
-
-@advantage("components", "lengths")
-def gdpo(rewards: Tensor, *, components: Tensor, lengths: Tensor, weights: Sequence[float], kept: Tensor | None = None) -> Tensor:
-    """Several rewards, each standardised in its group, so that none drowns another; their sum whitened over all tokens.
-
-    A = (S − m)/(s + 1e-6),  S = Σ_k w_k·(R_k − mean_g R_k)/(std_g R_k + 1e-6)
-
-    Where R_k = `components` [P, G, K], w = `weights`, one a component; m and s are the mean and std of S over the
-    tokens of the batch given, which must be the global one, as in `reinforce_pp`, with `lengths` [P, G]; `rewards` [P,
-    G] gives the shape only. Source: arXiv 2601.05242. Limits: one component with w = 1 is `grpo`, whitened.
-    Raises ValueError unless there is a weight for each component.
-    """
-    if len(weights) != components.shape[-1]:
-        raise ValueError(f"advantage.weights={list(weights)}: give {components.shape[-1]} numbers, one for each component")
-    kept = _all_if_none(kept, rewards)
-    parts = [w * grpo(one, kept=kept) for w, one in zip(weights, components.unbind(-1), strict=True)]
-    return _whitened(torch.stack(parts).sum(0), kept, lengths)
 
 
 def _all_if_none(kept: Tensor | None, rewards: Tensor) -> Tensor:

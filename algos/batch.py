@@ -1,4 +1,4 @@
-"""The responses of a batch, as every algorithm takes them, from the rollout to the gradient."""
+"""The batch of responses that every algorithm takes, from the rollout to the gradient."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """Some responses, by their numbers or as a slice."""
+        """The batch of some responses, by their numbers or as a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:
-        """With half-precision tensors in fp32. Every function that computes with a batch begins with this."""
+        """The batch with its half-precision tensors in fp32. Every function that computes with a batch begins with this."""
         return Batch._make(part if part is None else at_least_fp32(part) for part in self)
 
 

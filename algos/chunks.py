@@ -14,16 +14,21 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.diagnostics.rows import Rows, merge
+from algos.ratios import Ratio
 
 CHUNK = 1 << 17
 """Tokens of one chunk, padding included."""
 
 
-def chunks(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-    """(numbers of some responses, their batch cut to the longest of them). Other devices take the whole batch at once."""
+def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
+    """(numbers of some responses, their ratio cut to the longest of them).
+
+    Other devices take the whole batch at once, as does a CPU with `whole`.
+    """
+    batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
-    if batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
-        yield torch.arange(responses, device=batch.mask.device), batch
+    if whole or batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
+        yield torch.arange(responses, device=batch.mask.device), ratio
         return
     by_length = batch.mask.sum(-1).argsort(descending=True, stable=True)
     for numbers in by_length.split(max(1, CHUNK // columns)):
@@ -32,11 +37,12 @@ def chunks(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         width = int(used[-1]) + 1 if len(used) else 1
         if batch.segments is not None:  # whose numbers may be any below T
             width = columns
-        yield numbers, Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in part)
+        cut = Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in part)
+        yield numbers, Ratio(cut, policy[numbers][:, :width])
 
 
-def chunked(function: Callable[[Batch], Rows], batch: Batch) -> Rows:
-    """`function` of each chunk, merged into the rows of the whole batch in its own order."""
-    numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(batch)), strict=True)
+def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
+    """`function` of each chunk, merged into the fp64 rows of the whole batch in its own order. whole: one chunk."""
+    numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

@@ -67,7 +67,7 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
     some = estimator(rewards, kept=kept, **inputs, **params)
     assert (some[~kept] == 0).all(), "a rejected response has advantage 0"
     other = torch.where(kept, rewards, 100.0)
-    spoilt = {name: torch.where(_like(kept, value), value, 100) if value.ndim > 1 else value for name, value in inputs.items()}
+    spoilt = {name: torch.where(kept, value, 100) if value.ndim > 1 else value for name, value in inputs.items()}
     _close(estimator(other, kept=kept, **spoilt, **params), some, "a rejected response enters a baseline")
 
 
@@ -162,10 +162,6 @@ def _loss_extremes(loss: Callable, params: dict[str, Any]) -> None:
             result, gradient = run(loss, batch, params)
             assert result.loss.isfinite().all(), f"not finite for log-probabilities down to −1e4, advantage {advantage}"
             assert gradient.isfinite().all(), f"gradient not finite down to −1e4, advantage {advantage}"
-
-
-def _like(kept: Tensor, value: Tensor) -> Tensor:
-    return kept.view(*kept.shape, *[1] * (value.ndim - 2))
 
 
 def _pad(tensor: Tensor, columns: int, value: float | bool) -> Tensor:

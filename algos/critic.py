@@ -28,10 +28,10 @@ def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) 
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A − m)/√(s² + 1e-8) over the tokens of the batch given, which must be the global one; 0 off the mask.
+    """Whitened advantages, (A − m)/√(s² + 1e-8), over the tokens of the global batch; 0 off the mask.
 
-    Where A = `advantages`, m and s² (with n − 1) their mean and variance over `mask`, all [B, T]. Source: verl's and
-    SkyRL's masked_whiten, from TRL's PPO. Limits: equal advantages, one token or none give 0.
+    Where A = `advantages`, m and s² (with n − 1) their mean and variance over `mask`, all [B, T]. Give the global batch.
+    Source: verl's and SkyRL's masked_whiten, from TRL's PPO. Limits: equal advantages, one token or none give 0.
     """
     n = mask.sum()
     mean = torch.where(mask, advantages, 0.0).sum() / n.clamp(min=1)
@@ -40,7 +40,9 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | None) -> tuple[Tensor, Tensor]:
-    """½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²) and whether the clipped square is the larger, of each token.
+    """The clipped value loss of each token, and whether its clipped square is the larger, both [B, T].
+
+    ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²)
 
     Where V = `values`, V_old = `old`, the values when the responses were taken, R = `returns`, all [B, T]; c =
     `cliprange`, None for no clip. Source: verl's compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Gradient:
@@ -54,7 +56,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | 
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − var(R − V)/(var R + 1e-5) over the tokens of `mask`; NaN for fewer than two.
+    """Explained variance of the returns, 1 − var(R − V)/(var R + 1e-5), over the tokens of `mask`; NaN for fewer than two.
 
     Where V = `values` and R = `returns`, [B, T], variances with n − 1. Source: verl's critic/vf_explained_var. Limits:
     V = R + c gives 1, a constant V 0 (up to the 1e-5).

@@ -1,7 +1,4 @@
-"""What the responses to one prompt give beyond their rewards: the expectation of their probability, and a baseline.
-
-The baseline is a plain function: no run has the norm of each response's gradient.
-"""
+"""Quantities of the responses to one prompt: the expectation of their probability, and consecutive numbers of prompts."""
 
 from __future__ import annotations
 
@@ -32,18 +29,3 @@ def consecutive(ids: Tensor) -> Tensor:
     ranked, order = ids.sort()
     number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
     return torch.empty_like(number).scatter(0, order, number)
-
-
-def off_policy_baseline(rewards: Tensor, *, weights: Tensor, norms: Tensor) -> Tensor:
-    """VCPO's advantage of each response, [P, G]: its reward minus the baseline of least variance off policy.
-
-    A_i = R_i − b,  b = Σ_j w_j²·n_j²·R_j/Σ_j w_j²·n_j² over the G responses to a prompt
-
-    Where R = `rewards`, w = `weights`, the importance weight of each response, and n = `norms`, the Euclidean norm of its
-    ∇ log π_θ, all [P, G]. b minimises Σ_j ‖w_j·(R_j − b)·∇ log π_θ(y_j)‖². It is 0 where every w·n is.
-    Source: arXiv 2602.17616; its authors' code, mit-han-lab/vcpo. Limits: equal w·n give the group's mean.
-    """
-    assert rewards.shape == weights.shape == norms.shape and rewards.ndim == 2
-    energy = (weights * norms).square()
-    total = energy.sum(-1, keepdim=True)
-    return rewards - torch.where(total > 0, (energy * rewards).sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0), 0.0)

@@ -48,12 +48,13 @@ def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
 
 @estimator(anchored=False)
 def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """k3 = eˣ − 1 − x ≥ 0: unbiased in value. Gradient (1 − eˣ)·∇log π_θ; 1·∇log π_θ where |x| > 20, the bound of eˣ.
+    """k3 = eˣ − 1 − x ≥ 0: unbiased in value. Gradient (1 − eˣ)·∇log π_θ.
 
-    Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
+    Above x = 20 both terms are bounded, so the value stays at e²⁰ − 21 and the gradient is 0; bounding eˣ alone would
+    make k3 fall again, and negative. Below −20 the gradient is ∇log π_θ. Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
     """
     x = -k1(logp, logp_ref, mask)
-    return torch.expm1(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - x
+    return torch.expm1(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - x.clamp(max=LOG_RATIO_BOUND)
 
 
 @estimator(anchored=False)

@@ -1,4 +1,4 @@
-"""loss x proximal x correction x reduction, put together for one mini-batch."""
+"""The objective of a mini-batch: loss x proximal x correction x reduction."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Objective(NamedTuple):
         """Whether anything needs log π_old: if not, a run may skip that forward pass."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
-    def select(self, batch: Batch, corrected: Corrected) -> Batch:
+    def select(self, batch: Batch, counted: Tensor) -> Batch:
         """The whole mini-batch with `selected`, the tokens that a loss such as clip_cov treats differently.
 
-        corrected: of the whole mini-batch; its `counted` tokens are those to select from.
+        counted: [B, T] bool, the tokens to select from: `Corrected.counted` of the whole mini-batch.
         """
         select = getattr(self._function, "select", None)
         if select is None:
             return batch
         params = getattr(self.loss, "keywords", {})
-        return batch._replace(selected=select(self._anchor(batch), batch.advantages, corrected.counted, **params))
+        return batch._replace(selected=select(self._anchor(batch), batch.advantages, counted, **params))
 
     def __call__(
         self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts, entropy: Tensor | None = None

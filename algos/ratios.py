@@ -9,11 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from algos.batch import Batch
+from algos.batch import Batch, at_least_fp32
 from algos.groups import log_expectation
 
 LOG_RATIO_BOUND = 20.0
 """|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
+
+LONGEST = 1 << 22
+"""Tokens of the longest response whose Σρ² is finite, whatever the ratios: a constant, as padding must not matter."""
 
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
@@ -29,21 +32,28 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
 
 
 class Ratio:
-    """The mismatch ratio of a batch and the quantities made of it, each computed once.
+    """The mismatch ratio ρ = π/μ of a batch and the quantities made of it, each computed once and when it is read.
 
-    l = log π_old − log μ, [B, T], 0 off the mask. Raises ValueError when the batch has no logp_old.
+    policy: log π of the sampled tokens [B, T] in nats, such as log π_θ; None for π_old, the batch's `logp_old`. Raises
+    ValueError when there is neither.
     """
 
-    def __init__(self, batch: Batch):
-        batch = batch.widened()
-        if batch.logp_old is None:
-            raise ValueError("the mismatch ratio needs logp_old; for ratio=current give log π_θ in its place")
-        self.batch, self.mask = batch, batch.mask
-        self.l = log_ratio(batch.logp_old, batch.logp_rollout, batch.mask)
+    def __init__(self, batch: Batch, policy: Tensor | None = None):
+        self.batch, self.mask = batch.widened(), batch.mask
+        if policy is None:
+            policy = batch.logp_old
+        if policy is None:
+            raise ValueError("the mismatch ratio needs logp_old, or the log-probabilities of another policy as `policy`")
+        self.policy = at_least_fp32(policy)
         self._values: dict[Hashable, Tensor] = {}
 
+    @cached_property
+    def l(self) -> Tensor:  # noqa: E743  # as in the equations
+        """log π − log μ, [B, T] in nats, 0 off the mask."""
+        return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
+
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """Compute once per key."""
+        """The value of a key, made at its first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
@@ -69,14 +79,18 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """ρ − 1, exact where ρ ≈ 1. l is bounded only so far that Σρ² stays finite, at 35 nats or more in fp32."""
-        largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(self.l.shape[1] + 1)) / 2 - 1  # less 1 for rounding
+        """ρ − 1, exact where ρ ≈ 1. l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32."""
+        largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
         return torch.expm1(self.l.clamp(-largest, largest))
 
     @cached_property
     def k3(self) -> Tensor:
-        """ρ − 1 − l ≥ 0, with l bounded in ρ. Clamping ρ − 1 is the same, because expm1 is monotone."""
-        return self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)) - self.l
+        """ρ − 1 − l ≥ 0, with ρ bounded and l bounded above: beyond e²⁰ nats their difference would change its sign.
+
+        Clamping ρ − 1 is the same as clamping l in it, because expm1 is monotone.
+        """
+        bounded = self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND))
+        return bounded - self.l.clamp(max=LOG_RATIO_BOUND)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
@@ -101,6 +115,8 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
         total = _segment_sum(values, mask, segments)
         return total if level == "segment" else total / sizes(mask, level, segments)
     if level == "worst_token":
+        if not values.shape[-1]:
+            return values.new_zeros(len(values), 1)
         smallest = torch.finfo(values.dtype).min
         worst = torch.where(mask, values, smallest).amax(-1, keepdim=True)
         return torch.where(mask.any(-1, keepdim=True), worst, 0.0)
@@ -108,7 +124,7 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """How many tokens share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
+    """Number of tokens that share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
     if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):
@@ -116,12 +132,13 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
     return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def ess_share(batch: Batch) -> Tensor:
-    """(Σ_i w_i)²/(B·Σ_i w_i²) of the B responses with a token, w_i = Π_t ρ_t: in [1/B, 1], 1 where all weigh the same; fp64.
+def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
+    """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; a fp64 scalar.
 
-    Sums of exponentials, so that no product overflows. 1 for a batch without a token.
+    Where w_i = Π_t ρ_t, B counts the responses with a token, and `policy` is that of `Ratio`. It is a ratio of sums of
+    exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.
     """
-    ratio = Ratio(batch)
+    ratio = Ratio(batch, policy)
     present = ratio.mask.any(-1)
     log_w = torch.where(present, ratio.l.double().sum(-1), -torch.inf)
     share = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp() / present.sum()

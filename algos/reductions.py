@@ -13,7 +13,7 @@ from algos.groups import consecutive
 
 
 class Counts(NamedTuple):
-    """What an optimizer step is averaged over, counted on the whole mini-batch, all ranks and micro-batches.
+    """Denominators of an optimizer step, counted on the whole mini-batch, all ranks and micro-batches.
 
     tokens, sequences, prompts: scalars. prompt_tokens: [B], for each row the tokens of all rows of its prompt.
     """
@@ -40,7 +40,7 @@ class Counts(NamedTuple):
         return counts._replace(prompts=(of_prompt > 0).sum(), prompt_tokens=of_prompt[row])
 
     def rows(self, index: Tensor | slice) -> Counts:
-        """The same counts of the whole mini-batch, for some of its rows."""
+        """The whole mini-batch's counts, with the `prompt_tokens` of some of its rows."""
         return self if self.prompt_tokens is None else self._replace(prompt_tokens=self.prompt_tokens[index])
 
 

@@ -1,4 +1,4 @@
-"""What is taken off a reward before the advantages: a punishment of length, and the weight of a KL penalty."""
+"""Deductions from a reward before the advantages: a punishment of length, and the adaptive weight of a KL penalty."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _try_out(objective: Objective) -> None:
     turn, prompt = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     batch = Batch(one, mask, one, one, turn, one, prompt)
     corrected = correct(batch, objective.correction)
-    objective(one, objective.select(batch, corrected), corrected, Counts.of(mask, prompt), one)
+    objective(one, objective.select(batch, corrected.counted), corrected, Counts.of(mask, prompt), one)
 
 
 def _check_anchor(config: Config, objective: Objective) -> None:

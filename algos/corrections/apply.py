@@ -16,11 +16,11 @@ from algos.registry import CORRECTIONS
 
 
 class Corrected(NamedTuple):
-    """What a correction does to a batch, detached.
+    """The effect of a correction on a batch, detached.
 
-    weights: [B, T], multiplies the token loss (0 off the response). kept: [B, T] bool, the response mask after
-    rejection. counted: [B, T] bool, what a response consists of for the counts of the reduction, for a loss's mean or
-    product over the response, and for a selection among its tokens.
+    weights: [B, T], multiplies the token loss, 0 off the response. kept: [B, T] bool, the response mask after rejection.
+    counted: [B, T] bool, the tokens of a response for the reduction's counts, a loss's means and products over the
+    response, and a selection among its tokens.
     """
 
     weights: Tensor
@@ -28,28 +28,32 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """Some responses, by their numbers or as a slice."""
+        """The effect on some responses, by their numbers or as a slice."""
         return Corrected(*(part[index] for part in self))
 
 
-@torch.no_grad()
-def correct(batch: Batch, spec: Correction) -> Corrected:
-    """Apply `spec` to the mismatch ratio l = log π_old − log μ of a whole batch.
+def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Corrected:
+    """Apply `spec` to the mismatch ratio ρ = π/μ of a whole batch, l = log π − log μ.
 
     w = action(exp l at its level), divided by its mean with normalize=batch;  kept = mask ∧ all filters
 
-    For ratio=current give a batch whose logp_old is log π_θ. Advantages are read by filters with
-    when=negative_advantage, segments by the segment levels. Limits: l = 0 gives w = 1 and rejects nothing; upper → ∞
-    gives w = ρ; an empty `reject` keeps the mask; tokens of different responses affect each other only through
-    normalize=batch, level=group and plug-ins. At level=group, which reads the prompts, l = 0 gives no w of 1.
-    Raises ValueError on a missing input.
+    policy: log π [B, T] in nats. None is π_old, the batch's `logp_old`; a spec of ratio=current is meant for log π_θ.
+    Advantages are read by filters with when=negative_advantage, segments by the segment levels, the prompts by
+    level=group. Responses affect each other only through normalize=batch, level=group and plug-ins.
+    Limits: l = 0 gives w = 1, but for level=group, and rejects nothing; upper → ∞ gives w = ρ; an empty `reject` keeps
+    the mask. Raises ValueError on a missing input.
     """
-    ratio = Ratio(batch)
+    return correct_ratio(Ratio(batch, policy), spec)
+
+
+@torch.no_grad()
+def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
+    """The correction of a given ratio, whose levels and statistics the diagnostics then share."""
     weights = token_weights(ratio, spec.weight)
-    kept = kept_tokens(ratio, spec) & plugged(batch, spec)
+    kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
-        weights = weights / mean_weight(weights, batch, spec.weight.level)
-    return Corrected(weights, kept, kept if spec.denominator == "kept" else batch.mask)
+        weights = weights / mean_weight(weights, ratio.batch, spec.weight.level)
+    return Corrected(weights, kept, kept if spec.denominator == "kept" else ratio.mask)
 
 
 def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
@@ -58,7 +62,7 @@ def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
 
 
 def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
-    """truncate: min(ρ, upper); clip: clamp(ρ, lower, upper); mask: ρ·1{lower ≤ ρ ≤ upper}."""
+    """The weight of a ratio. truncate: min(ρ, upper). clip: clamp(ρ, lower, upper). mask: ρ·1{lower ≤ ρ ≤ upper}."""
     if weight.level is None:
         return rho
     if weight.action == "mask":
@@ -108,7 +112,7 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
-    """What a filter compares with its bounds, at its level, [B, T] or [B, 1].
+    """The values that a filter compares with its bounds, at the filter's level, [B, T] or [B, 1].
 
     statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. At worst_token both the
     largest and the smallest ρ matter, so it stays per token, as it does at suffix.
@@ -126,18 +130,18 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
     return keep
 
 
-def plugged(batch: Batch, spec: Correction) -> Tensor:
-    """The mask that the plug-ins leave, [B, T] bool. They see the whole batch, because their bounds may depend on it.
+def plugged(ratio: Ratio, spec: Correction) -> Tensor:
+    """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
     Raises ValueError naming a parameter that is not of its type, or a plug-in that does not return [B, T] bool, since
     [B] would spread over the tokens where B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
-    left, mask = batch.mask, batch.mask
+    left = mask = ratio.mask
     for name, plugin in plugins.items():
         function = CORRECTIONS[plugin.function]
         check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
-        keep = function(Ratio(batch).l, left, **plugin.params)
+        keep = function(ratio.l, left, **plugin.params)
         if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
             returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
             raise ValueError(

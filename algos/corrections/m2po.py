@@ -1,4 +1,4 @@
-"""M2PO's second-moment mask: a filter whose bound depends on the batch, hence a plug-in and not a setting."""
+"""M2PO's second-moment mask: a plug-in and not a setting, because its bound depends on the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a correction is, as data: torch-free, so that a config is checked before anything heavy is imported.
+"""Corrections as data, without torch, so that a config is checked before anything heavy is imported.
 
 A correction turns the mismatch ratio ρ = π/μ (trainer over rollout engine, per token) into a detached weight on the
 loss and a smaller response mask. Everything published is a setting of `Correction`; `apply.correct` computes it.
@@ -44,7 +44,9 @@ REDUCTIONS = (
 
 @dataclass(frozen=True)
 class Weight:
-    """w = truncate: min(ρ, upper) | clip: clamp(ρ, lower, upper) | mask: ρ·1{lower ≤ ρ ≤ upper}, ρ taken at `level`.
+    """A weight w of the ratio ρ at `level`.
+
+    truncate: w = min(ρ, upper).  clip: w = clamp(ρ, lower, upper).  mask: w = ρ·1{lower ≤ ρ ≤ upper}.
 
     level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive. None is no bound, except that truncate
     writes the unbounded weight w = ρ as upper=∞. A token outside the bounds of `mask` gets weight 0 and stays in the
@@ -55,7 +57,7 @@ class Weight:
     level: Level | None = None
     """Where ρ is taken. null: no weight."""
     action: Action = "truncate"
-    """What is done with a ratio out of bounds."""
+    """Treatment of a ratio out of bounds."""
     lower: float | None = None
     """Least ratio, in [0, 1]. null: no bound. In a config `reciprocal` is 1/upper, which verl means by null."""
     upper: float | None = None
@@ -91,7 +93,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Reject:
-    """Keep where lower ≤ statistic ≤ upper; what is rejected leaves the response mask.
+    """A filter: tokens with lower ≤ statistic ≤ upper are kept, the others leave the response mask.
 
     statistic: `ratio` is ρ at `level`; the k1 filters of the frameworks are this one, with ratios as bounds. The others
     are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ),
@@ -108,7 +110,7 @@ class Reject:
     level: RejectLevel
     """Where the statistic is taken."""
     statistic: Statistic = "ratio"
-    """What is bounded."""
+    """The quantity that is bounded."""
     lower: float | None = None
     """Least value that is kept. null: no bound. In a config `reciprocal` is 1/upper."""
     upper: float | None = None
@@ -165,7 +167,7 @@ class Correction:
     """
 
     ratio: RatioNumerator = "old"
-    """What stands over μ in ρ. old: π_old. current: π_θ, detached."""
+    """The numerator of ρ = π/μ. old: π_old. current: π_θ, detached."""
     weight: Weight = field(default_factory=Weight)
     """The weight on the loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
@@ -173,7 +175,7 @@ class Correction:
     normalize: Normalize = "none"
     """batch: divide the weights by their mean over the batch."""
     denominator: Denominator = "original"
-    """What a response consists of after a rejection: all its tokens, or the kept ones. Reductions count these tokens, and
+    """The tokens of a response after a rejection: all of them, or the kept ones. Reductions count these tokens, and
     gspo, gmpo, luspo, topr, vespo, clip_cov and kl_cov take their means, products and selections over them."""
 
     def __post_init__(self) -> None:
@@ -204,7 +206,7 @@ class Correction:
 
     @property
     def active(self) -> bool:
-        """Whether it changes anything."""
+        """Whether it weighs or rejects anything."""
         return self.weighs or bool(self.reject)
 
 

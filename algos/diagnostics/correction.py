@@ -1,9 +1,13 @@
+"""Diagnostics of a correction: its weights, its filters, and the tokens and weights that are left."""
+
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
 from algos.batch import Batch
 from algos.chunks import chunked
-from algos.corrections.apply import Corrected, bounded_weights, correct, passes, raw_weights, statistic
+from algos.corrections.apply import Corrected, bounded_weights, correct_ratio, passes, raw_weights, statistic
 from algos.corrections.spec import Correction, Reject
 from algos.diagnostics.mismatch import finish_mismatch, ratio_rows
 from algos.diagnostics.rows import (
@@ -23,10 +27,14 @@ from algos.diagnostics.rows import (
 from algos.ratios import Ratio
 
 
-def correct_with_diagnostics(batch: Batch, spec: Correction) -> tuple[Corrected, Rows]:
-    """`correct`, and the rows of every diagnostic of the mismatch and of the correction."""
-    corrected = correct(batch, spec)
-    return corrected, correction_rows(batch, spec) | applied_rows(corrected, batch.mask)
+def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
+    """`correct`, and the rows of every diagnostic of the mismatch and of the correction, from one ratio.
+
+    The rows cost more than the correction: call `correct` where nothing reads them.
+    """
+    ratio = Ratio(batch, policy)
+    corrected = correct_ratio(ratio, spec)
+    return corrected, correction_rows(ratio, spec) | applied_rows(corrected, batch.mask)
 
 
 @torch.no_grad()
@@ -37,24 +45,23 @@ def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def correction_rows(batch: Batch, spec: Correction) -> Rows:
+def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
     """Per response: the rows of the mismatch, of the weight and of the statistic of each filter; plug-ins have none."""
 
-    def rows(part: Batch) -> Rows:
-        ratio = Ratio(part)
-        return ratio_rows(ratio) | _weights(ratio, spec) | _filters(ratio, spec)
+    def rows(part: Ratio) -> Rows:
+        return ratio_rows(part) | _weights(part, spec) | _filters(part, spec)
 
-    return rows(batch) if spec.weight.level == "group" else chunked(rows, batch)  # a chunk has no whole groups
+    return chunked(rows, ratio, whole=spec.weight.level == "group")  # a chunk has no whole groups
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """What a correction did to a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
+    """Final weights and kept tokens of a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
     return finish_applied(applied_rows(corrected, mask))
 
 
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
-    """Per-response sums of what a correction did."""
+    """Per-response sums of the final weights, and counts of the tokens that are kept and used."""
     weights, kept = corrected.weights, corrected.kept
     return {
         "n": count(mask),
@@ -165,7 +172,7 @@ def _centre(filter_: Reject) -> float:
 
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    """The weight before (raw) and after (applied) its bounds, not normalised."""
+    """Rows of the weight before (raw) and after (applied) its bounds, not normalised."""
     if spec.weight.level is None:
         return {}
     raw = raw_weights(ratio, spec.weight)

@@ -1,4 +1,4 @@
-"""How far the rollout engine is from the trainer, before any correction.
+"""Distance of the rollout engine from the trainer, before any correction.
 
 Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses count nowhere.
 """
@@ -15,19 +15,19 @@ from algos.diagnostics.rows import SUMS, Rows, count, extreme, highest, lowest, 
 from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
-def mismatch(batch: Batch) -> dict[str, Tensor]:
+def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
     """Mismatch statistics of a whole batch as fp64 scalars: `finish_mismatch` of `mismatch_rows`."""
-    return finish_mismatch(mismatch_rows(batch))
+    return finish_mismatch(mismatch_rows(batch, policy))
 
 
 @torch.no_grad()
-def mismatch_rows(batch: Batch) -> Rows:
-    """Per-response sums and extremes of l = log π_old − log μ, and the sum of log μ."""
-    return chunked(lambda part: ratio_rows(Ratio(part)), batch)
+def mismatch_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
+    """Per-response sums and extremes of l = log π − log μ, and the sum of log μ; π is `policy`, by default π_old."""
+    return chunked(ratio_rows, Ratio(batch, policy))
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
-    """The rows of `mismatch_rows` from a ratio that was computed before."""
+    """Per-response sums and extremes of l and ρ, and the sum of log μ, of a given ratio."""
     return {
         "n": count(ratio.mask),
         "l": row_sum(ratio.l),
@@ -40,7 +40,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
 
 
 def ratio_sums(ratio: Ratio) -> Rows:
-    """Of ρ over each response, unbounded as `Ratio.excess` is."""
+    """Sums of ρ and of ρ − 1 over each response, with ρ bounded as in `Ratio.excess`."""
     rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
     rho = torch.where(ratio.mask, rho, 0.0)
     return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}
@@ -48,7 +48,7 @@ def ratio_sums(ratio: Ratio) -> Rows:
 
 @torch.no_grad()
 def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
-    """Mismatch statistics from the rows of the whole batch, fp64 scalars.
+    """Mismatch statistics from the rows of the whole batch, as fp64 scalars.
 
     With E over tokens, E_i over responses, l̄_i the mean of l in a response, S_i its sum, ρ = e^l, ρ_i = e^S_i:
     kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0: estimates of KL(μ‖π) in nats per token.

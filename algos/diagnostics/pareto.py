@@ -1,4 +1,4 @@
-"""How heavy the tail of importance weights is: the shape k̂ of a generalised Pareto distribution fitted to it."""
+"""Heaviness of the tail of importance weights: the shape k̂ of a generalised Pareto distribution fitted to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a response the mismatch sits: statistics by position and by length."""
+"""Mismatch by position in the response and by the length of the response."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ BINS = 16
 """Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1, the last one also all beyond 2¹⁵ = 32768."""
 
 
-def positions(batch: Batch) -> dict[str, Tensor]:
+def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
     """Statistics by position and by length of a whole batch as fp64 scalars: `finish_positions` of `position_rows`."""
-    return finish_positions(position_rows(batch))
+    return finish_positions(position_rows(batch, policy))
 
 
 @torch.no_grad()
-def position_rows(batch: Batch) -> Rows:
-    """Per response and bin of the token's number within its response: tokens, Σ l and Σ k3; each [B, BINS] fp64."""
-    mask, l = batch.mask, Ratio(batch).l.double()
+def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
+    """Per response and bin of the token's number within its response: tokens, Σ l and Σ k3; each [B, BINS] fp64.
+
+    Where l = log π − log μ and π is `policy`, by default π_old.
+    """
+    mask, l = batch.mask, Ratio(batch, policy).l.double()
     bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
     zero = l.new_zeros(l.shape[0], BINS)

@@ -1,4 +1,4 @@
-"""Errors of ratios and probabilities token by token: more passes over the batch than `mismatch`, so by choice."""
+"""Errors of ratios and probabilities token by token. They are slower than `mismatch`, so a run computes them by choice."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ROUNDING = 1e-12
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 
 
-def probabilities(batch: Batch) -> dict[str, Tensor]:
+def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
     """Token statistics of a whole batch as fp64 scalars: `finish_probabilities` of `probability_rows`."""
-    return finish_probabilities(probability_rows(batch))
+    return finish_probabilities(probability_rows(batch, policy))
 
 
 @torch.no_grad()
-def probability_rows(batch: Batch) -> Rows:
-    """Per-response sums over tokens of |l|, π and μ, where l = log π_old − log μ in nats."""
-    return chunked(_rows, batch)
+def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
+    """Per-response sums over tokens of |l|, π and μ, where l = log π − log μ in nats and π is `policy`, by default π_old."""
+    return chunked(_rows, Ratio(batch, policy))
 
 
-def _rows(batch: Batch) -> Rows:
-    mask, l = batch.mask, Ratio(batch).l
+def _rows(ratio: Ratio) -> Rows:
+    mask, l = ratio.mask, ratio.l
     size = l.abs()
-    rollout = torch.where(mask, batch.logp_rollout.to(l.dtype), -torch.inf)
+    rollout = torch.where(mask, ratio.batch.logp_rollout.to(l.dtype), -torch.inf)
     p, q = (rollout + l).exp().double(), rollout.exp().double()  # 0 off the mask
     difference = (p - q).abs()
     return {
@@ -57,7 +57,7 @@ def _rows(batch: Batch) -> Rows:
 
 @torch.no_grad()
 def finish_probabilities(rows: Rows) -> dict[str, Tensor]:
-    """From the rows of the whole batch, E over tokens, π and μ the probabilities of the sampled tokens.
+    """Token statistics from the rows of the whole batch, with E over tokens, π and μ of the sampled tokens.
 
     mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_mean, max and min: of its mean over each response.
     k3_reverse = E[1/ρ − 1 + l] ≥ 0: with tokens from π it would estimate KL(π‖μ).

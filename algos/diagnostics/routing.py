@@ -1,4 +1,4 @@
-"""How far the rollout engine's choice of experts is from the trainer's, and how much of the mismatch that choice explains.
+"""Disagreement of the rollout engine and the trainer on the choice of experts, and its part in the mismatch.
 
 Expert ids are [B, T, layers, k]: the experts of the pass that predicts token t. Their order within the k is of no account.
 """

@@ -36,12 +36,19 @@ SUMS = ("off", "off_sq", "sum", "sum_sq")
 
 
 def sums(values: Tensor, off: Tensor) -> Rows:
-    """Sums over each row of `values` (0 off the mask) and of `off`, these less their value for equal policies, and of squares."""
+    """Sums over each row of `values` and their squares, and of `off` and its squares.
+
+    values: 0 off the mask. off: `values` less their value for equal policies.
+    """
     return {"off": row_sum(off), "off_sq": squares(off), "sum": row_sum(values), "sum_sq": squares(values)}
 
 
 class Moments(NamedTuple):
-    """row, row_off [..., B]: mean of each response, and less `centre`. mean, off, variance [...]: of the batch's tokens."""
+    """Mean and variance of a quantity over tokens.
+
+    row, row_off [..., B]: mean of each response, and less `centre`. mean, off, variance [...]: of all tokens of the batch,
+    where off is the mean less `centre`.
+    """
 
     row: Tensor
     row_off: Tensor
@@ -51,9 +58,9 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
-    """The moments from four sums over each response's n [B] tokens: off, off_sq of values − centre, sum, sum_sq of values.
+    """The moments from the `sums` [..., B] over each response's n [B] tokens.
 
-    All sums are [..., B], and centre [..., 1] is the values' value for equal policies.
+    centre [..., 1]: the quantity for equal policies, which `off` is less by.
 
     Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of
     values − 1 would lose the values. Each response takes the sums that lose less. The variance is that within responses
@@ -72,7 +79,7 @@ def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
 
 
 def count(flags: Tensor) -> Tensor:
-    """How many of each row are True, in fp64."""
+    """Number of True flags of each row, in fp64."""
     return flags.sum(-1).double()
 
 

@@ -1,4 +1,4 @@
-"""What every loss shares: its signature, the masking of its inputs, and the check of its parameters.
+"""Signature, masking and parameter check that every loss shares.
 
 Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, each tensor [B, T].
 logp: log π_θ in nats, the only tensor that carries gradient. logp_prox: the anchor, π_old or μ, in nats; None for a loss
@@ -20,8 +20,11 @@ from algos.parameters import check_values
 
 
 class TokenLoss(NamedTuple):
-    """loss: [B, T], unreduced, 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a
-    loss without bounds. capped: [B, T] bool, where that bound is the dual clip or dppo's cap; None without one."""
+    """An unreduced loss, and the tokens on which its bounds act.
+
+    loss: [B, T], 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a loss without
+    bounds. capped: [B, T] bool, where that bound is the dual clip or dppo's cap; None without one.
+    """
 
     loss: Tensor
     clipped: Tensor | None = None

@@ -17,15 +17,9 @@ DualClip = Annotated[Annotated[float, Interval(gt=1, le=LARGE)] | None, "an abso
 
 @loss(anchored=True)
 def ppo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    eps_low: LowerOffset,
-    eps_high: UpperOffset,
-    dual_clip: DualClip,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, eps_low: LowerOffset, eps_high: UpperOffset, dual_clip: DualClip,
+) -> TokenLoss:  # fmt: skip
     """Proximal policy optimisation with separate clip ranges and an optional dual clip.
 
     L = max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), and with a dual clip c, where A < 0: L = min(L, −A·c)
@@ -42,9 +36,9 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), at most |A|·c; where it is not −A·r; and where it is that cap.
+    """PPO's surrogate [B, T], the tokens where it is not −A·r, and those where its dual clip binds, None without one.
 
-    The cap binds for A < 0 only, because the rest is ≤ 0 for A ≥ 0.
+    min(max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), |A|·c). The cap |A|·c binds for A < 0 only: the rest is ≤ 0 for A ≥ 0.
     """
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None

@@ -50,18 +50,9 @@ def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: fl
 
 @loss(anchored=True, select=select_band)
 def clip_cov(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    selected: Tensor,
-    *,
-    eps_low: LowerOffset,
-    eps_high: UpperOffset,
-    share: Share,
-    lower: Covariance,
-    upper: Covariance,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, selected: Tensor,
+    *, eps_low: LowerOffset, eps_high: UpperOffset, share: Share, lower: Covariance, upper: Covariance,
+) -> TokenLoss:  # fmt: skip
     """Clip-Cov: PPO without the gradient of a few tokens of high covariance.
 
     L = 0 on selected tokens, elsewhere L_ppo (no dual clip)
@@ -77,15 +68,9 @@ def clip_cov(
 
 @loss(anchored=True, select=select_top)
 def kl_cov(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    selected: Tensor,
-    *,
-    share: Share,
-    coef: Coefficient,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, selected: Tensor,
+    *, share: Share, coef: Coefficient,
+) -> TokenLoss:  # fmt: skip
     """KL-Cov: importance-sampled policy gradient with a penalty on the few tokens of highest covariance.
 
     L = −A·r + coef·|log r|·1{selected}

@@ -1,4 +1,4 @@
-"""Losses with a ratio of the whole prefix: the product over the response up to and with the token, or what stands for it."""
+"""Losses with a ratio of the whole prefix: the product over the tokens up to this one, or its substitute."""
 
 from __future__ import annotations
 
@@ -18,16 +18,9 @@ Power = Annotated[float, Interval(ge=0, le=1), "an exponent in [0, 1]"]
 
 @loss(anchored=True)
 def ctpo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    log_low: Nats,
-    log_high: Nats,
-    log_dual_clip: Nats | None,
-    power: Power,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, log_low: Nats, log_high: Nats, log_dual_clip: Nats | None, power: Power,
+) -> TokenLoss:  # fmt: skip
     """Cumulative token policy optimisation: the ratio of the prefix, in a window that widens with the position.
 
     L = max(−A·s, −A·clip(s, e^(−low·t^p), e^(high·t^p))), and where A < 0: L = min(L, −A·e^(c·t^p)),

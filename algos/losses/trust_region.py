@@ -21,16 +21,9 @@ Cap = Annotated[Annotated[float, Interval(ge=1, le=LARGE)] | None, "an absolute 
 
 @loss(anchored=True)
 def dppo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    divergence: Literal["tv", "kl"],
-    delta_low: Delta,
-    delta_high: Delta,
-    upper: Cap,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, divergence: Literal["tv", "kl"], delta_low: Delta, delta_high: Delta, upper: Cap,
+) -> TokenLoss:  # fmt: skip
     """Divergence proximal policy optimisation: a divergence of the sampled token, not its ratio, ends the update.
 
     L = −A·min(r, upper)·M,  M = 0 where (A > 0, r > 1, D > δ_high) or (A < 0, r < 1, D > δ_low), else 1

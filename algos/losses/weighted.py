@@ -80,8 +80,7 @@ def rollout_is(
 
 @loss(anchored=True)
 def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: Taper) -> TokenLoss:
-    """Tapered off-policy REINFORCE: negative responses are tapered by their truncated sequence ratio, positive ones are
-    not.
+    """Tapered off-policy REINFORCE: negative responses alone are tapered, by their truncated sequence ratio.
 
     L = −w·A·log π_θ,  w = 1 where A ≥ 0,  sg(min(Π_τ r_τ, upper)) where A < 0
 
@@ -98,26 +97,19 @@ def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, u
 
 @loss(anchored=True)
 def vespo(
-    logp: Tensor,
-    logp_prox: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    k_pos: Kernel,
-    lambda_pos: Kernel,
-    k_neg: Kernel,
-    lambda_neg: Kernel,
-) -> TokenLoss:
+    logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor,
+    *, k_pos: Kernel, lambda_pos: Kernel, k_neg: Kernel, lambda_neg: Kernel,
+) -> TokenLoss:  # fmt: skip
     """Variational sequence-level soft policy optimisation: the sequence ratio is reshaped by a gamma-shaped kernel.
 
     L = −sg(φ(w))·A·log π_θ,  φ(w) = w^k·exp(λ·(1 − w)),  (k, λ) = (k_pos, λ_pos) where A ≥ 0, else (k_neg, λ_neg)
 
     where w = Π_τ π_θ/π_prox over the response's tokens (`logp`, `logp_prox`, `mask`), A = `advantages`; k, λ ≥ 0.
-    φ peaks at w = k/λ. Source: arXiv 2602.10693. Gradient: −φ(w)·A·∇log π_θ.
+    φ peaks at w = k/λ, and is capped at e²⁰ as every ratio is. Source: arXiv 2602.10693. Gradient: −φ(w)·A·∇log π_θ.
     Limits: w = 1 gives φ = 1, the gradient of `pg`; k = λ = 0 is `pg`; k = 1, λ = 0 is the untruncated sequence weight.
     Raises ValueError on a negative k or λ.
     """
     log_w = at_level((logp - logp_prox).detach(), mask, "sequence").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     w = log_w.exp()
-    phi = torch.where(advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w)).exp()
-    return TokenLoss(-phi * advantages * logp)
+    log_phi = torch.where(advantages >= 0, k_pos * log_w + lambda_pos * (1 - w), k_neg * log_w + lambda_neg * (1 - w))
+    return TokenLoss(-log_phi.clamp(max=LOG_RATIO_BOUND).exp() * advantages * logp)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def dump(folder: RunFolder, step: int, responses: Responses, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
     """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
 
-    order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its own optimizer step.
+    order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its own optimizer step; it fills the
+    column logp_old of a run that scores no π_old.
     """
     minibatch = np.empty(len(batch.mask), dtype=np.int64)
     for number, rows in enumerate(order):
@@ -31,7 +32,7 @@ def dump(folder: RunFolder, step: int, responses: Responses, batch: Batch, order
         "tokens": responses.rollout.tokens,
         "mask": batch.mask,
         "logp_rollout": batch.logp_rollout,
-        "logp_old": batch.logp_old,
+        "logp_old": logp if batch.logp_old is None else batch.logp_old,
         "logp": logp,
         "advantages": batch.advantages,
         "version": responses.rollout.version,

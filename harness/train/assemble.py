@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algos.batch import Batch
-from algos.corrections.apply import correct
+from algos.diagnostics.correction import correct_with_diagnostics
 from harness.build import Plan
 from harness.rollouts import Rollout
 from harness.tasks import TurnTask
@@ -41,12 +41,16 @@ class Assembler:
             logp_ref=scores.reference,
             prompt=responses.prompt_numbers,
         )
-        # Filters read no advantages, so the correction can come before them.
-        corrected = correct(batch, self.config.correction) if self.config.baseline == "kept" else None
-        kept = None if corrected is None else corrected.kept.any(-1).view_as(responses.rewards)
+        corrected = diagnostics = kept = None
+        if self.config.baseline == "kept":  # by filters that read no advantages
+            corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
+            kept = corrected.kept.any(-1).view_as(responses.rewards)
         advantages, values, returns = self.estimate(shaped, penalty, kept)
         batch = batch._replace(advantages=advantages)
-        made = TrainingBatch(responses.prompts, rollout.tokens, scores.forward, scores.replay, batch, values, returns)
+        if corrected is None and batch.logp_old is not None:
+            corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
+        forwards = responses.prompts, rollout.tokens, scores.forward, scores.replay
+        made = TrainingBatch(*forwards, batch, values, returns, corrected, diagnostics)
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:

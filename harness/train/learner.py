@@ -1,6 +1,8 @@
-"""Batch -> metrics: the correction, one optimizer step per mini-batch, and what there is to know about both."""
+"""Batch -> metrics: one optimizer step per mini-batch, and the diagnostics of the mismatch and of its correction."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,16 +13,39 @@ from algos.diagnostics.correction import correct_with_diagnostics
 from algos.diagnostics.mismatch import finish_mismatch
 from algos.diagnostics.positions import positions
 from algos.diagnostics.probabilities import probabilities
+from algos.diagnostics.rows import Rows
 from algos.ratios import ess_share
 from algos.reductions import Counts
 from harness.build import Plan
+from harness.config import Config
 from harness.seeding import generator
 from harness.train.data.batch import TrainingBatch
 from harness.train.forward import TrainingForward
-from harness.train.metrics import OLD, correction_metrics, is_optional, norm_metrics, over_minibatches, trained_metrics
+from harness.train.metrics import (
+    OLD,
+    correction_metrics,
+    is_optional,
+    norm_metrics,
+    over_minibatches,
+    trained_metrics,
+    trained_rows,
+)
 from harness.train.model.actor import Actor
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
+
+Part = Literal["batch", "mini_batch", "micro_batch"]
+
+
+def corrected_part(config: Config) -> Part:
+    """The part of a step that is corrected at once.
+
+    batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with a forward pass of its own before each
+    optimizer step. micro_batch: by π_θ/μ of the forward pass that is differentiated, where no π_old is scored.
+    """
+    if config.actor.scoring == "none":
+        return "micro_batch"
+    return "mini_batch" if config.correction.ratio == "current" and config.correction.active else "batch"
 
 
 class Learner:
@@ -31,7 +56,7 @@ class Learner:
 
     def __init__(self, plan: Plan, actor: Actor):
         self.config, self.actor, self.ranks = plan.config, actor, join()
-        self.objective, config = plan.objective, plan.config
+        self.objective, self.corrected_part, config = plan.objective, corrected_part(plan.config), plan.config
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.learning_rate, self.updates = learning_rates(config), 0
 
@@ -41,26 +66,22 @@ class Learner:
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
 
-    def update(
-        self, collected: TrainingBatch, order: list[Tensor], *, complete: bool = False
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """One optimizer step per mini-batch of `order`.
 
         Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step. Where the loss or the
-        correction takes π_θ/μ, the metrics have its mismatch and the applied correction; complete: see `trained_metrics`.
+        correction takes π_θ/μ, the metrics have its mismatch and the applied correction. complete: see `trained_metrics`.
         """
-        batch = collected.batch
-        # Without a scored π_old each micro-batch is corrected by itself, and this correction gives no more than the counts.
-        corrected = correct(batch if batch.logp_old is not None else _against(batch.logp_rollout, batch), self.config.correction)
-        logp = torch.zeros_like(batch.logp_rollout)
+        logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []
         for rows in order:
-            mini = collected.rows(rows)
-            current = self._current_correction(mini) if self._corrects_current(batch) else corrected.rows(rows)
-            own, metrics = self._accumulate_gradient(mini, current)
+            mini = made.rows(rows)
+            corrected, found = self._correct(mini)
+            own, metrics = self._accumulate_gradient(mini, corrected)
             logp[rows] = now = self.ranks.sum(own)
             if self.follows_current:
-                trained.append(trained_metrics(now, mini.batch, self.config.correction, complete=complete))
+                found = trained_rows(mini.batch, self.config.correction, now) if found is None else found
+                trained.append(trained_metrics(found, self.config.correction, complete=complete))
             lr = self.learning_rate(self.updates) * self._step_scale(mini.batch)
             norms.append(self.actor.step(lr))
             self.updates += 1
@@ -69,13 +90,13 @@ class Learner:
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
-    def observe(self, collected: TrainingBatch, order: list[Tensor]) -> Tensor:
-        """log π_θ [B, T] as `update` returns it, of a policy that stays as it is."""
-        if collected.batch.logp_old is not None:
-            return collected.batch.logp_old
-        logp = torch.zeros_like(collected.batch.logp_rollout)
+    def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
+        """log π_θ [B, T] of each token in a step without an optimizer step, such as one of a critic's warm-up."""
+        if made.batch.logp_old is not None:
+            return made.batch.logp_old
+        logp = torch.zeros_like(made.batch.logp_rollout)
         for rows in order[: self.config.actor.num_minibatches]:
-            mini = collected.rows(rows)
+            mini = made.rows(rows)
             logp[rows] = self.forward(mini.prompts, mini.tokens, mini.replay)
         return logp
 
@@ -89,32 +110,34 @@ class Learner:
         """Whether the loss or the correction takes π_θ/μ: bypass mode, or a correction of the current ratio."""
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
-    def _corrects_current(self, batch: Batch) -> bool:
-        correction = self.config.correction
-        return correction.ratio == "current" and correction.active and batch.logp_old is not None
+    def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
+        """(the correction of a mini-batch, None where each micro-batch has its own; the rows of one that was made here)."""
+        match self.corrected_part:
+            case "batch":
+                return mini.corrected, None
+            case "mini_batch":
+                policy = _from_old(self.forward(mini.prompts, mini.tokens, mini.replay), mini)
+                return correct_with_diagnostics(mini.batch, self.config.correction, policy)
+            case "micro_batch":
+                return None, None
 
-    def _current_correction(self, mini: TrainingBatch) -> Corrected:
-        """The correction of π_θ/μ, normalised, if at all, over the mini-batch: π_θ moves between mini-batches."""
-        logp = _from_old(self.forward(mini.prompts, mini.tokens, mini.replay), mini)
-        return correct(_against(logp, mini.batch), self.config.correction)
-
-    def _accumulate_gradient(self, mini: TrainingBatch, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradient of a mini-batch, over this rank's micro-batches.
+    def _accumulate_gradient(self, mini: TrainingBatch, corrected: Corrected | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradient of a mini-batch, over this rank's micro-batches. corrected: None if each of these is to be corrected.
 
         Returns log π_θ [b, T], 0 on the rows of other ranks, and this rank's part of the metrics.
         """
-        mini = mini._replace(batch=self.objective.select(mini.batch, corrected))
-        counts = Counts.of(corrected.counted, mini.batch.prompt)
+        counted = mini.batch.mask if corrected is None else corrected.counted
+        mini = mini._replace(batch=self.objective.select(mini.batch, counted))
+        counts = Counts.of(counted, mini.batch.prompt)
         tokens = mini.batch.mask.sum().clamp(min=1)
         logp_all = torch.zeros_like(mini.batch.logp_rollout)
         sums: dict[str, Tensor] = {}
         parts = self.forward.micro_batches(mini.prompts, mini.tokens)
         for rows in parts:
-            micro, own = mini.rows(rows), corrected.rows(rows)
+            micro = mini.rows(rows)
             logp, entropy = self._current_logp(micro)
-            logp_all[rows] = logp.detach()
-            if micro.batch.logp_old is None:
-                own = correct(_against(logp.detach(), micro.batch), self.config.correction)
+            logp_all[rows] = now = logp.detach()
+            own = correct(micro.batch, self.config.correction, now) if corrected is None else corrected.rows(rows)
             loss, metrics = self.objective(logp, micro.batch, own, counts.rows(rows), entropy)
             self.actor.backward(loss, last=rows is parts[-1])
             metrics["actor/loss"] = loss.detach()
@@ -129,29 +152,27 @@ class Learner:
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
-    def diagnose(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """The mismatch and what the correction does to it; every diagnostics.every steps all there is to know.
+    def diagnose(self, made: TrainingBatch, logp: Tensor, step: int) -> dict[str, Tensor]:
+        """The mismatch and the effect of the correction; every diagnostics.every steps also filters, probabilities, positions.
 
-        With ratio=current the correction of π_old/μ is not the applied one, which `update` describes: it is named `old/…`.
-        A metric that does not exist is absent, all of them for a batch without a token.
+        logp: log π_θ as `update` returns it, in the place of a π_old that was not scored. With ratio=current the correction of
+        π_old/μ is not the applied one, which `update` describes: it is named `old/…`. A metric that does not exist is absent,
+        all of them for a batch without a token.
         """
+        batch, spec, due = made.batch, self.config.correction, self.config.diagnostics.due(step)
         if not batch.mask.any():
             return {}
-        spec = self.config.correction
-        rows = correct_with_diagnostics(batch, spec)[1]
-        correction = correction_metrics(rows, spec, complete=self.config.diagnostics.due(step))
-        if spec.ratio == "current":
-            scored = self.config.actor.scoring != "none"
-            correction = {f"{OLD}{name}": value for name, value in correction.items()} if scored else {}
-        metrics = finish_mismatch(rows) | correction
-        if self.config.diagnostics.due(step):
-            metrics |= probabilities(batch) | positions(batch)
+        policy, rows = (logp, None) if batch.logp_old is None else (batch.logp_old, made.diagnostics)
+        if rows is None:
+            rows = correct_with_diagnostics(batch, spec, policy)[1]
+        metrics = finish_mismatch(rows)
+        if spec.ratio == "old":
+            metrics |= correction_metrics(rows, spec, complete=due)
+        elif batch.logp_old is not None:
+            metrics |= {f"{OLD}{name}": value for name, value in correction_metrics(rows, spec, complete=due).items()}
+        if due:
+            metrics |= probabilities(batch, policy) | positions(batch, policy)
         return {name: value for name, value in metrics.items() if not (value.isnan() and is_optional(name))}
-
-
-def _against(logp: Tensor, batch: Batch) -> Batch:
-    """The batch with another policy over μ: its correction is then that of exp(logp − logp_rollout)."""
-    return batch._replace(logp_old=logp)
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:

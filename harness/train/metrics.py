@@ -11,37 +11,40 @@ from torch import Tensor
 from algos.batch import Batch
 from algos.corrections.spec import Correction
 from algos.diagnostics.correction import correct_with_diagnostics, finish_applied, finish_filters, finish_weights
-from algos.diagnostics.mismatch import finish_mismatch
+from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import Rows
 
 CURRENT, OLD = "current/", "old/"
-"""Before the names of metrics: of the mismatch π_θ/μ, and of a correction of π_old/μ that was not the one applied."""
+"""Prefixes of metric names: the mismatch π_θ/μ, and a correction of π_old/μ that was not the one applied."""
 UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
 """Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
 
 
-def trained_metrics(logp: Tensor, batch: Batch, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """Of a whole mini-batch and log π_θ = `logp` [B, T] at which it was trained, as fp64 scalars; none of an empty one.
+def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
+    """The rows of a whole mini-batch that `trained_metrics` reads. policy: log π_θ [B, T] at which it was trained, in nats."""
+    return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
-    The mismatch π_θ/μ under `current/`; and with ratio=current what the correction did, `correction_metrics`. complete: with
-    the statistics of filters.
+
+def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
+    """The mismatch π_θ/μ of a whole mini-batch under `current/`, and with ratio=current `correction_metrics`.
+
+    They are fp64 scalars, and none for a mini-batch without a token. complete: with the statistics of filters.
     """
-    if not batch.mask.any():
+    if not rows["n"].any():
         return {}
-    rows = correct_with_diagnostics(batch._replace(logp_old=logp), spec)[1]
     metrics = {f"{CURRENT}{name}": value for name, value in finish_mismatch(rows).items()}
     return metrics | (correction_metrics(rows, spec, complete=complete) if spec.ratio == "current" else {})
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """What a correction did, from the rows of `correct_with_diagnostics`; complete: with those of its filters."""
+    """Metrics of a correction, from the rows of `correct_with_diagnostics`; complete: with the statistics of its filters."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 
 
 def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """One value of each metric from those of the mini-batches, as verl's reduce_metrics has it: the largest where "max" is
-    in the name, the smallest where "min" is, else the mean; over the mini-batches where the metric exists."""
+    """One value of each metric, over the mini-batches where it exists: the largest where "max" is in its name, the smallest
+    where "min" is, else the mean. verl's reduce_metrics does so."""
     metrics = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = torch.stack([part[name] for part in parts if name in part])
@@ -53,7 +56,7 @@ def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def is_optional(name: str) -> bool:
-    """Whether NaN says of this metric that it does not exist."""
+    """Whether a NaN of this metric means that it does not exist."""
     return name.removeprefix(CURRENT).removeprefix(OLD).startswith(UNDEFINED)
 
 

@@ -66,12 +66,10 @@ class Trainer:
                 metrics |= updated
             else:
                 logp = learner.observe(made, order)
-        # Without a scored π_old the mismatch is that of π_θ as it was trained on.
-        batch = made.batch if scores.old is not None else made.batch._replace(logp_old=logp)
-        metrics |= learner.diagnose(batch, step)
+        metrics |= learner.diagnose(made, logp, step)
         sampler.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and sampler.ranks.rank == 0:
-            dump(self.folder, step, responses, batch, order, logp)
+            dump(self.folder, step, responses, made.batch, order, logp)
         return {name: float(value) for name, value in metrics.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:

@@ -101,7 +101,7 @@ def token_loss(name: str, d: list[float], lp: list[float], a: list[float], i: in
 
 def _vespo(log_w: float, adv: float, p: dict) -> float:
     k, lam = (p["k_pos"], p["lambda_pos"]) if adv >= 0 else (p["k_neg"], p["lambda_neg"])
-    return math.exp(k * log_w + lam * (1 - math.exp(log_w)))
+    return math.exp(min(k * log_w + lam * (1 - math.exp(log_w)), BOUND))
 
 
 def unit(level: str, row: list[int], t: int, segments: list[int] | None) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from algos.advantages import (
     dr_grpo,
-    gdpo,
     gpg,
     grpo,
     grpo_batch_std,
@@ -22,7 +23,7 @@ from algos.advantages import (
 )
 from algos.kl import absolute, k1, k2, k3, k3_k2, k3_unbiased
 from algos.registry import ADVANTAGES
-from algos.returns import gae, gigpo, optimal_token_baseline
+from algos.returns import gae
 from tests.algos.algo_cases import f64
 
 
@@ -73,16 +74,6 @@ def test_the_best_response_gets_its_lead():
     close(pass_at_k(rewards[2:], std=False, kept=torch.tensor([[True, False, True, True]])), [[0, 0, 0.3, 0]])
     for kept in ([True, False], [False, False]):
         assert (pass_at_k(f64([[5, 0]]), std=True, kept=torch.tensor([kept])) == 0).all()
-
-
-def test_gdpo_standardises_each_reward_on_its_own():
-    """Both are ±.707107 in a group of two; 2·[1, −1] + [−1, 1] = [.707107, −.707107] with 1 and 3 tokens.
-
-    m = (.707107 − 3·.707107)/4 = −.353553, s² = (1.060660² + 3·.353553²)/3 = .5: [1.5, −.5]. The sum of the rewards,
-    [1, 10], would have made the second response the better one.
-    """
-    parts, lengths = f64([[[1, 0], [0, 10]]]), torch.tensor([[1, 3]])
-    close(gdpo(parts.sum(-1), components=parts, lengths=lengths, weights=[2, 1]), [[1.5, -0.5]])
 
 
 def test_skyrl_leave_one_out_and_mean():
@@ -146,36 +137,15 @@ def test_gae_skips_tokens_the_policy_did_not_write():
     close(gae(rewards, mask=mask, values=values, gamma=1.0, lam=0.5), [[0, 0.0, 0, 0, 0.2, 0.8, 0]])
 
 
-def test_the_optimal_token_baseline_by_hand():
-    """w = 1 − 2π + Σπ²: .5 for a fair coin, .08 for the likely side of .8 and .2. Rewards 1 and 0 on the last tokens.
-
-    W = [.5, 1, 1.5] and [.08, .58]; B = .5/.58 = .862069, 1/1.58 = .632911, and 0 where only one response goes on.
-    """
-    mask = torch.tensor([[[True, True, False, True], [True, True, False, False]]])
-    logp, squares = torch.full((1, 2, 4), torch.nan).double(), torch.full((1, 2, 4), torch.nan).double()
-    logp[mask], squares[mask] = f64([0.5, 0.5, 0.5, 0.8, 0.5]).log(), f64([0.5, 0.5, 0.5, 0.68, 0.5])
-    rewards = f64([[[0, 0, 9, 1], [0, 0, 9, 9]]])
-    given = {"mask": mask, "logp_old": logp, "pi_squared": squares}
-    close(optimal_token_baseline(rewards, **given), [[[0.137931, 0.367089, 0, 1], [-0.862069, -0.632911, 0, 0]]])
-    # a ratio of 2 on the very first token: W = [2, 2.5] against [.08, .58]
-    weights = torch.ones(1, 2, 4).double()
-    weights[0, 0, 0] = 2
-    twice = optimal_token_baseline(rewards, **given, weights=weights)
-    close(twice[..., :2], [[[1 - 2 / 2.08, 1 - 2.5 / 3.08], [-2 / 2.08, -2.5 / 3.08]]])
-
-
-def test_gigpo_by_hand():
-    """Episodes [0, 1] and [0, 0] that begin in one state: R = 1, 0; Q = [.5, 1], [0, 0] with γ = .5.
-
-    A = ±.5 and, in the common state, ω·(±.25) more; with std ±.5/.707107 and ω·(±.25/.353553). A third turn did not take
-    place.
-    """
-    rewards, states = f64([[[0, 1, torch.nan], [0, 0, torch.nan]]]), torch.tensor([[[0, 1, -9], [0, 2, -1]]])
-    given = {"states": states, "gamma": 0.5}
-    close(gigpo(rewards, **given, weight=2.0, std=False), [[[1, 0.5, 0], [-1, -0.5, 0]]])
-    close(gigpo(rewards, **given, weight=2.0, std=True), [[[2.121320, 0.707107, 0], [-2.121320, -0.707107, 0]]])
-    episodes = grpo(f64([[1, 0]]))[..., None]
-    close(gigpo(rewards, **given, weight=0.0, std=True), torch.where(states >= 0, episodes, 0.0).tolist())
+@pytest.mark.parametrize("far", [22.0, 1e3, 1e9, 3.4e38])
+def test_k3_of_a_fill_value_is_bounded(far):
+    """x = far − 1: e²⁰ − 1 − 20, of gradient 0, and never negative. x = 1 − far: −x − 1, which pulls π_θ down to π_ref."""
+    logp = torch.tensor([[-far, -1.0, -1.0]]).requires_grad_()
+    ref, mask = torch.tensor([[-1.0, -1.5, -far]]), torch.ones(1, 3, dtype=torch.bool)
+    value = k3(logp, ref, mask)
+    assert value[0].tolist() == pytest.approx([math.expm1(20) - 20, math.expm1(-0.5) + 0.5, far - 2], rel=1e-6)
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert gradient[0].tolist() == pytest.approx([0, 1 - math.exp(-0.5), 1], rel=1e-6)
 
 
 def test_kl_values_and_gradients():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from algos.batch import Batch
 from algos.corrections.apply import correct, mean_weight, statistic
 from algos.corrections.m2po import m2po
-from algos.corrections.spec import Correction, Plugin, Reject, Weight, check_combination
+from algos.corrections.spec import Correction, Plugin, Reject, Statistic, Weight, check_combination
 from algos.diagnostics.correction import correct_with_diagnostics, finish_weights
 from algos.ratios import LEVELS, Ratio, at_level, ess_share
 from algos.reductions import Counts, reduce
@@ -239,6 +240,22 @@ def test_a_suffix_begins_after_the_first_token_out_of_bounds():
     assert correct(batch, spec).kept.tolist() == [[True, True, False, False, False], [True] * 5]
     both = Correction(reject=spec.reject | {"token": Reject("token", upper=2.0, when="negative_advantage")})
     assert correct(batch, both).kept.tolist() == [[True] + [False] * 4, [True] * 5]
+
+
+def test_a_token_whose_rollout_probability_is_a_fill_value_is_rejected():
+    """log μ = −1e9: k3 = e²⁰ − 1 − 20, and not e²⁰ − 1e9 < 0, which any upper bound would keep."""
+    batch = Batch(torch.tensor([[-1e9, -1.0]]), torch.ones(1, 2).bool(), torch.tensor([[-1.0, -1.0]]))
+    spec = Reject("token", "k3", upper=0.01)
+    assert statistic(Ratio(batch), spec)[0].tolist() == pytest.approx([math.expm1(20) - 20, 0], rel=1e-6)
+    assert correct(batch, Correction(reject={"k3": spec})).kept.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("name", get_args(Statistic))
+def test_a_filter_takes_a_batch_without_a_column(name):
+    batch = Batch(torch.zeros(2, 0), torch.ones(2, 0).bool(), torch.zeros(2, 0))
+    spec = Correction(reject={"f": Reject("worst_token", name, upper=0.9 if name == "prob_diff" else 2.0)})
+    corrected, _ = correct_with_diagnostics(batch, spec)
+    assert corrected.kept.shape == corrected.weights.shape == (2, 0)
 
 
 def test_binary_kl_by_hand():

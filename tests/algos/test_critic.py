@@ -157,7 +157,7 @@ def test_every_loss_takes_advantages_by_token(loss, level):
         batch = Batch(SPACE.logp(WRONG), SPACE.mask, SPACE.logp(LOGITS), changed)
         corrected = correct(batch, objective.correction)
         logp = (SPACE.logp(LOGITS) + 0.01).requires_grad_()
-        objective(logp, objective.select(batch, corrected), corrected, Counts.of(SPACE.mask))[0].backward()
+        objective(logp, objective.select(batch, corrected.counted), corrected, Counts.of(SPACE.mask))[0].backward()
         assert logp.grad.isfinite().all()
         gradients.append(logp.grad)
     assert (gradients[0] != gradients[1]).any() == (loss != "cross_entropy")

@@ -16,15 +16,16 @@ from algos.diagnostics.mismatch import mismatch
 from algos.diagnostics.pareto import pareto_k
 from algos.diagnostics.positions import bin_of
 from algos.diagnostics.probabilities import probabilities
+from algos.ratios import Ratio
 from tests.algos.algo_cases import f64, of_ratio, shared_batch
 
 
 def weight_metrics(batch, spec):
-    return finish_weights(correction_rows(batch, spec), spec)
+    return finish_weights(correction_rows(Ratio(batch), spec), spec)
 
 
 def filter_metrics(batch, spec):
-    return finish_filters(correction_rows(batch, spec), spec)
+    return finish_filters(correction_rows(Ratio(batch), spec), spec)
 
 
 def done_to(batch, spec):
@@ -82,7 +83,7 @@ def test_the_factor_of_a_batch_normalisation():
         out = weight_metrics(batch, spec)
         assert out["rollout_corr/rollout_is_batch_norm_factor"].item() == pytest.approx(factor, abs=1e-6)
         assert "rollout_corr/rollout_is_batch_norm_factor" not in finish_weights(
-            correction_rows(batch, spec), Correction(weight=spec.weight)
+            correction_rows(Ratio(batch), spec), Correction(weight=spec.weight)
         )
 
 
@@ -203,6 +204,15 @@ def test_fp32_does_not_overflow_in_the_token_statistics():
     out = mismatch(of_ratio(l, torch.ones_like(l).bool()))
     assert out["mismatch/ess_token"].item() == pytest.approx(0.1)
     assert out["mismatch/ratio_std"].isfinite() and out["rollout_corr/k3_kl"].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_beyond_its_bound_does_not_depend_on_the_padded_width(dtype):
+    """One token 500 nats off: Σρ² is finite, and the same beside 3 columns of padding as beside 5000."""
+    l = torch.tensor([[500.0, 0.1], [0.2, -0.3]], dtype=dtype)
+    narrow, wide = (mismatch(of_ratio(pad, pad != 0)) for pad in (torch.nn.functional.pad(l, (0, n)) for n in (3, 5000)))
+    for name in ("rollout_corr/k3_kl", "rollout_corr/chi2_token", "mismatch/ratio_mean", "mismatch/ratio_std"):
+        assert narrow[name] == wide[name] and narrow[name].isfinite(), name
 
 
 def test_the_largest_ratio_includes_one_so_that_padding_adds_nothing():

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from algos.advantages import gdpo
 from algos.batch import Batch
 from algos.conformance import example
 from algos.corrections.apply import correct
@@ -248,8 +247,6 @@ def test_the_rest():
         correct(Batch(zeros, mask, zeros), Correction(reject={"m": Plugin("math:sqrt")}))
     with pytest.raises(ValueError, match="kl=k3_unbiased needs logp_prox"):
         k3_unbiased(zeros, zeros, mask)
-    with pytest.raises(ValueError, match=r"advantage.weights=\[1.0\]: give 2 numbers, one for each component"):
-        gdpo(zeros, components=torch.zeros(1, 2, 2), lengths=torch.ones(1, 2), weights=[1.0])
     for key in ("gamma", "lam"):
         with pytest.raises(ValueError, match=rf"advantage.{key}=1.5: must be a number in \[0, 1\]"):
             check("advantage", gae, {"gamma": 1.0, "lam": 1.0} | {key: 1.5}, provided=gae.needs)

@@ -51,9 +51,9 @@ def expected_gradient(loss, correction, *, proximal="old", old=OLD, reduction="t
     objective = Objective(loss, correction, proximal, reduction)
     batch = Batch(logp_mu, SPACE.mask, logp_old, advantages)
     current = correction.ratio == "current"
-    corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, correction)
+    corrected = correct(batch, correction, logp.detach() if current else None)
     return torch.autograd.grad(
-        objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted))[0], theta
+        objective(logp, objective.select(batch, corrected.counted), corrected, Counts.of(corrected.counted))[0], theta
     )[0]
 
 
@@ -207,8 +207,8 @@ def test_the_denominator_decides_between_a_mean_and_a_conditional_mean():
     for denominator in ("original", "kept"):
         spec = Correction("current", reject={"s": Reject("sequence", upper=1.2)}, denominator=denominator)
         objective = Objective(LOSSES["pg"], spec, "old", "seq_mean_token_sum")
-        batch = Batch(logp_mu, SPACE.mask, logp.detach(), advantages)
-        corrected = correct(batch, spec)
+        batch = Batch(logp_mu, SPACE.mask, advantages=advantages)
+        corrected = correct(batch, spec, logp.detach())
         values[denominator] = objective(logp, batch, corrected, Counts.of(corrected.counted))[0]
     keep = (logp - logp_mu).sum(-1).exp() <= 1.2
     f = -R * logp.sum(-1)
@@ -330,7 +330,7 @@ def gradient_at_the_anchor(name, params, *, without_selected=False):
     logp = SPACE.logp(theta)
     old, advantages = logp.detach(), R[:, None].expand_as(logp)
     corrected = correct(Batch(old, SPACE.mask, old), Correction())
-    batch = objective.select(Batch(old, SPACE.mask, old, advantages), corrected)
+    batch = objective.select(Batch(old, SPACE.mask, old, advantages), corrected.counted)
     value, _ = objective(logp, batch, corrected, Counts.of(SPACE.mask))
     gradient = torch.autograd.grad(value, theta, retain_graph=True)[0]
     policy = -R[:, None] * (torch.where(batch.selected, 0.0, logp) if without_selected else logp)

@@ -10,7 +10,7 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Weight
 from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
-from algos.groups import off_policy_baseline
+from algos.diagnostics.mismatch import mismatch
 from algos.objective import Objective
 from algos.reductions import Counts
 from algos.registry import LOSSES
@@ -99,23 +99,25 @@ def test_the_diagnostics_see_whole_groups():
     assert applied.item() != pytest.approx(1, rel=1e-2)  # as it is where each response is a group
 
 
+@pytest.mark.parametrize("size", [60.0, 1e-4])
+def test_the_diagnostics_of_the_mismatch_are_those_of_any_level(size):
+    """fp32 log ratios of 60 nats a response, whose e^120 no fp32 holds, and of 1e-4, whose spread it loses."""
+    generator = torch.Generator().manual_seed(0)
+    mu = -torch.rand(8, 4, generator=generator) - 1
+    pi = mu + size * torch.randn(8, 4, generator=generator)
+    batch = Batch(mu, torch.ones(8, 4).bool(), pi, prompt=torch.arange(8) // 2)
+    rows = correct_with_diagnostics(batch, GEPO)[1]
+    assert all(value.dtype == torch.float64 for value in rows.values())
+    expected = mismatch(batch)
+    assert expected["rollout_corr/chi2_seq"].isfinite()
+    found = finish_diagnostics(rows, GEPO)
+    for name, value in expected.items():
+        assert found[name] == value or (found[name].isnan() and value.isnan()), name
+
+
 def test_the_weight_of_gepo_needs_whole_groups():
     batch = Batch(torch.zeros(1, 1), torch.ones(1, 1).bool(), torch.zeros(1, 1))
     with pytest.raises(ValueError, match="level=group needs prompt, the number of the prompt that each response answers"):
         correct(batch, GEPO)
     with pytest.raises(ValueError, match=r"ratio=current with weight.level=group: .* use ratio=old"):
         Correction(ratio="current", weight=Weight("group", upper=2.0))
-
-
-def test_the_baseline_of_vcpo_by_hand_and_by_its_minimum():
-    """w·n = 2 and 1: b = (4·1 + 1·0)/5. No other baseline gives a smaller sum of squared gradients."""
-    rewards, weights, norms = f64([[1, 0], [1, 0]]), f64([[2, 1], [1, 1]]), f64([[1, 1], [3, 3]])
-    advantages = off_policy_baseline(rewards, weights=weights, norms=norms)
-    assert advantages[0].tolist() == pytest.approx([0.2, -0.8]) and advantages[1].tolist() == pytest.approx([0.5, -0.5])
-
-    def spread(baseline):
-        return ((weights * norms).square() * (rewards - baseline).square()).sum(-1)
-
-    best = rewards[:, :1] - advantages[:, :1]
-    assert all((spread(best) < spread(best + step)).all() for step in (-0.01, 0.01))
-    assert off_policy_baseline(rewards, weights=torch.zeros(2, 2), norms=norms).tolist() == rewards.tolist()

@@ -35,8 +35,8 @@ def scalar(name, params, reduction="token_mean", *, correction=None, proximal="o
     logp.requires_grad_()
     objective = Objective(functools.partial(LOSSES[name], **params), correction or Correction(), proximal, reduction)
     current = objective.correction.ratio == "current"
-    corrected = correct(batch._replace(logp_old=logp.detach()) if current else batch, objective.correction)
-    value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted))
+    corrected = correct(batch, objective.correction, logp.detach() if current else None)
+    value, _ = objective(logp, objective.select(batch, corrected.counted), corrected, Counts.of(corrected.counted))
     return value.item(), torch.autograd.grad(value, logp)[0]
 
 
@@ -335,6 +335,22 @@ def test_topr_and_vespo_by_hand():
     kernel = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
     torch.testing.assert_close(vespo(logp, prox, up, MASK3, **kernel).loss, -4 * math.exp(-3) * logp)
     torch.testing.assert_close(vespo(logp, prox, down, MASK3, **kernel).loss, 8 * math.exp(-2) * logp)
+
+
+@pytest.mark.parametrize(
+    ("log_w", "kernel"),
+    [
+        (11.0, {"k_pos": 5.0, "lambda_pos": 0.0}),  # w^k = e^55, whose square no fp32 holds
+        (20.0, {"k_pos": 100.0, "lambda_pos": 0.0}),  # w^k = e^2000
+        (-30.0, {"k_pos": 0.0, "lambda_pos": 100.0}),  # e^(100·(1 − e^−20))
+    ],
+)
+def test_the_kernel_of_vespo_is_bounded_as_a_ratio_is(log_w, kernel):
+    """φ = e²⁰ for A = 1, in fp32."""
+    logp = row([log_w - 40, -1, -1]).float().requires_grad_()
+    value = vespo(logp, row([-40, -1, -1]).float(), row([1, 1, 1]), MASK3, **kernel, k_neg=0.0, lambda_neg=0.0).loss
+    torch.testing.assert_close(value, -math.exp(20) * logp, rtol=1e-5, atol=0, check_dtype=False)
+    assert torch.autograd.grad(value.sum(), logp)[0][0].tolist() == pytest.approx([-math.exp(20)] * 3, rel=1e-5)
 
 
 def test_verl_dro():

@@ -63,7 +63,7 @@ def test_losses(name):
     objective = Objective(loss, Correction(weight=Weight("token", "truncate", None, 2.0)), "old", "prompt_mean")
     corrected = correct(given, objective.correction)
     counts = Counts.of(corrected.counted, given.prompt)
-    objective(logp, objective.select(given, corrected), corrected, counts)[0].backward()
+    objective(logp, objective.select(given, corrected.counted), corrected, counts)[0].backward()
     assert logp.grad.shape == logp.shape
 
 

@@ -71,8 +71,8 @@ def test_objectives_and_their_metrics(name, dtype):
     counts = Counts.of(corrected.counted)
     for kind in KL.names():
         objective = Objective(made, Correction(), "old", "token_mean", kl=KL[kind], kl_coef=0.1)
-        one = objective(logp, objective.select(batch, corrected), corrected, counts)
-        other = objective(logp.float(), objective.select(fp32(batch), corrected), corrected, counts)
+        one = objective(logp, objective.select(batch, corrected.counted), corrected, counts)
+        other = objective(logp.float(), objective.select(fp32(batch), corrected.counted), corrected, counts)
         assert torch.equal(one[0], other[0])
         assert [key for key in other[1] if not torch.equal(one[1][key], other[1][key])] == []
 

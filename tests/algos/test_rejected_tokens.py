@@ -32,7 +32,7 @@ def value(name, params, denominator, old, logp, advantages, gap):
     objective = Objective(functools.partial(LOSSES[name], **params), spec, "old", "token_mean")
     corrected = correct(batch, spec)
     assert corrected.kept.tolist() == [[True] * (len(old) - 1) + [False]]
-    return objective(f64([logp]), objective.select(batch, corrected), corrected, Counts.of(corrected.counted))[0].item()
+    return objective(f64([logp]), objective.select(batch, corrected.counted), corrected, Counts.of(corrected.counted))[0].item()
 
 
 KEPT, WHOLE = math.exp(0.1), math.exp((0.1 + 0.1 - 0.3) / 3)  # the mean of log r over two tokens and over three

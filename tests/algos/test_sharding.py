@@ -25,6 +25,7 @@ from algos.diagnostics.positions import by_length, by_position, position_rows
 from algos.diagnostics.probabilities import finish_probabilities, probabilities, probability_rows
 from algos.diagnostics.rows import merge
 from algos.objective import Objective
+from algos.ratios import Ratio
 from algos.reductions import Counts
 from algos.registry import LOSSES
 from tests.algos import oracles
@@ -63,7 +64,7 @@ def test_loss_and_gradient(name, batch, cuts, mode, data):
     )
     given = Batch(rollout, mask, old, advantages, prompt=torch.arange(len(mask)) // 2)
     whole = correct(given, SPEC)
-    given = objective.select(given, whole)
+    given = objective.select(given, whole.counted)
     counts = Counts.of(whole.counted, given.prompt)
     leaf = logp.clone().requires_grad_()
     value, metrics = objective(leaf, given, whole, counts)
@@ -99,7 +100,7 @@ def diagnostics_whole_and_split(batch, order):
     split = {
         **finish_mismatch(merge([mismatch_rows(part) for part in take])),
         **finish_probabilities(merge([probability_rows(part) for part in take])),
-        **finish_diagnostics(merge([correction_rows(part, SPEC) for part in take]) | applied, SPEC),
+        **finish_diagnostics(merge([correction_rows(Ratio(part), SPEC) for part in take]) | applied, SPEC),
         **finish_applied(applied),
         **by_position(positions),
         **by_length(positions),

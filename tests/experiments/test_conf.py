@@ -143,7 +143,7 @@ def outcome(preset, logp, batch):
     made = config(f"correction={preset}")
     objective = build_objective(made)
     current = made.correction.ratio == "current"
-    corrected = correct(batch._replace(logp_old=logp) if current else batch, made.correction)
+    corrected = correct(batch, made.correction, logp if current else None)
     value, _ = objective(logp, batch, corrected, Counts.of(corrected.counted))
     return torch.where(corrected.kept, corrected.weights, 0.0), corrected.kept, value.item()
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from algos.advantages import advantage
 from algos.registry import RegistryError
 from harness.errors import UserError
 from harness.validate import check
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.slow
         (["+correction.reject.m={function: nosuch}"], "corrections=nosuch: unknown; known are m2po"),
         (["+correction.reject.m={function: m2po, params: {x: 1}}"], "correction.reject.m.params.x: unknown"),
         (
-            ["advantage.name=algos.returns:optimal_token_baseline"],
-            "advantage=algos.returns:optimal_token_baseline: needs logp_old, pi_squared, which a run does not have",
+            [f"advantage.name={__name__}:by_entropy"],
+            "advantage=.*:by_entropy: needs logp_old, pi_squared, which a run does not have",
         ),
         (["advantage=gae", "critic=none"], "critic.lr is missing: advantage=gae needs .* values of a critic; set critic=default"),
         (["critic=default"], "critic.lr=0.001 has no effect: advantage=dr_grpo reads no values; set critic=none or"),
@@ -68,6 +69,11 @@ def test_plug_ins_are_checked_before_anything_starts(tiny, overrides, message):
 
 def bare(logp, logp_prox, advantages, mask):
     """A loss, or an estimator, whose author forgot the decorator."""
+
+
+@advantage("logp_old", "pi_squared")
+def by_entropy(rewards, *, logp_old, pi_squared):
+    """An estimator of what no run computes."""
 
 
 def by_response(log_ratio, mask):

@@ -81,8 +81,8 @@ def with_gradient(function, logp: Tensor) -> dict[str, Tensor]:
 def our_loss(logp: Tensor, b: Batch, objective: Objective) -> dict[str, Tensor]:
     """Loss, gradient and metrics of an objective; with ratio=current the correction is made from π_θ, as in a training step."""
     current = objective.correction.ratio == "current"
-    corrected = correct(b._replace(logp_old=logp) if current else b, objective.correction)
-    chosen = objective.select(b, corrected) if b.selected is None else b
+    corrected = correct(b, objective.correction, logp if current else None)
+    chosen = objective.select(b, corrected.counted) if b.selected is None else b
     metrics = {}
 
     def value(leaf: Tensor) -> Tensor:
@@ -111,9 +111,9 @@ def preset(name: str, reduction: str) -> Objective:
     return build_objective(config(f"correction={name}", f"reduce={reduction}", *norm))
 
 
-def our_metrics(b: Batch, spec: Correction) -> dict[str, Tensor]:
+def our_metrics(b: Batch, spec: Correction, policy: Tensor | None = None) -> dict[str, Tensor]:
     """Every diagnostic of a correction, those of the mismatch included."""
-    return finish_diagnostics(correct_with_diagnostics(b, spec)[1], spec)
+    return finish_diagnostics(correct_with_diagnostics(b, spec, policy)[1], spec)
 
 
 def shared(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, bool]:

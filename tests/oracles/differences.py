@@ -161,7 +161,6 @@ DIFFERENCES = (
         "advantages",
         "whitened with 1e-6 added to the standard deviation, not 1e-8 to the variance: 1e-5 apart",
     ),
-    Difference("verl/advantage/gdpo", "advantages", "likewise, and of rewards in fp32"),
     Difference(
         "verl/advantage/gpg with rewards of 0",
         "advantages",

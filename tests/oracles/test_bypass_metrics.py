@@ -6,7 +6,7 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import compute_policy_loss_bypass_mode
 from verl.utils.metric import reduce_metrics
 
-from harness.train.metrics import CURRENT, over_minibatches, trained_metrics
+from harness.train.metrics import CURRENT, over_minibatches, trained_metrics, trained_rows
 from tests.oracles.comparing import batch, preset, shared
 from tests.oracles.differences import expected
 from tests.oracles.verl_cases import config
@@ -30,18 +30,22 @@ def test_of_two_minibatches_between_which_the_policy_moves(name):
         for filter_ in spec.reject:  # our filters carry the names of the presets
             old, new = f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"
             reduced = {key.replace(old, new): value for key, value in reduced.items()}
-        mine = over_minibatches([trained_metrics(now, part, spec, complete=True) for now, part in parts])
+        mine = over_minibatches([_metrics(now, part, spec) for now, part in parts])
         mine = {key.removeprefix(CURRENT): value for key, value in mine.items()}
         agreement = shared(mine, reduced)
         compared |= agreement.keys()
         found |= {key for key, agrees in agreement.items() if not agrees}
-        at_old = over_minibatches([trained_metrics(part.logp_old, part, spec, complete=True) for _, part in parts])
+        at_old = over_minibatches([_metrics(part.logp_old, part, spec) for _, part in parts])
         assert not shared({"kl": at_old[f"{CURRENT}rollout_corr/kl"]}, {"kl": reduced["rollout_corr/kl"]})["kl"]
     assert compared >= ALWAYS and found <= expected(f"verl/metrics/{name}", compared)
     if spec.reject:
         assert "rollout_corr/rollout_rs_masked_fraction" in compared - found
     if spec.weight.level:
         assert "rollout_corr/rollout_is_mean" in compared - found
+
+
+def _metrics(policy, part, spec) -> dict:
+    return trained_metrics(trained_rows(part, spec, policy), spec, complete=True)
 
 
 def _of_verl(logp, b, made) -> dict[str, float]:

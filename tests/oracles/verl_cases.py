@@ -15,14 +15,12 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
-from algos.advantages import gdpo
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.corrections.spec import Correction, Reject, Weight
 from algos.critic import whiten
 from algos.losses.covariance import select_band, select_top
 from algos.registry import ADVANTAGES, KL
-from algos.returns import optimal_token_baseline
 from tests.oracles.comparing import (
     NORM,
     Case,
@@ -116,10 +114,6 @@ def cases() -> Iterator[Case]:
         yield Case(f"verl/batch normalize/{level}", functools.partial(_normalized, level))
     for name in ADVANTAGE:
         yield Case(f"verl/advantage/{name}", functools.partial(_advantage, name))
-    yield Case("verl/advantage/gdpo", _gdpo)
-    for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
-        for weighted in (False, True):
-            yield Case(f"verl/advantage/{name}", functools.partial(_token_baseline, name, weighted))
     for name in OUR_KL:
         yield Case(f"verl/kl/{name}", functools.partial(_kl, name))
 
@@ -147,10 +141,11 @@ def _verl(logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, 
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask
     mode, metrics = reduction.replace("_", "-"), {}
+    old = b.logp_rollout if name == "bypass_mode" else b.logp_old
     made.global_batch_info.update(batch_num_tokens=mask.sum(), global_batch_size=len(mask))
 
     def value(logp: Tensor) -> Tensor:
-        loss, found = function(b.logp_old, logp, b.advantages, mask, mode, made, weights)
+        loss, found = function(old, logp, b.advantages, mask, mode, made, weights)
         metrics.update(found)
         return loss
 
@@ -167,7 +162,7 @@ def _preset(name: str, reduction: str, seed: int, kind: str = "", imported: bool
     clip = {"clip_ratio_high": 0.2, "clip_ratio_c": 3.0 if theirs.bypass_mode else 1e9}  # only presets of bypass set a dual clip
     if theirs.bypass_mode:
         made = config(b, {"rollout_correction": theirs}, **clip)
-        found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
+        found = _verl(logp, b, "bypass_mode", reduction, made)
     else:
         weights, mask, _ = _correct(b.logp_old, b, theirs)
         found = _verl(logp, b, "vanilla", reduction, config(b, **clip), weights, mask)
@@ -180,7 +175,7 @@ def _token_rejection_in_bypass(reduction: str, seed: int) -> tuple[dict, dict]:
     spec = Correction("current", reject=TOKENS.reject)
     mine = our_loss(logp, b, objective("ppo", reduction, "rollout", spec, **clip))
     made = config(b, {"rollout_correction": theirs})
-    found = _verl(logp, b._replace(logp_old=b.logp_rollout), "bypass_mode", reduction, made)
+    found = _verl(logp, b, "bypass_mode", reduction, made)
     return mine, {name: found[name] for name in ("loss", "gradient")}
 
 
@@ -198,7 +193,7 @@ def _metrics(name: str, seed: int) -> tuple[dict, dict]:
     theirs = _correct(top, b, made)[2]
     for filter_ in spec.reject:  # our filters carry the names of the presets
         theirs = {key.replace(f"rollout_rs_{made.rollout_rs}_", f"rollout_rs_{filter_}_"): value for key, value in theirs.items()}
-    mine = our_metrics(b._replace(logp_old=top), spec)
+    mine = our_metrics(b, spec, top)
     return mine, theirs
 
 
@@ -256,37 +251,6 @@ def _advantage(name: str, seed: int) -> tuple[dict, dict]:
     params = {"std": std} if "passk" in name else {}
     mine = ours(rewards, **{key: inputs[key] for key in ours.needs}, **params)
     return {"advantages": mine.view(-1, 1) * mask}, {"advantages": theirs}
-
-
-def _gdpo(seed: int) -> tuple[dict, dict]:
-    """Of two rewards, weighted 1 and .5."""
-    rewards, mask, tokens, _, _ = grouped(seed)
-    other = grouped(seed + 100)[0]
-    keys, weights = ["first", "second"], [1.0, 0.5]
-    parts = torch.stack([rewards, other], -1)
-    mine = gdpo(rewards, components=parts, lengths=mask.sum(-1).view(2, 4), weights=weights)
-    batch = {"prompts": torch.zeros(8, 1), "attention_mask": torch.cat([torch.ones(8, 1), mask], -1).long()}
-    theirs = core_algos.compute_gdpo_outcome_advantage(
-        tokens.clone(), mask.double(), GROUPS, config=AlgoConfig(gdpo_reward_keys=keys, gdpo_reward_weights=weights),
-        non_tensor_batch=dict(zip(keys, parts.flatten(0, 1).T.numpy(), strict=True)), batch=batch,
-    )[0]  # fmt: skip
-    return {"advantages": mine.view(-1, 1) * mask}, {"advantages": theirs.double()}
-
-
-def _token_baseline(name: str, weighted: bool, seed: int) -> tuple[dict, dict]:
-    """The multi-turn form counts tokens of the mask, so it is given one with holes."""
-    _, mask, tokens, values, _ = grouped(seed)
-    if name.startswith("tir"):
-        mask = mask & (torch.arange(6) != 1)
-    logp = -values.abs() - 0.1
-    squares = logp.exp().square() + (1 - logp.exp()).square() / 3  # of the token, and of three others as likely
-    weights = (values / 2).exp() if weighted else None
-    given = {"mask": mask, "logp_old": logp, "pi_squared": squares} | ({"weights": weights} if weighted else {})
-    mine = optimal_token_baseline(tokens.view(2, 4, 6), **{key: x.view(2, 4, 6) for key, x in given.items()})
-    theirs = core_algos.get_adv_estimator_fn(name)(
-        tokens.clone(), mask.double(), GROUPS, old_log_probs=logp, sum_pi_squared=squares, rollout_is_weights=weights
-    )[0]
-    return {"advantages": mine.view(8, 6)}, {"advantages": theirs}
 
 
 OUR_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "low_var_kl+": "k3_k2", "k3+": "k3_k2", "abs": "abs"}

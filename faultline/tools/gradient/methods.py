@@ -102,6 +102,6 @@ def coefficients(objective: Objective, batch: Batch) -> Tensor:
     batch = batch._replace(logp_old=old, logp_rollout=rollout, advantages=advantages)
     corrected = correct(batch, objective.correction)
     logp = old.clone().requires_grad_()
-    value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted, batch.prompt))
+    value, _ = objective(logp, objective.select(batch, corrected.counted), corrected, Counts.of(corrected.counted, batch.prompt))
     (gradient,) = torch.autograd.grad(value, logp)
     return gradient

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from algos.batch import Batch
+from algos.corrections.apply import Corrected
+from algos.diagnostics.rows import Rows
 from harness.rollouts.recorded import Recorded
 
 
@@ -28,7 +30,8 @@ class TrainingBatch(NamedTuple):
     """The `batch` of the algorithms, and what only the training forwards of actor and critic read.
 
     prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
-    values, returns: see `Advantages`.
+    values, returns: see `Advantages`. corrected, diagnostics: the correction of π_old/μ and the rows of `correct_with_diagnostics`
+    on the whole batch; None without a scored π_old.
     """
 
     prompts: Tensor
@@ -38,12 +41,15 @@ class TrainingBatch(NamedTuple):
     batch: Batch
     values: Tensor | None = None
     returns: Tensor | None = None
+    corrected: Corrected | None = None
+    diagnostics: Rows | None = None
 
     def rows(self, index: Tensor) -> TrainingBatch:
-        """Some responses, by their numbers."""
+        """Some responses, by their numbers, without the diagnostics of the whole batch."""
         forward_old, values, returns = (
             None if part is None else part[index] for part in (self.forward_old, self.values, self.returns)
         )
         replay = None if self.replay is None else self.replay.of(index)
+        corrected = None if self.corrected is None else self.corrected.rows(index)
         batch = self.batch.rows(index)
-        return TrainingBatch(self.prompts[index], self.tokens[index], forward_old, replay, batch, values, returns)
+        return TrainingBatch(self.prompts[index], self.tokens[index], forward_old, replay, batch, values, returns, corrected)

@@ -296,7 +296,8 @@ def test_environment_tokens_have_no_gradient_and_change_nothing(name):
         results = []
         for batch, logp in ((plain, current), (wide, spread(current, places, 0.0))):
             corrected, logp = correct(batch, correction), logp.clone().requires_grad_()
-            value, _ = objective(logp, objective.select(batch, corrected), corrected, Counts.of(corrected.counted, batch.prompt))
+            counts = Counts.of(corrected.counted, batch.prompt)
+            value, _ = objective(logp, objective.select(batch, corrected.counted), corrected, counts)
             results.append((corrected.weights, corrected.kept, value.detach(), torch.autograd.grad(value, logp)[0]))
         (weights, kept, value, gradient), (*wider, wide_gradient) = results
         environment = torch.ones(9, dtype=torch.bool).index_fill(0, places, False)

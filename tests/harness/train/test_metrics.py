@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from algos.corrections import apply
 from algos.objective import Objective
 from harness.run.metrics import check_named
-from harness.train.learner import Learner
+from harness.train.learner import corrected_part
 from harness.train.metrics import over_minibatches
 from harness.train.trainer import Trainer
 from harness.validate import check
@@ -69,6 +70,27 @@ def test_what_is_recorded_is_what_was_applied(tiny, monkeypatch, scoring):
     check_named(metrics)
 
 
+FILTER = "+correction.reject.worst={level: worst_token, lower: 0.8}"
+TWO = ["actor.num_minibatches=2", "actor.micro_tokens=30"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "corrections"),
+    [
+        (["correction=token_truncate"], 1),
+        ([FILTER, "baseline=kept", *TWO], 1),  # for the advantages, the gradients and the metrics
+        ([FILTER, "proximal=rollout", *TWO], 1),  # current/… are metrics of the mismatch alone
+        ([*CURRENT, *TWO], 3),  # of π_old for its metrics, then of π_θ in each mini-batch
+    ],
+)
+def test_a_step_is_corrected_once(tiny, monkeypatch, overrides, corrections):
+    calls, weights = [], apply.token_weights
+    monkeypatch.setattr(apply, "token_weights", lambda *given: calls.append(1) or weights(*given))
+    stepped(tiny("rollout/precision=nvfp4", "diagnostics.every=1", *overrides), monkeypatch)
+    assert len(calls) == corrections
+
+
 @pytest.mark.slow
 def test_a_weight_for_its_metrics_alone_trains_as_none(tiny, monkeypatch):
     """Of π_old/μ, and in bypass mode of π_θ/μ in each mini-batch: the weight is recorded, and no loss has it."""
@@ -80,7 +102,7 @@ def test_a_weight_for_its_metrics_alone_trains_as_none(tiny, monkeypatch):
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(float(ratios.exp().clamp(max=1.01).mean()), rel=1e-5)
     bypass = tiny("rollout/precision=nvfp4", "correction=verl_2025/ppo_is_bypass", "actor.num_minibatches=2", "actor.lr=0.01",
                   "correction.weight.upper=1.01", "entropy_coeff=0.1")  # fmt: skip
-    monkeypatch.setattr(Learner, "_current_correction", None)  # a forward pass that no weight needs
+    assert corrected_part(bypass) == "batch"  # without the forward pass of a weight by π_θ
     metrics, minibatches = stepped(bypass, monkeypatch)
     assert all(torch.equal(corrected.weights, batch.mask.float()) for parts in minibatches for _, batch, corrected in parts)
     weight = token_means(minibatches, lambda logp, batch, _: (logp - batch.logp_rollout).exp().clamp(max=1.01))
