@@ -11,7 +11,7 @@
 | `Correction`, `Weight`, `Reject` | a correction as data |
 | `correct` | the weights and the mask that a correction gives a batch |
 | `mismatch`, `diagnostics` | statistics of the mismatch, and of a correction, as a dictionary of floats |
-| `load`, `replay` | the batches of a dump; what corrections would have done to it, as data frames |
+| `load`, `replay` | the batches of a dump; the effect of corrections on it, as data frames |
 | `losses` | the registry of the losses: `losses.names()`, `losses["ppo"]` |
 | `Batch` | the tensors of a batch, which every function takes instead of single arrays |
 
