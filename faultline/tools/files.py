@@ -1,4 +1,4 @@
-"""Files that the tools write: whole or not at all, and never through a link."""
+"""Files of the tools: read up to a bound, written whole or not at all, and never through a link."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import tempfile
 from pathlib import Path
 
 from harness.errors import UserError
+
+
+def read_text(path: Path, largest: int) -> str:
+    """The text of a file of at most `largest` bytes. Raises UserError on anything else."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(largest + 1)
+        text = content.decode()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file that can be") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: cannot be read (not a text file); give one in UTF-8") from None
+    if len(content) > largest:
+        raise UserError(f"{path}: larger than {largest} bytes; that is no recipe")
+    return text
 
 
 def output_folder(folder: Path) -> Path:
