@@ -16,6 +16,7 @@ from faultline.tools.import_config import import_config
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.run.metrics import check_named
 from harness.validate import check
 from tests.faultline.expected import NONE, correction, keep, weight
 
@@ -412,7 +413,11 @@ def test_a_key_of_a_stranger_stays_in_its_comment(tmp_path):
 
 def rows_of_the_page():
     """(theirs, here) of each row of docs/import.md, as lists of what stands in backticks."""
-    lines = [line.split("|")[1:3] for line in Path("docs/import.md").read_text().splitlines() if line.startswith("| `")]
+    lines = [
+        line.split("|")[1:3]
+        for line in Path("docs/import.md").read_text().splitlines()
+        if line.startswith("| `") and not line.startswith("| `.")
+    ]
     return [tuple(re.findall(r"`([^`]+)`", cell) for cell in cells) for cells in lines]
 
 
@@ -425,4 +430,12 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 47 and Path("docs/import.md").read_text().count("| **") == 7
+    assert len(rows_of_the_page()) == 49 and Path("docs/import.md").read_text().count("| **") == 7
+
+
+def test_the_metrics_of_the_page_are_recorded():
+    """Each name of the second column is a metric of a run."""
+    lines = [line for line in Path("docs/import.md").read_text().splitlines() if line.startswith("| mismatch/")]
+    names = [name for line in lines for name in re.findall(r"`([^`]+)`", line)]
+    assert len(names) == 21
+    check_named(names)

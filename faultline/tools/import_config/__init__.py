@@ -42,13 +42,13 @@ def import_config(path: Path, *, ready: bool = False) -> str:
         )
     source, translation = Source(flat, FORMATS[name].shorten), Translation(ready)
     FORMATS[name].translate(source, translation)
-    left = source.left()
-    if corrections := [line for line in left if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
+
+    if corrections := [line for line in source.left() if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
         raise UserError(f"{path}: {', '.join(corrections)}: a correction's key that is not translated; remove or mend it")
     if ready:
         translation.policy(source, FORMATS[name].POLICY)
         translation.set("run.sweep", experiment_name(path))
-    return translation.render(f"{name} config {path.name}", left)
+    return translation.render(f"{name} config {path.name}", source.left())
 
 
 def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
