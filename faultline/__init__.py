@@ -23,6 +23,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from faultline.rooms import beside_others
+
 if TYPE_CHECKING:
     from algos.batch import Batch
     from algos.corrections.spec import Correction, Reject, Weight
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from faultline.api import correct, diagnostics, load, mismatch, replay
 
     __version__: str
+
+beside_others()
 
 __all__ = ["Batch", "Correction", "Reject", "Weight", "correct", "diagnostics", "load", "losses", "mismatch", "replay"]
 
