@@ -11,7 +11,7 @@
 | `Correction`, `Weight`, `Reject` | a correction as data |
 | `correct` | the weights and the mask that a correction gives a batch |
 | `mismatch`, `diagnostics` | statistics of the mismatch, and of a correction, as a dictionary of floats |
-| `load`, `replay` | the batches of a dump; what corrections would have done to it, as data frames |
+| `load`, `replay` | the batches of a dump; the effect of corrections on it, as data frames |
 | `losses` | the registry of the losses: `losses.names()`, `losses["ppo"]` |
 | `Batch` | the tensors of a batch, which every function takes instead of single arrays |
 
@@ -23,6 +23,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from faultline.rooms import beside_others
+
 if TYPE_CHECKING:
     from algos.batch import Batch
     from algos.corrections.spec import Correction, Reject, Weight
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from faultline.api import correct, diagnostics, load, mismatch, replay
 
     __version__: str
+
+beside_others()
 
 __all__ = ["Batch", "Correction", "Reject", "Weight", "correct", "diagnostics", "load", "losses", "mismatch", "replay"]
 

@@ -1,15 +1,10 @@
-"""The functions of `import faultline`.
-
-Each takes a `Batch`, or single arrays [B, T] by name. logp_old: log π_old of the sampled tokens, from the trainer, in nats.
-logp_rollout: log μ, from the rollout engine. mask: True on response tokens; without it all tokens count. Some filters need
-advantages. The levels of segments need segments, the number of each token's turn.
-"""
+"""The functions of `import faultline`. Each takes a `Batch`, or single arrays by name: those of `Arrays`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import pandas as pd
 import torch
@@ -20,29 +15,21 @@ from algos.corrections.apply import Corrected
 from algos.corrections.spec import Correction
 from algos.diagnostics.correction import correct_with_diagnostics, finish_diagnostics
 from algos.diagnostics.mismatch import mismatch as mismatch_of
-from faultline.arrays import Array, as_batch
+from faultline.arrays import Arrays, as_batch
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import padded
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 
 
-def correct(
-    batch: Batch | None = None,
-    *,
-    correction: Correction | str,
-    logp_old: Array | None = None,
-    logp_rollout: Array | None = None,
-    mask: Array | None = None,
-    advantages: Array | None = None,
-    segments: Array | None = None,
-) -> Corrected:
+def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """The weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
     loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t and any other reduction likewise.
 
     correction: a `Correction`, the name of a preset as "icepop", or a YAML file. Give all responses of an optimizer step at
-    once when it has normalize=batch. Raises ValueError on arrays that cannot be used, and on a missing one.
+    once when it has normalize=batch. arrays: logp_old, logp_rollout, mask, advantages and segments, as `Arrays` says.
+    Raises ValueError on arrays that cannot be used, and on a missing one.
 
     >>> import faultline
     >>> correction = faultline.Correction(weight=faultline.Weight("token", "truncate", upper=2.0))
@@ -52,14 +39,13 @@ def correct(
     >>> corrected.kept.tolist()
     [[True, True]]
     """
-    batch = _batch(batch, logp_old, logp_rollout, mask, advantages, segments)
-    return apply.correct(batch, _correction(correction))
+    return apply.correct(_batch(batch, arrays), _correction(correction))
 
 
-def mismatch(
-    batch: Batch | None = None, *, logp_old: Array | None = None, logp_rollout: Array | None = None, mask: Array | None = None
-) -> dict[str, float]:
+def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, float]:
     """Statistics of the mismatch, before any correction; `algos.diagnostics.mismatch.finish_mismatch` has the equations.
+
+    arrays: as for `correct`. Raises ValueError as `correct` does.
 
     >>> import faultline
     >>> stats = faultline.mismatch(logp_old=[[-1.0, -1.5]], logp_rollout=[[-1.1, -1.4]])
@@ -68,28 +54,21 @@ def mismatch(
     >>> round(stats["rollout_corr/k3_kl"], 4)  # mean(e^0.1 − 1 − 0.1, e^−0.1 − 1 + 0.1)
     0.005
     """
-    return _floats(mismatch_of(_batch(batch, logp_old, logp_rollout, mask)))
+    return _floats(mismatch_of(_batch(batch, arrays)))
 
 
-def diagnostics(
-    batch: Batch | None = None,
-    *,
-    correction: Correction | str,
-    logp_old: Array | None = None,
-    logp_rollout: Array | None = None,
-    mask: Array | None = None,
-    advantages: Array | None = None,
-    segments: Array | None = None,
-) -> dict[str, float]:
-    """`mismatch`, and what a correction does to the batch: its weights, its filters, the tokens kept. Metrics as of a run.
+def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> dict[str, float]:
+    """`mismatch`, and a correction's effect on the batch: weights, filters, tokens kept. The metrics are those of a run.
+
+    correction, arrays: as for `correct`. Raises ValueError as `correct` does.
 
     >>> import faultline
     >>> stats = faultline.diagnostics(correction="token_truncate", logp_old=[[-1.0, -1.5]], logp_rollout=[[-2.0, -1.5]])
     >>> stats["correction/weight_mean"]  # of 2 and 1: the preset truncates at 2
     1.5
     """
-    batch, spec = _batch(batch, logp_old, logp_rollout, mask, advantages, segments), _correction(correction)
-    _, rows = correct_with_diagnostics(batch, spec)
+    spec = _correction(correction)
+    _, rows = correct_with_diagnostics(_batch(batch, arrays), spec)
     return _floats(finish_diagnostics(rows, spec))
 
 
@@ -108,8 +87,8 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
     return [padded(responses) for responses in Dump(Path(path), skip_bad=skip_bad).batches()]
 
 
-class Replay(NamedTuple):
-    """What a dump says.
+class ReplayResult(NamedTuple):
+    """The data frames of a replayed dump.
 
     corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
     profiles: mean effective weight by position and length. mismatch: as `mismatch` gives it, of the whole dump.
@@ -127,8 +106,8 @@ class Replay(NamedTuple):
 
 def replay(
     path: Path | str, corrections: Sequence[str] | Mapping[str, Correction] | None = None, *, skip_bad: bool = False
-) -> Replay:
-    """What corrections, and every threshold of every family, would have done to a dump. The dump is read once, in pieces.
+) -> ReplayResult:
+    """Replay corrections, and every threshold of every family, on a dump. The dump is read once, in pieces.
 
     path, skip_bad: as for `load`. corrections: names of presets or YAML files, or corrections by name; by default all presets.
 
@@ -143,13 +122,13 @@ def replay(
     replayed = collect(Dump(Path(path), skip_bad=skip_bad), specs)
     table = replayed.thresholds.table()
     parts = replayed.corrections, table, replayed.profiles, replayed.mismatch, replayed.versions
-    return Replay(*parts, replayed.skipped)
+    return ReplayResult(*parts, replayed.skipped)
 
 
-def _batch(batch: Batch | None, *arrays: Array | None) -> Batch:
+def _batch(batch: Batch | None, arrays: Arrays) -> Batch:
     if batch is None:
-        return as_batch(*(*arrays, None, None, None)[:5])
-    if any(array is not None for array in arrays):
+        return as_batch(**arrays)
+    if any(array is not None for array in arrays.values()):
         raise ValueError("batch and single arrays: give one or the other")
     if not isinstance(batch, Batch):
         raise ValueError(f"batch is a {type(batch).__name__}: give a faultline.Batch, or the arrays by name (logp_old=...)")

@@ -1,8 +1,8 @@
-"""What users have as a `Batch`: torch tensors, numpy arrays or nested lists, checked."""
+"""Torch tensors, numpy arrays or nested lists as a `Batch`, checked."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -14,14 +14,28 @@ Array = Any
 """[B, T]: a torch tensor, a numpy array or nested lists. A tensor stays on its device; floats keep their precision."""
 
 
-def as_batch(
-    logp_old: Array, logp_rollout: Array, mask: Array | None, advantages: Array | None = None, segments: Array | None = None
-) -> Batch:
-    """The arrays as a batch; without a mask all tokens count. Raises ValueError naming the argument that cannot be used."""
-    named = {"logp_old": logp_old, "logp_rollout": logp_rollout, "mask": mask, "advantages": advantages, "segments": segments}
-    if missing := [name for name in ("logp_old", "logp_rollout") if named[name] is None]:
+class Arrays(TypedDict, total=False):
+    """The arrays of a batch, [B, T] each; None counts as not given."""
+
+    logp_old: Array
+    """Log π_old of the sampled tokens, from the trainer, in nats."""
+    logp_rollout: Array
+    """Log μ of the sampled tokens, from the rollout engine, in nats."""
+    mask: Array
+    """True on response tokens; without it all tokens count."""
+    advantages: Array
+    """Some filters need them."""
+    segments: Array
+    """Number of each token's turn; the levels of segments need it."""
+
+
+def as_batch(**arrays: Unpack[Arrays]) -> Batch:
+    """The arrays as a batch. Raises ValueError naming the argument that cannot be used, TypeError on an unknown name."""
+    if unknown := arrays.keys() - Arrays.__annotations__.keys():
+        raise TypeError(f"{', '.join(sorted(unknown))}: no such array; accepted are {', '.join(Arrays.__annotations__)}")
+    tensors = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}
+    if missing := [name for name in ("logp_old", "logp_rollout") if name not in tensors]:
         raise ValueError(f"{' and '.join(missing)} missing: give logp_old and logp_rollout, [B, T], or batch")
-    tensors = {name: _tensor(name, array) for name, array in named.items() if array is not None}
     shape = tensors["logp_rollout"].shape
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.shape != shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 HELP = "list what the engines can compute rollouts in on this machine"
 EXAMPLES = """\
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parity: bool) -> None:
     """Print it."""
+    print("importing torch and asking the engines ...", file=sys.stderr, flush=True)
     from faultline.tools.doctor import doctor
 
     doctor(parity)

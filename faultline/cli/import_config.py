@@ -6,20 +6,22 @@ import argparse
 import sys
 from pathlib import Path
 
-HELP = "translate a verl, SkyRL or TRL config into an experiment file"
+HELP = "translate a verl, SkyRL or TRL config or shell recipe into an experiment file"
 DESCRIPTION = """\
-Print a verl, SkyRL or TRL config as an experiment file of this project.
+Print a verl, SkyRL or TRL config as an experiment file of this project. A shell recipe is parsed, never executed.
 A comment in the file names each key without a counterpart here: read the lines marked "not translated".
-A correction's value that cannot be used is an error (exit code 2).
+A correction's key or value that cannot be used is an error (exit code 2).
 With --launch the file has its model and its task too. It is checked and written, and the command that runs it is printed."""
 EXAMPLES = """\
 echo '{algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}}' > theirs.yaml
-faultline import-config theirs.yaml"""
+faultline import-config theirs.yaml
+echo 'python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.tis_imp_ratio_cap=2' > run.sh
+faultline import-config run.sh"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `faultline.cli.Command`."""
-    parser.add_argument("file", type=Path, help="YAML or JSON file; its keys are nested or dotted")
+    parser.add_argument("file", type=Path, help="YAML or JSON file of keys, or a shell recipe")
     parser.add_argument(
         "--launch", nargs="+", metavar=("DIR", "KEY=VALUE"),
         help="write DIR/experiment/NAME.yaml, ready to run with these keys, as task.path=FILE.jsonl",
@@ -30,8 +32,13 @@ def run(file: Path, launch: list[str] | None) -> None:
     """Print the experiment file, or the command that runs it."""
     from faultline.tools import import_config
 
-    if launch is not None:
-        print(import_config.launch(file, Path(launch[0]), launch[1:]))
-        print(f"written under {launch[0]}/experiment; the comments of the file say what was not translated", file=sys.stderr)
+    if launch is None:
+        text = import_config.import_config(file)
+        print(text, end="")
     else:
-        print(import_config.import_config(file), end="")
+        command, text = import_config.launch(file, Path(launch[0]), launch[1:])
+        print(command)
+        print(f"written under {launch[0]}/experiment; the comments of the file say what was not translated", file=sys.stderr)
+    for line in text.splitlines():
+        if line.startswith("# WARNING"):
+            print(line, file=sys.stderr)

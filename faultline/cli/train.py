@@ -8,6 +8,8 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from faultline.rooms import beside_others
+
 HELP = "train one run, or with -m a grid of runs; Hydra overrides follow"
 EXAMPLES = """\
 faultline train rollout/precision=fp8_tensor correction=token_truncate steps=40
@@ -25,4 +27,5 @@ def run(overrides: Sequence[str]) -> None:
     sys.argv[1:] = overrides
     if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+        beside_others()
     runpy.run_module("experiments.train", run_name="__main__", alter_sys=True)

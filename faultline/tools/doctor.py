@@ -1,9 +1,12 @@
-"""`faultline doctor`: what the engines can compute rollouts in here; with --parity, how far actor and engines differ."""
+"""`faultline doctor`: the formats of rollouts on this machine; with --parity, how far actor and engines differ."""
 
 from __future__ import annotations
 
 import platform
+import re
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -13,11 +16,15 @@ from harness.config import PrecisionConfig, parse
 from harness.errors import UserError
 from harness.rollouts.vllm_support import INSTALL, installed, kv_cache_refusal, slow_formats, weight_formats
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""The loaded driver of NVIDIA, on Linux."""
+
 
 def doctor(parity: bool) -> None:
     """Print versions, device and formats. Raises UserError if a pair of engines differs more than is normal."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
+    print(f"CUDA {torch.version.cuda or 'none, by the build of torch'}; driver {driver() or 'none loaded'}")
     print("local engine: every rollout/precision, on any machine; it rounds as the format does and computes in fp32 or BF16")
     print(f"vLLM: {installed() or f'not installed; {INSTALL}'}")
     if installed():
@@ -26,7 +33,16 @@ def doctor(parity: bool) -> None:
         for option, refusal in (weight_formats() | caches).items():
             print(f"  {option}: {f'no, {refusal}' if refusal else f'slow, {slow[option]}' if option in slow else 'yes'}")
     if parity:
+        print("comparing actor and engines in every precision, a minute or so ...", file=sys.stderr, flush=True)
         _parity()
+
+
+def driver(path: Path = DRIVER) -> str | None:
+    """The version of the loaded NVIDIA driver, None without one."""
+    if not path.is_file():
+        return None
+    found = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())
+    return found and found[0]
 
 
 def _versioned(name: str) -> str:

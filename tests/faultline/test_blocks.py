@@ -13,7 +13,7 @@ from faultline.tools.replay import effect
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import blocks, padded
-from faultline.tools.replay.family import Family, Tokens
+from faultline.tools.replay.family import Family, FlatTokens
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import judge
@@ -86,7 +86,7 @@ def test_a_correction_of_whole_batches_is_left_out_where_they_pad_too_far(tmp_pa
 def test_a_response_of_many_turns_does_not_widen_the_others():
     columns = random_columns() | {"segments": np.zeros((24, 20), dtype=np.int64)}
     columns["segments"][2] = np.arange(20)
-    tokens = Tokens(as_responses(columns))
+    tokens = FlatTokens(as_responses(columns))
     last = int(tokens.segments[tokens.row == 2].max())
     assert len(tokens.in_segments.size) == 23 + last + 1
 
@@ -127,7 +127,7 @@ def test_nothing_warns_and_the_verdict_is_finite(tmp_path, rows):
 
 def test_a_difference_of_far_probabilities_is_what_it_is():
     """μ = e^-800 is 0 beside π = e^-1; and the other way round."""
-    tokens = Tokens(as_responses({"mask": np.ones((1, 2), bool), "logp_rollout": np.array([[-800.0, -1.0]]),
+    tokens = FlatTokens(as_responses({"mask": np.ones((1, 2), bool), "logp_rollout": np.array([[-800.0, -1.0]]),
                                   "logp_old": np.array([[-1.0, -800.0]])}))  # fmt: skip
     np.testing.assert_allclose(Family("reject", "token", "prob_diff").units(tokens).values, [np.exp(-1), -np.exp(-1)], rtol=1e-15)
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from faultline.cli import COMMANDS, build_parser, main
+from faultline.tools.doctor import driver
 
 
 def faultline(*words: str, script: bool = False) -> subprocess.CompletedProcess:
@@ -111,3 +112,13 @@ def test_a_missing_extra_of_the_completion_is_named(monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         main(["completion", "zsh"])
     assert left.value.code == 2 and "pip install 'faultline[completion]'" in capsys.readouterr().err
+
+
+def test_doctor_says_cuda_and_driver(tmp_path, capsys):
+    """The first line of /proc/driver/nvidia/version, as NVIDIA's driver 550 writes it."""
+    line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+    (tmp_path / "version").write_text(line + "GCC version: gcc version 12.2.0\n")
+    assert driver(tmp_path / "version") == "550.54.15" and driver(tmp_path / "none") is None
+    main(["doctor"])
+    shown = capsys.readouterr()
+    assert "\nCUDA " in shown.out and "; driver " in shown.out and shown.err.startswith("importing torch")

@@ -5,6 +5,7 @@ import math
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,3 +146,33 @@ def test_a_dump_is_loaded_and_replayed(tmp_path):
     assert len(frames.thresholds) == 1000 * frames.thresholds.family.nunique()
     assert set(frames.profiles.by) == {"position", "length"}
     assert frames.mismatch["rollout_corr/k3_kl"] > 0
+
+
+def in_a_folder_with(tmp_path, *modules):
+    """The exit code and the last line of a process that uses faultline beside these modules of the working folder."""
+    for module in modules:
+        file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+        for folder in file.relative_to(tmp_path).parents:
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "__init__.py").touch()
+        file.write_text("MINE = 1")
+    code = f"""
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in getattr(finder, "__name__", "")]
+sys.path[:0] = ["", {str(Path(faultline.__file__).parents[1])!r}]
+import faultline.integrations.verl, faultline.integrations.trl
+faultline.correct(correction="icepop", logp_old=[[-1.0]], logp_rollout=[[-1.0]])
+{"".join(f"import {module}; {module}.MINE; " for module in modules)}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+def test_a_working_folder_has_packages_of_the_same_names(tmp_path):
+    """Both programs import their own modules; a package without an installed finder, as of a wheel."""
+    assert in_a_folder_with(tmp_path, "harness.mine", "analysis.plots", "experiments.first") == (0, "")
+
+
+def test_a_module_that_both_have_is_refused_by_name(tmp_path):
+    code, line = in_a_folder_with(tmp_path, "harness.errors")
+    assert code == 1 and line.startswith(f"ImportError: {tmp_path}/harness hides faultline's own harness, and both have errors: ")

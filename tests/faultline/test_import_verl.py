@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from faultline.tools.import_config.verl_presets import PRESETS
+from faultline.tools.import_config.verl_presets import DECEMBER, JANUARY, NOVEMBER
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -29,9 +29,12 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
     "October 2025, clip, the lower bound implied": (
         "algorithm:\n  rollout_is: true\n  rollout_is_threshold: 4\n  rollout_is_threshold_lower: null\n"
         "  rollout_is_level: sequence\n  rollout_is_mode: clip\n",
-        "ppo", "old", correction(weight("sequence", "mask", 0.25, 4)),
+        "ppo", "old", correction(weight("sequence", "mask", 0.25, 4), {"veto": keep("worst_token", "ratio", 1e-4, None)}),
         ["rollout_is_mode=clip: verl set weights outside the bounds to 0, it did not clamp them",
-         "rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here"], []),
+         "rollout_is_veto_threshold is not set: 1e-4, verl's default with these keys; null is none"], []),
+    "October 2025, no veto": (
+        {"algorithm": {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_veto_threshold": None}},
+        "ppo", "old", correction(weight("token", upper=2.0)), [], []),
     "October 2025, mask without weights": (
         {"algorithm": {"rollout_is": False, "rollout_is_threshold": 1.001, "rollout_is_threshold_lower": 0.999,
                        "rollout_is_level": "geometric", "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-4}},
@@ -93,11 +96,14 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
     "one number for k1 is a reciprocal pair": (
         {"rollout_correction": {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": 2}},
         "ppo", "old", correction(NONE, {"seq_sum_k1": keep("sequence", "ratio", 0.5, 2)}, denominator="kept"), [], []),
-    "a misspelt key": ({"rollout_correction": {"rollout_iz": "token"}}, "ppo", "old", correction(NONE), [],
-                       ["rollout_correction.rollout_iz=token"]),
+    "thresholds that nothing reads": (
+        {"rollout_correction": {"rollout_is": None, "rollout_is_threshold": 3, "rollout_rs_threshold": 2}}, "ppo", "old",
+        correction(NONE), ["rollout_correction.rollout_is_threshold=3: rollout_is is not set, so verl computes no weights",
+                           "rollout_correction.rollout_rs_threshold=2: rollout_rs is not set, so verl rejects nothing"], []),
     "a cap beside its successor": (
         {"actor": {"tis_imp_ratio_cap": 2}, "rollout_correction": {"rollout_is": "token"}}, "ppo", "old",
-        correction(weight("token", upper=2.0)), [], ["actor.tis_imp_ratio_cap=2: rollout_is and rollout_rs replaced it"]),
+        correction(weight("token", upper=2.0)),
+        ["actor.tis_imp_ratio_cap=2: rollout_is and rollout_rs replaced it, and verl knows it no more"], []),
 }  # fmt: skip
 
 
@@ -341,24 +347,81 @@ ALSO = {"decoupled_token_is": "token_is", "decoupled_seq_is": "seq_is", "decoupl
 """Later names of presets that did not change."""
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_presets_of_2025(imported, name):
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, f"verl_2025/{ALSO.get(name, name)}") for name in NOVEMBER | DECEMBER]
+    + [(name, f"verl/{name}") for name in JANUARY if name not in DECEMBER]
+    + [(f"{name}(rs_threshold='{JANUARY[name]['rollout_rs_threshold']}')", f"verl/{name}")
+       for name in ("decoupled_seq_is_rs", "decoupled_geo_rs")],
+)  # fmt: skip
+def test_the_presets_of_each_year(imported, name, option):
     """A preset's name imports as the option of that name: the same loss, anchor and correction."""
-    option = parse(compose(f"correction=verl_2025/{ALSO.get(name, name)}"))
+    option = parse(compose(f"correction={option}"))
     body, _, lost = imported({"algorithm": {"rollout_correction": name}})
     ours, made = option.correction, body["correction"]
     assert (body["options"]["loss"], body["proximal"], lost) == (option.loss.name, option.proximal, [])
     assert (made["ratio"], made["denominator"]) == (ours.ratio, ours.denominator)
-    assert {"apply": True, **made["weight"]} == vars(ours.weight) and made["reject"].keys() == ours.reject.keys()
-    for key, filter_ in made["reject"].items():
-        assert filter_ == pytest.approx(vars(ours.reject[key])), key
+    assert {"apply": True, **made["weight"]} == vars(ours.weight)
+    for filter_, expected in zip(made["reject"].values(), ours.reject.values(), strict=True):
+        assert filter_ == pytest.approx(vars(expected))
 
 
 def test_a_key_is_stronger_than_the_preset_beside_it(imported):
     body = imported({"rollout_correction": "token_is", "rollout_is_threshold": 4})[0]
     assert body["correction"]["weight"] == weight("token", upper=4)
-    with pytest.raises(UserError, match="rollout_correction=token_iss: accepted are sections and token_is, token_tis"):
+    with pytest.raises(UserError, match=r"rollout_correction=token_iss: accepted are sections and .*token_is, token_tis"):
         imported({"algorithm.rollout_correction": "token_iss"})
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("decoupled_token_is(threshold=3)", correction(weight("token", upper=3))),
+        ("RolloutCorrectionConfig.decoupled_token_is(threshold = 3)", correction(weight("token", upper=3))),
+        ("seq_is_rs(is_threshold=4, rs_threshold=1.5, rs_threshold_lower=0.5)",
+         correction(weight("sequence", upper=4), {"sequence": keep("sequence", "ratio", 0.5, 1.5)})),
+        ("geo_rs(rs_threshold=1.01, veto_threshold=None)",
+         correction(NONE, {"geometric": keep("geometric", "ratio", 1 / 1.01, 1.01)})),
+        ("decoupled_k3_rs_token_tis(is_threshold=5, rs_threshold=0.02)",
+         correction(weight("token", upper=5), {"seq_mean_k3": keep("geometric", "k3", None, 0.02)})),
+    ],
+)  # fmt: skip
+def test_a_preset_with_parameters(imported, preset, expected):
+    """Signatures of RolloutCorrectionConfig at pull requests 4070 and 4544."""
+    body, _, lost = imported({"algorithm": {"rollout_correction": preset}})
+    assert body["correction"] == expected | {"denominator": "kept" if expected["reject"] else "original"} and lost == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("token_is(rs_threshold=2)", r"token_is sets no rollout_rs_threshold"),
+        ("token_is(cap=2)", r"parameters are threshold, is_threshold, "),
+        ("token_is(2)", r"parameters are threshold, is_threshold, "),
+        ("token_is(threshold=2", r"accepted are sections and"),
+    ],
+)
+def test_a_parameter_that_a_preset_lacks_is_refused(imported, preset, message):
+    with pytest.raises(UserError, match=message):
+        imported({"algorithm": {"rollout_correction": preset}})
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ({"rollout_correction": {"rollout_iz": "token"}}, "rollout_correction.rollout_iz=token"),
+        ({"algorithm.rollout_correction.rollout_is": "token", "algorithm.rollout_is_treshold": 3}, "rollout_is_treshold=3"),
+        ({"actor.tis_imp_ratio_capp": 2}, "actor.tis_imp_ratio_capp=2"),
+        ({"trainer.algorithm.off_policy_correction.tis_type": "token"}, "off_policy_correction.tis_type=token"),
+        ({"trainer.algorithm.use_tis_token": True}, "use_tis_token=True"),
+        ({"use_vllm": True, "vllm_importance_sampling_clip": 2.0}, "vllm_importance_sampling_clip=2.0"),
+    ],
+)
+def test_a_key_of_a_correction_that_is_not_translated_is_an_error(imported, source, key):
+    """Otherwise a misspelt correction would train as none."""
+    with pytest.raises(UserError, match="a correction's key that is not translated") as caught:
+        imported(source)
+    assert key in str(caught.value)
 
 
 def test_the_engine_and_the_memory_of_verl(imported):

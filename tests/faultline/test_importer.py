@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from faultline.cli import main
 from faultline.tools.import_config import import_config
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.run.metrics import check_named
 from harness.validate import check
 from tests.faultline.expected import NONE, correction, keep, weight
 
@@ -45,11 +48,6 @@ SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, 
     "cispo of the package": (
         {"policy_loss_type": "cispo"}, "cispo", {"lower": 1.0, "upper": 6.0}, "old", correction(NONE),
         ["cispo bounds not set: SkyRL 0.3.0's are 0 and 5, ratios in [1, 6]; later ones 1 and 4"], []),
-    "rollout_is with a weight": (
-        {"policy_loss_type": "rollout_is", "off_policy_correction": {"tis_ratio_type": "token"}}, "rollout_is",
-        {"lower": 0.8, "upper": 1.2}, "rollout", correction(NONE),
-        ["rollout_is: SkyRL's bounds are exclusive, these are inclusive"],
-        ["the token weight with loss rollout_is: the mismatch would count twice; SkyRL refuses it for cispo only"]),
     "dppo": ({"policy_loss_type": "dppo", "dppo": {"dppo_type": "binary_kl", "delta_high": 0.1}}, "dppo",
              {"divergence": "kl", "delta_low": 0.2, "delta_high": 0.1}, "rollout", correction(NONE), [], []),
     "gspo": ({"policy_loss_type": "gspo"}, "gspo", {"eps_low": 0.2, "eps_high": 0.2}, "old", correction(NONE), [], []),
@@ -106,12 +104,51 @@ def test_the_rest_of_a_skyrl_config(imported):
     assert body["options"]["advantage"] == "reinforce_pp" and body["reduce"] == {"norm": 512}
     assert body["rollout"] == {"prompts": 64, "group_size": 4, "top_p": 0.9, "top_k": 20}
     assert body["actor"] == {"epochs": 3, "num_minibatches": 4}
-    assert lost == ["trainer.epochs=2"]
+    assert lost == []
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
     assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
         "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
         "trainer.policy_mini_batch_size=8: actor.num_minibatches is trainer.train_batch_size over it, not set",
     ]
+
+
+def test_the_critic_of_skyrl(imported):
+    """Its defaults: value_clip 0.2, a critic's lr of 5e-6, γ = λ = 1."""
+    body, _, lost = imported({"trainer.algorithm": {"advantage_estimator": "gae", "use_kl_loss": False}})
+    assert (body["options"]["advantage"], body["advantage"]) == ("gae", {"gamma": 1.0, "lam": 1.0}) and lost == []
+    assert body["critic"] == {"lr": 5e-6, "cliprange_value": 0.2}
+    theirs = {"advantage_estimator": "gae", "use_kl_loss": False, "lambd": 0.95, "gamma": 0.99, "value_clip": 0.5}
+    body, _, lost = imported({"trainer": {"algorithm": theirs, "critic.optimizer_config.lr": 1e-5}})
+    assert body["advantage"] == {"gamma": 0.99, "lam": 0.95} and lost == []
+    assert body["critic"] == {"lr": 1e-5, "cliprange_value": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "line"),
+    [
+        ({"algorithm.adv_estimator": "grpo", "trainer.total_epochs": 15}, "trainer.total_epochs=15: a run here counts steps"),
+        ({"algorithm.adv_estimator": "grpo"}, "trainer.total_training_steps is not set"),
+        (
+            {"trainer.algorithm.use_kl_loss": False, "trainer.epochs": 20},
+            "trainer.epochs=20: a run here counts steps, not epochs",
+        ),
+        ({"loss_type": "grpo", "num_train_epochs": 3}, "num_train_epochs=3: a run here counts steps, not epochs"),
+    ],
+)
+def test_a_length_in_epochs_is_the_loudest_line(tmp_path, capsys, theirs, line):
+    """It stands above all other comments, and on standard error."""
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+    main(["import-config", str(tmp_path / "theirs.yaml")])
+    out, err = capsys.readouterr()
+    first = next(shown for shown in out.splitlines()[3:] if shown.startswith("#"))
+    assert first.startswith(f"# WARNING: {line}") and "STEPS STAY THOSE OF THE DEFAULTS" in first and err == f"{first}\n"
+
+
+def test_a_length_in_steps_warns_of_nothing(imported, capsys):
+    body, notes, _ = imported({"algorithm.adv_estimator": "rloo", "trainer": {"total_epochs": 15, "total_training_steps": 9}})
+    assert body["steps"] == 9
+    assert notes == ["trainer.total_epochs=15: trainer.total_training_steps is set, and ends the run here"]
+    assert imported({"trainer.algorithm.use_kl_loss": False, "trainer.max_training_steps": 7})[0]["steps"] == 7
 
 
 SKYRL_KL = "kl: SkyRL takes its mean over responses, rejected tokens included, and clamps k3 at 10"
@@ -206,14 +243,6 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
               {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", correction(NONE), [OFF], []),
     "luspo at its default level": ({"use_vllm": False, "loss_type": "luspo", "delta": 4}, "ppo", PPO | {"dual_clip": 4},
                                    "seq_mean_token_sum", correction(NONE), [OFF], []),
-    "sapo by response": (
-        {"use_vllm": False, "loss_type": "sapo", "importance_sampling_level": "sequence"}, None, None, "seq_mean_token_mean",
-        correction(NONE), [OFF],
-        ["loss_type=sapo with importance_sampling_level=sequence: no loss here puts the ratio of a response into sapo"]),
-    "cispo by response": (
-        {"use_vllm": False, "loss_type": "cispo", "importance_sampling_level": "sequence", "epsilon_high": 5}, None, None,
-        "token_mean", correction(NONE), [OFF],
-        ["loss_type=cispo with importance_sampling_level=sequence: no loss here puts the ratio of a response into cispo"]),
     "gspo with a token weight": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "vllm_importance_sampling_mode": "token_mask"}, "gspo",
         {"eps_low": 0.2, "eps_high": 0.2}, "seq_mean_token_mean", correction(weight("token", "mask", None, 3.0)),
@@ -288,6 +317,10 @@ def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
         ("use_vllm: true\nvllm_importance_sampling_mode: turn_mask\n", r"sampling_mode=turn_mask: accepted are token_truncate"),
         ("use_vllm: true\nloss_type: vespo\n", r"sampling_mode=sequence_mask: TRL refuses it with loss_type=vespo; it takes"),
         ("importance_sampling_level: turn\n", r"importance_sampling_level=turn: accepted are token, sequence"),
+        ("trainer.algorithm.policy_loss_type: rollout_is\noff_policy_correction.tis_ratio_type: token\n",
+         r"the token weight with policy_loss_type=rollout_is: the mismatch would count twice"),
+        ("loss_type: sapo\nimportance_sampling_level: sequence\n", r"importance_sampling_level=sequence: no loss here is sapo"),
+        ("loss_type: cispo\nimportance_sampling_level: sequence\n", r"importance_sampling_level=sequence: no loss here is cispo"),
         ("seed: 1\n", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("", r"theirs.yaml: no key of a verl, SkyRL or TRL config"),
         ("- a\n- b\n", r"theirs.yaml: must hold keys and values, not a list"),
@@ -351,11 +384,22 @@ finally:
         return done.returncode, done.stdout, done.stderr
 
     status, out, err = run(good)
-    assert (status, err) == (0, "[]\n")
+    assert (status, err.endswith("[]\n")) == (0, True)
+    assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY THOSE OF THE DEFAULTS")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
     assert "# not translated: actor.shuffle=0.1\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
     assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory); give a YAML or JSON file\n[]\n")
+
+
+@pytest.mark.parametrize("name", ["theirs.yaml", "run.sh"])
+def test_what_is_no_regular_file_is_refused(tmp_path, capsys, name):
+    """A FIFO without a writer would be waited for, and /dev/zero be read without an end."""
+    os.mkfifo(tmp_path / name)
+    for path in (str(tmp_path / name), "/dev/zero"):
+        with pytest.raises(SystemExit) as left:
+            main(["import-config", path])
+        assert left.value.code == 2 and f"{path}: no regular file" in capsys.readouterr().err
 
 
 def test_a_key_of_a_stranger_stays_in_its_comment(tmp_path):
@@ -369,7 +413,11 @@ def test_a_key_of_a_stranger_stays_in_its_comment(tmp_path):
 
 def rows_of_the_page():
     """(theirs, here) of each row of docs/import.md, as lists of what stands in backticks."""
-    lines = [line.split("|")[1:3] for line in Path("docs/import.md").read_text().splitlines() if line.startswith("| `")]
+    lines = [
+        line.split("|")[1:3]
+        for line in Path("docs/import.md").read_text().splitlines()
+        if line.startswith("| `") and not line.startswith("| `.")
+    ]
     return [tuple(re.findall(r"`([^`]+)`", cell) for cell in cells) for cells in lines]
 
 
@@ -382,4 +430,12 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 47 and Path("docs/import.md").read_text().count("| **") == 7
+    assert len(rows_of_the_page()) == 49 and Path("docs/import.md").read_text().count("| **") == 7
+
+
+def test_the_metrics_of_the_page_are_recorded():
+    """Each name of the second column is a metric of a run."""
+    lines = [line for line in Path("docs/import.md").read_text().splitlines() if line.startswith("| mismatch/")]
+    names = [name for line in lines for name in re.findall(r"`([^`]+)`", line)]
+    assert len(names) == 21
+    check_named(names)

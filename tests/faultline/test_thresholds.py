@@ -8,7 +8,7 @@ from algos.corrections.apply import correct, statistic
 from algos.diagnostics.rows import merge
 from algos.ratios import Ratio
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
-from faultline.tools.replay.family import Tokens, families
+from faultline.tools.replay.family import FlatTokens, families
 from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
@@ -33,7 +33,7 @@ def test_all_thresholds_at_once_equal_one_at_a_time(family, table):
 @pytest.mark.parametrize("family", [f for f in families(segments=True) if f.action == "reject"], ids=lambda family: family.name)
 def test_the_values_of_a_family_are_those_that_the_training_step_compares(family):
     """`Family.units` beside `algos`; 1e-12. At worst_token algos keeps the ratio and prob_diff per token."""
-    batch, units = padded(BATCHES[0]), family.units(Tokens(BATCHES[0]))
+    batch, units = padded(BATCHES[0]), family.units(FlatTokens(BATCHES[0]))
     values = statistic(Ratio(batch), family.at(2.0).reject[family.name]).expand_as(batch.mask)
     if family.level == "worst_token":
         largest = {"ratio": torch.maximum(values, 1 / values), "prob_diff": values.abs()}.get(family.statistic, values)

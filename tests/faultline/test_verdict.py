@@ -27,6 +27,7 @@ from harness.dumps import files
 from tests.faultline.replay_cases import random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
+LOGPS = ("logp_rollout", "logp_old")
 
 
 def verdict_of(path, names=tuple(KNOWN), null=None):
@@ -182,11 +183,11 @@ def test_responses_of_unknown_prompts_are_told_of(tmp_path):
     ratios = np.random.default_rng(0).normal(0, 0.1, (40, 3))
     rollout = np.full((40, 3), -30.0)
     columns = {"mask": np.ones((40, 3), bool), "logp_rollout": rollout, "logp_old": rollout + ratios}
-    files.write(tmp_path / "told.parquet", columns | {"group": np.arange(40) // 4})
+    files.write(tmp_path / "known.parquet", columns | {"group": np.arange(40) // 4})
     unknown = "No column group: intervals take responses for independent, and may be too narrow."
-    told, untold = verdict_of(tmp_path / "told.parquet"), verdict_of(dump(tmp_path / "untold.parquet", ratios))
-    assert told.untold[0].startswith("40 responses to 10 prompts: ") and unknown not in told.untold
-    assert untold.untold[:2] == ["40 responses: intervals are wide; 1,000 are better.", unknown]
+    known, single = verdict_of(tmp_path / "known.parquet"), verdict_of(dump(tmp_path / "single.parquet", ratios))
+    assert known.limitations[0].startswith("40 responses to 10 prompts: ") and unknown not in known.limitations
+    assert single.limitations[:2] == ["40 responses: intervals are wide; 1,000 are better.", unknown]
 
 
 def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
@@ -273,6 +274,73 @@ def test_presets_that_were_chosen_are_the_ones_shown(tmp_path):
     files.write(tmp_path / "d.parquet", random_columns())
     verdict = verdict_of(tmp_path / "d.parquet", ("m2po", "slime/tis"))
     assert {row.preset for row in verdict.presets} == {"m2po", "slime/tis"}
+
+
+@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min), -1e308])
+@pytest.mark.parametrize("column", ["logp_rollout", "logp_old"])
+def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill):
+    """The shipped FP8 dump with a fill at the first token of each tenth of its 512 responses: 52 of them.
+
+    ρ − 1 − log ρ is never negative. At −1e9 of log μ it was: e²⁰ − 1e9 < 0."""
+    rows = pq.read_table(example("fp8")).to_pylist()
+    for row in rows[::10]:
+        row[column][0] = fill
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({key: row[key] for key in LOGPS} | {"mask": row["mask"]}) + "\n"
+                                              for row in rows))  # fmt: skip
+    verdict = verdict_of(tmp_path / "d.jsonl")
+    assert verdict.mismatch.k3_interval[0] > 0 and (verdict.need, verdict.proposal) == ("undecided", None)
+    assert verdict.reason.startswith("52 of ") and "log-probability below -1000, a mask's fill" in verdict.reason
+    assert "the fill values count" in verdict.limitations[0]
+
+
+def test_corrections_that_nobody_knows_are_shown_however_many(tmp_path, monkeypatch, capsys):
+    """Nine, one more than the well-known ones, none of which is among them."""
+    monkeypatch.chdir(tmp_path)
+    files.write(tmp_path / "d.parquet", random_columns())
+    chosen = ["slime/tis", "slime/icepop", "slime/mis", "areal/token_mask", "areal/token_clamp", "trl/token_mask",
+              "trl/token_truncate", "nemo_rl/tis", "nemo_rl/icepop"]  # fmt: skip
+    main(["replay", "d.parquet", "--corrections", ",".join(chosen), "--json"])
+    shown = json.loads(capsys.readouterr().out)["presets"]
+    assert {preset["preset"] for preset in shown} == set(chosen)
+
+
+def test_a_correction_that_no_shipped_dump_can_show_is_shown_on_the_users(tmp_path, monkeypatch, capsys):
+    """The shipped dumps have no segments."""
+    monkeypatch.chdir(tmp_path)
+    files.write(tmp_path / "d.parquet", random_columns())
+    (tmp_path / "turns.yaml").write_text("weight: {level: segment, upper: 2}")
+    main(["replay", "d.parquet", "--corrections", "turns.yaml"])
+    assert "turns.yaml" in capsys.readouterr().out
+
+
+def test_a_page_is_written_through_no_link(tmp_path, capsys):
+    """Of a stranger's folder: a linked file is replaced and its target kept, a linked folder is refused."""
+    files.write(tmp_path / "run" / "d.parquet", random_columns())
+    victim = tmp_path / "home" / ".bashrc"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    out = tmp_path / "run" / "replay"
+    out.mkdir()
+    for name in ("replay.html", "corrections.csv", "replay.png"):
+        (out / name).symlink_to(victim)
+    main(["replay", str(tmp_path / "run"), "--corrections", "icepop"])
+    assert victim.read_text() == "mine" and "<html" in (out / "replay.html").read_text()
+    assert not any(path.is_symlink() for path in out.iterdir()) and (out / "replay.html").stat().st_mode & 0o600 == 0o600
+    (tmp_path / "run" / "linked").symlink_to(victim.parent)
+    with pytest.raises(SystemExit):
+        main(["replay", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "linked")])
+    assert "linked: is a link" in capsys.readouterr().err and [path.name for path in victim.parent.iterdir()] == [".bashrc"]
+
+
+@pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])
+def test_no_name_of_a_stranger_commands_the_terminal(tmp_path, capsys, more):
+    """ESC ] 0 sets a terminal's title; the second character is CSI in eight bits."""
+    path = tmp_path / "a\x1b]0;owned\x07\x9b31m.parquet"
+    files.write(path, random_columns())
+    main(["replay", str(path), "--corrections", "icepop", "--out", str(tmp_path / "out"), *more])
+    shown = capsys.readouterr()
+    assert [letter for letter in shown.out + shown.err if not letter.isprintable() and letter != "\n"] == []
+    assert "owned" in shown.out
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -1,4 +1,4 @@
-"""`faultline import-config FILE`: a verl, SkyRL or TRL config as an experiment file of this project. It imports no torch."""
+"""`faultline import-config FILE`: a verl, SkyRL or TRL config or recipe as an experiment file of this project, without torch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from faultline.tools.import_config import skyrl, trl, verl
+from faultline.tools import files
+from faultline.tools.import_config import shell, skyrl, trl, verl
 from faultline.tools.import_config.translation import Source, Translation
 from harness.arms import flatten
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
-"""Name → module with `recognises(keys)`, `shorten(key)`, `translate(source, translation)` and `POLICY`, the keys of the model and
-its data; the first that recognises it."""
+"""Name → module of a format; the first that recognises the keys is taken.
+
+A module has `recognises(keys)`, `shorten(key)`, `translate(source, translation)`, `POLICY`, the keys of the model and its data,
+and `CORRECTION`, a pattern of the keys that belong to a correction.
+"""
+YAML = (".yaml", ".yml", ".json")
+"""Suffixes of configs. Another file is read as a shell recipe or as a list of overrides."""
 
 
 def import_config(path: Path, *, ready: bool = False) -> str:
-    """The text of an experiment file equivalent to the config at `path` (YAML or JSON, nested or dotted keys).
+    """The text of an experiment file equivalent to the config or recipe at `path`.
 
+    path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
     ready: with model, task and a sweep of its own. Raises UserError when the file cannot be read, is of no known format, holds a
-    value that is not what its key takes, or names no model where one is needed.
+    value that is not what its key takes, has a key of a correction that is not translated, or names no model where one is needed.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
@@ -35,14 +42,17 @@ def import_config(path: Path, *, ready: bool = False) -> str:
         )
     source, translation = Source(flat, FORMATS[name].shorten), Translation(ready)
     FORMATS[name].translate(source, translation)
+
+    if corrections := [line for line in source.left() if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
+        raise UserError(f"{path}: {', '.join(corrections)}: a correction's key that is not translated; remove or mend it")
     if ready:
         translation.policy(source, FORMATS[name].POLICY)
         translation.set("run.sweep", experiment_name(path))
     return translation.render(f"{name} config {path.name}", source.left())
 
 
-def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> str:
-    """Write the config at `path` as folder/experiment/NAME.yaml, and return the command that runs it with these overrides.
+def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
+    """Write the config at `path` as folder/experiment/NAME.yaml; the command that runs it with these overrides, and the text.
 
     Nothing is written before the whole was composed and its keys were checked. Raises UserError as `import_config` does, where
     a key that a run needs is missing, and where the file is there already.
@@ -52,7 +62,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> str:
 
     name, text = experiment_name(path), import_config(path, ready=True)
     file = folder / "experiment" / f"{name}.yaml"
-    if file.exists():
+    if file.exists() or file.is_symlink():
         raise UserError(f"{file}: is there already; remove it, or give --launch another folder")
     with TemporaryDirectory() as trial:
         (Path(trial) / "experiment").mkdir()
@@ -61,18 +71,23 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> str:
     if missing := [key for key, value in flatten(composed).items() if value == "???"]:
         raise UserError(f"{', '.join(missing)}: missing; give what no key of {path.name} says, as {missing[0]}=VALUE")
     parse(composed)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides])
+    files.write(files.output_folder(file.parent) / file.name, text)
+    return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides]), text
 
 
 def experiment_name(path: Path) -> str:
-    """The name of the file without what no option's name may have."""
+    """The name of the file, with - for characters that no option's name may have."""
     return re.sub(r"[^\w-]+", "-", path.stem).strip("-") or "imported"
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: no regular file; give a YAML or JSON file, or a script")
+    if path.suffix not in YAML:
+        return shell.read_script(path, files.read_text(path, shell.LARGEST_SCRIPT))
     loaded = read_yaml(path) or {}
+    if isinstance(loaded, list) and all(isinstance(line, str) and shell.LISTED.match(line) for line in loaded):
+        return shell.parse_overrides(path, loaded)
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must hold keys and values, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}

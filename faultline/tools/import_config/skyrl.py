@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ POLICY = PolicyKeys(
     "trainer.policy.model.path", "data.train_data", "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
 )
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
+CORRECTION = re.compile(r"off_policy_correction\.|tis_|use_tis|_mask_(is|low|high|metric)|outlier_token")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
 UNCORRECTED = ("importance_sampling", "cross_entropy")
 """Losses to which SkyRL applies no correction, whatever is set."""
@@ -25,6 +27,7 @@ RENAMED = {
     "trainer.policy.optimizer_config.weight_decay": "actor.weight_decay",
     "trainer.policy.optimizer_config.max_grad_norm": "actor.max_grad_norm",
     "trainer.update_epochs_per_batch": "actor.epochs",
+    "trainer.max_training_steps": "steps",
 }
 
 
@@ -55,11 +58,14 @@ def translate(source: Source, out: Translation) -> None:
     if out.options["reduce"] == "seq_mean_token_sum_norm":
         out.set("reduce.norm", source.number("max_seq_len"))
     std = source.flag("grpo_norm_by_std", default=True)
-    names = {"grpo": "grpo" if std else "dr_grpo", "rloo": "rloo", "reinforce++": "reinforce_pp", "maxrl": "maxrl"}
+    names = {"grpo": "grpo" if std else "dr_grpo", "rloo": "rloo", "reinforce++": "reinforce_pp", "maxrl": "maxrl", "gae": "gae"}
     out.choose("advantage", source, "advantage_estimator", names)
+    if out.options.get("advantage") == "gae":
+        _critic(source, out)
     _kl(source, out)
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
+    out.epochs(source, "trainer.epochs", "trainer.max_training_steps")
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
     operation.of_skyrl(source, out)
@@ -125,9 +131,10 @@ def _weight(source: Source, out: Translation) -> None:
     elif kind is not None:
         unusable(f"{source.key('tis_ratio_type')}={kind}", "accepted are token, sequence")
     if out.weight.level and out.values["proximal"] == "rollout":
-        both = f"the {out.weight.level} weight with loss {out.options['loss']}"
-        out.lost.append(f"{both}: the mismatch would count twice; SkyRL refuses it for cispo only")
-        out.weight = type(out.weight)()
+        unusable(
+            f"the {out.weight.level} weight with policy_loss_type={source.take('policy_loss_type')}",
+            "the mismatch would count twice, which SkyRL refuses for cispo only",
+        )
 
 
 def _masks(source: Source, out: Translation) -> None:
@@ -161,6 +168,13 @@ def _uncorrected(source: Source, out: Translation) -> None:
     if kind in UNCORRECTED and (out.weight.level or out.reject):
         out.weight, out.reject = type(out.weight)(), {}
         out.notes.append(f"policy_loss_type={kind}: SkyRL applies no off_policy_correction to it")
+
+
+def _critic(source: Source, out: Translation) -> None:
+    """advantage_estimator=gae: γ and λ, and the critic's own keys."""
+    out.values["advantage"] = {"gamma": source.number("gamma", default=1.0), "lam": source.number("lambd", default=1.0)}
+    out.set("critic.lr", source.number("trainer.critic.optimizer_config.lr", default=5e-6))
+    out.set("critic.cliprange_value", source.number("value_clip", default=0.2))
 
 
 def _kl(source: Source, out: Translation) -> None:

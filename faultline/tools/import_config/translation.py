@@ -1,8 +1,9 @@
-"""What the importers share: the keys of the other program, each of them taken or named, and the resulting config."""
+"""The keys of the other program, each of them taken or named, and the experiment file in the making."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, overload
 
@@ -11,6 +12,7 @@ import yaml
 from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
 from harness.errors import UserError, printable
 
+LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.85e8
 """e²⁰, the largest ratio ever computed: a truncation there has no effect."""
 UNREACHED_OFFSET = 4.86e8
@@ -21,7 +23,7 @@ MOST_ROUNDS = 1000
 
 
 class Source:
-    """The keys of a config, under short names. What nobody has taken is named at the end."""
+    """The keys of a config, under short names. `left` names those that no importer has taken."""
 
     def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
         self._values: dict[str, tuple[str, Any]] = {}
@@ -36,6 +38,10 @@ class Source:
         """Whether one of the names is set, false included."""
         return any(self._values.get(name, ("", None))[1] is not None for name in names)
 
+    def given(self, name: str) -> bool:
+        """Whether the name stands in the file, null included."""
+        return name in self._values
+
     def take(self, *names: str, default: Any = None) -> Any:
         """The value under the first of `names` that is set; all of them count as taken.
 
@@ -46,7 +52,7 @@ class Source:
         if isinstance(value, list | dict):
             raise UserError(f"{self.key(*names)}={value}: must be a single value")
         if isinstance(value, str) and "${" in value:
-            raise UserError(f"{self.key(*names)}={value}: resolve the config first; with Hydra, --cfg job --resolve prints it so")
+            raise UserError(f"{self.key(*names)}={value}: resolve the config first, or write the value into the script")
         return value
 
     @overload
@@ -54,13 +60,15 @@ class Source:
     @overload
     def number(self, *names: str, default: None = None) -> float | None: ...
     def number(self, *names: str, default: float | None = None) -> float | None:
-        """Likewise, a number. Raises UserError naming the key otherwise."""
+        """`take`, as a number. Raises UserError naming the key of anything else."""
         value = self.take(*names, default=default)
         return None if value is None else as_number(self.key(*names), value)
 
     def text(self, name: str) -> str | None:
-        """Likewise, a text, or the first of a list of texts."""
+        """`take`, as a text; the first of a list of texts, which SkyRL and verl may write as one text."""
         value = self._values.get(name, ("", None))[1]
+        if isinstance(value, str) and (listed := LIST_IN_TEXT.fullmatch(value)):
+            value = [listed[1]]
         if isinstance(value, list) and value:
             self._values[name] = (self._values[name][0], value[0])
         value = self.take(name)
@@ -75,7 +83,7 @@ class Source:
         return [float(as_number(self.key(name), one)) for one in value]
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Likewise, true or false."""
+        """`take`, as true or false."""
         value = self.take(*names, default=default)
         if not isinstance(value, bool):
             raise UserError(f"{self.key(*names)}={value!r}: must be true or false")
@@ -106,9 +114,10 @@ class PolicyKeys(NamedTuple):
 
 
 class Translation:
-    """An experiment file in the making: options of config groups, values, and what a reader must know.
+    """An experiment file in the making: options of config groups, values, and comments for its reader.
 
-    ready: whether it is to have its model and its task too, which else stay those of the defaults.
+    ready: whether it is to have its model and its task too, which otherwise stay those of the defaults. warnings: the first
+    lines of the file. notes: differences of meaning. lost: keys without a counterpart, with the reason.
     """
 
     def __init__(self, ready: bool = False) -> None:
@@ -120,6 +129,7 @@ class Translation:
         self.reject: dict[str, Reject | Plugin] = {}
         self.normalize: Normalize = "none"
         self.denominator: Denominator = "original"
+        self.warnings: list[str] = []
         self.notes: list[str] = []
         self.lost: list[str] = []
 
@@ -138,6 +148,17 @@ class Translation:
         for group in groups:
             place = place.setdefault(group, {})
         place[last] = value
+
+    def epochs(self, source: Source, epochs: str, steps: str) -> None:
+        """Warn where the length of the run is not that of the other program: it counts epochs, or tells nothing."""
+        value = source.take(epochs)
+        if "steps" in self.values:
+            if value is not None:
+                self.notes.append(f"{source.key(epochs)}={value}: {source.key(steps)} is set, and ends the run here")
+            return
+        counted = f"{steps} is not set" if value is None else f"{source.key(epochs)}={value}: a run here counts steps, not epochs"
+        remedy = "set steps = epochs · prompts of the data ÷ rollout.prompts"
+        self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
         """Set the pretrained model, and the task of text that its data are for."""
@@ -269,6 +290,7 @@ class Translation:
             f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
             "#   python -m experiments.train --config-dir DIR +experiment=NAME",
         ]
+        lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from faultline.tools.import_config.translation import PolicyKeys, Source, Transl
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 POLICY = PolicyKeys("model_name_or_path", "dataset_name", "max_prompt_length", "max_completion_length")
+CORRECTION = re.compile(r"vllm_importance_sampling_|off_policy_mask")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 REDUCTIONS = {
     "grpo": "seq_mean_token_mean",
@@ -91,6 +93,9 @@ def _steps(source: Source, out: Translation) -> None:
     """
     passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
     size, steps = source.number("generation_batch_size"), source.number("max_steps")
+    if steps is not None and steps >= 1:
+        out.set("steps", math.ceil(steps))  # in rollouts below
+    out.epochs(source, "num_train_epochs", "max_steps")
     minibatches = None
     if size is not None:
         out.lost.append(
@@ -123,9 +128,7 @@ def _loss(source: Source, out: Translation, kind: str, level: str) -> None:
     if level not in ("token", "sequence"):
         unusable(f"importance_sampling_level={level}", "accepted are token, sequence")
     if kind in ("cispo", "sapo") and level == "sequence":
-        out.lost.append(
-            f"loss_type={kind} with importance_sampling_level=sequence: no loss here puts the ratio of a response into {kind}"
-        )
+        unusable(f"loss_type={kind} with importance_sampling_level=sequence", f"no loss here is {kind} of a response's ratio")
     elif kind == "cispo" and upper < 1:
         out.loss("pg")
         unset = "epsilon_high is not set, so " if high is None else ""

@@ -1,22 +1,24 @@
-"""verl, from tis_imp_ratio_cap (August 2025) to 0.9.1: what each key really did there."""
+"""verl, from tis_imp_ratio_cap (August 2025) to 0.9.1: each key by its effect in the version that had it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections import spec
 from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
-from faultline.tools.import_config.verl_presets import PRESETS
+from faultline.tools.import_config.verl_presets import expand
 from harness.errors import UserError
 
 CAPS = ("actor.behav_imp_weight_cap", "actor.imp_ratio_cap", "actor.tis_imp_ratio_cap")
 BYPASS = ("bypass_mode", "bypass_old_logprob_for_rollout")
 GRADIENT = ("use_policy_gradient", "use_pure_rollout_correction")
 BARE = ("rollout_correction", "rollout_is", "rollout_rs", "rollout_token_veto_threshold", *BYPASS, *GRADIENT)
+CORRECTION = re.compile(r"rollout_correction\.|rollout_(is|rs|token_veto)|imp_(ratio|weight)_cap|bypass_")
 PREFIXES = ("actor_rollout_ref.", "algorithm.", "actor.policy_loss.rollout_correction.", "rollout_correction.")
 LEVELS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "worst_token"}
 GRPO = ("grpo", "grpo_vectorized")
@@ -63,9 +65,9 @@ def shorten(key: str) -> str:
 def translate(source: Source, out: Translation) -> None:
     """Fill `out` from `source`."""
     if (preset := source.take("rollout_correction")) is not None:
-        if preset not in PRESETS:
-            unusable(f"{source.key('rollout_correction')}={preset}", f"accepted are sections and {', '.join(PRESETS)}")
-        source.expand(PRESETS[preset])
+        keys, notes = expand(source.key("rollout_correction"), str(preset))
+        source.expand(keys)
+        out.notes += notes
     bypass = source.flag(*BYPASS)
     kind = source.take("loss_type", default="reinforce" if source.flag(*GRADIENT) else "ppo_clip")
     out.values["proximal"] = "rollout" if bypass and kind == "ppo_clip" else "old"
@@ -138,8 +140,8 @@ def _correction(source: Source, out: Translation) -> None:
             out.weigh(f"{source.key(*CAPS)}={caps}", "token", "truncate", None, caps)
         return
     if caps is not None:
-        out.lost.append(f"{source.key(*CAPS)}={caps}: rollout_is and rollout_rs replaced it")
-    if isinstance(kind, bool) or source.has("rollout_is_level", "rollout_is_mode"):
+        out.notes.append(f"{source.key(*CAPS)}={caps}: rollout_is and rollout_rs replaced it, and verl knows it no more")
+    if isinstance(kind, bool) or source.has("rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"):
         return _october_2025(source, out, kind is not False)
     out.denominator = "kept"
     key, threshold = source.key("rollout_is_threshold"), source.take("rollout_is_threshold", default=2.0)
@@ -150,6 +152,8 @@ def _correction(source: Source, out: Translation) -> None:
             out.weigh(f"{key}={threshold}", kind, "truncate" if lower is None else "mask", lower, upper)
         else:
             unusable(f"{source.key('rollout_is')}={kind}", "accepted are token, sequence, geometric")
+    elif source.has("rollout_is_threshold"):
+        out.notes.append(f"{key}={threshold}: rollout_is is not set, so verl computes no weights")
     if source.flag("rollout_is_batch_normalize"):
         out.normalize = "batch"
     _rejection(source, out)
@@ -160,6 +164,8 @@ def _rejection(source: Source, out: Translation) -> None:
     names, key = source.take("rollout_rs"), source.key("rollout_rs_threshold")
     threshold, low = source.take("rollout_rs_threshold"), source.number("rollout_rs_threshold_lower")
     if names is None:
+        if threshold is not None:
+            out.notes.append(f"{key}={threshold}: rollout_rs is not set, so verl rejects nothing")
         return
     if threshold is None:
         raise UserError(f"rollout_rs={names}: rollout_rs_threshold is missing")
@@ -193,7 +199,10 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """rollout_is true or false with level, mode, threshold_lower and veto; the threshold is the switch."""
+    """rollout_is true or false with level, mode, threshold_lower and veto; the threshold is the switch.
+
+    The veto was 1e-4 where the config did not set it, and none with null.
+    """
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
     lower = source.number("rollout_is_threshold_lower")
@@ -215,8 +224,9 @@ def _october_2025(source: Source, out: Translation, applied: bool) -> None:
     if not applied:
         out.notes.append("rollout_is=false: verl computed the weights for its metrics only, as here")
     if applied or mode == "mask":
-        if not source.has("rollout_is_veto_threshold"):
-            out.notes.append("rollout_is_veto_threshold is not set: verl's default was 1e-4, later none; none here")
+        if not source.given("rollout_is_veto_threshold"):
+            out.notes.append("rollout_is_veto_threshold is not set: 1e-4, verl's default with these keys; null is none")
+            source.expand({"rollout_is_veto_threshold": 1e-4})
         _veto(source, out, "rollout_is_veto_threshold")
     else:
         source.take("rollout_is_veto_threshold")
@@ -266,9 +276,13 @@ def _responses(out: Translation) -> None:
 def _rest(source: Source, out: Translation) -> None:
     for theirs, ours in RENAMED.items():
         out.set(ours, source.number(theirs))
+    out.epochs(source, "trainer.total_epochs", "trainer.total_training_steps")
     out.sampling(source, "rollout.top_p", "rollout.top_k")
     mini = source.number("actor.ppo_mini_batch_size")
-    prompts = out.values.get("rollout", {}).get("prompts")
+    rollout = out.values.get("rollout", {})
+    if (prompts := rollout.get("prompts")) == 0:
+        del rollout["prompts"]
+        out.lost.append("data.train_batch_size=0: fully asynchronous; rollout.prompts is a step's, and rollout.staleness its age")
     if mini and prompts:
         out.set("actor.num_minibatches", math.ceil(prompts / mini))
     elif mini:

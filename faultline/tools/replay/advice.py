@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from algos.diagnostics.pareto import pareto_k
-from faultline.tools.replay.family import Family, Tokens, by_row
+from faultline.tools.replay.family import Family, FlatTokens, by_row
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds, share
 from harness.dumps.schema import Responses
 
@@ -80,7 +80,7 @@ class Advisor:
 
     def add(self, responses: Responses) -> None:
         """Take in one batch. A response without tokens is no sample."""
-        tokens = Tokens(responses)
+        tokens = FlatTokens(responses)
         present = tokens.count > 0
         number = np.zeros(len(present), dtype=np.int64)
         names = np.arange(present.sum()) if responses.group is None else responses.group[present]

@@ -29,7 +29,8 @@ Parts = dict[str, list[Rows]]
 class Replayed:
     """What a dump says.
 
-    batches, responses, tokens: how many it holds; bad: rows left out. mismatch: metrics of the uncorrected ratio.
+    batches, responses, tokens: how many it holds. bad: rows left out. fills: tokens whose log-probability is a mask's fill.
+    mismatch: metrics of the uncorrected ratio.
     corrections: a row per correction. profiles: a row per correction and bin. skipped: correction → why it was not replayed.
     thresholds: sums of every family. versions: a row per age of the weights that drew a token.
     """
@@ -38,6 +39,7 @@ class Replayed:
     responses: int
     tokens: int
     bad: int
+    fills: int
     mismatch: dict[str, float]
     corrections: pd.DataFrame
     profiles: pd.DataFrame
@@ -101,6 +103,7 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
         responses=len(whole["n"]),
         tokens=int(whole["n"].sum()),
         bad=dump.bad,
+        fills=dump.fills,
         mismatch={name: float(value) for name, value in finish_mismatch(whole).items()},
         corrections=pd.DataFrame(effects),
         profiles=pd.concat([_profile(name, sums.profiles[name]) for name in usable], ignore_index=True),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,8 +17,8 @@ from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.example import EXAMPLES, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import PresetEffect, Verdict, judge, listed
-from harness.errors import UserError
+from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, judge, listed
+from harness.errors import UserError, printable
 
 
 def replay_command(
@@ -46,30 +48,33 @@ def replay_command(
     torch.set_num_threads(1)
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
     target = Target(keep, ess)
-    print(f"reading {path}", file=sys.stderr, flush=True)
+    print(printable(f"reading {path}"), file=sys.stderr, flush=True)
     advisor = Advisor(target)
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
-    name = EXAMPLES[example_name] if example_name else path.name
-    verdict = judge(name, replayed, control, advice, target)
+    name = EXAMPLES[example_name] if example_name else printable(path.name)
+    verdict = judge(name, replayed, control, advice, target, None if corrections else KNOWN)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, compared, replayed, control, advice.bounds)
     if as_json:
-        print(verdict.model_dump_json(indent=2))
+        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: names of a stranger reach no terminal
         return
     print(*terminal.lines(verdict), sep="\n")
     if tables:
         _show_tables(replayed, control, page.advice_table(advice.bounds), target)
-    print(f"Page: {verdict.page}")
+    print(printable(f"Page: {verdict.page}"))
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """The same presets on the shipped dumps, which are known scales."""
+    """The same presets on the shipped dumps, as known scales. Left out where these lack a column that every preset needs."""
     shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
-    names = {title: name for name, title in EXAMPLES.items() if title not in without}
-    return {title: listed(collect(Dump(example(name)), shown), None) for title, name in names.items()}
+    references: dict[str, list[PresetEffect]] = {}
+    for name, title in EXAMPLES.items():
+        with suppress(UserError):
+            references |= {} if title in without else {title: listed(collect(Dump(example(name)), shown), None)}
+    return references
 
 
 def _folder(path: Path, example_name: str | None) -> Path:
@@ -79,12 +84,11 @@ def _folder(path: Path, example_name: str | None) -> Path:
 
 
 def _show_tables(replayed: Replayed, control: Replayed | None, advice, target: Target) -> None:
-    for line in page.summary(replayed):
-        print(line)
+    print(*page.summary(replayed), sep="\n")
     show("presets", page.corrections_table(replayed, control))
     show("grid: share of tokens kept, ESS", page.grid_table(replayed))
     show(f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}", advice)
     if len(replayed.versions) > 1:
         show(page.BY_AGE, replayed.versions)
     for name, reason in replayed.skipped.items():
-        print(f"{name}: {reason}, so it is left out")
+        print(printable(f"{name}: {reason}, so it is left out"))

@@ -32,7 +32,7 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Tokens in groups. number: of the group of each token. size, row: tokens and response of each group, empty ones too."""
+    """FlatTokens in groups. number: of the group of each token. size, row: tokens and response of each group, empty ones too."""
 
     number: np.ndarray
     size: np.ndarray
@@ -43,7 +43,7 @@ class Groups(NamedTuple):
         return np.bincount(self.number, weights=values, minlength=len(self.row))
 
 
-class Tokens:
+class FlatTokens:
     """The response tokens of a batch in fp64, flat. l: log π_old − log μ, nats. row: number of the response, ascending."""
 
     def __init__(self, responses: Responses):
@@ -56,6 +56,11 @@ class Tokens:
         self.segments = None if responses.segments is None else responses.segments[used]
         self.count = np.bincount(self.row, minlength=self.rows)
         self._statistics: dict[str, np.ndarray] = {}
+
+    @cached_property
+    def bounded(self) -> np.ndarray:
+        """l clamped to ±LOG_RATIO_BOUND."""
+        return np.clip(self.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
     @cached_property
     def exact(self) -> np.ndarray:
@@ -85,10 +90,10 @@ class Tokens:
         return Groups(number, size, np.repeat(np.arange(self.rows), widths))
 
 
-STATISTICS: dict[str, Callable[[Tokens], np.ndarray]] = {
+STATISTICS: dict[str, Callable[[FlatTokens], np.ndarray]] = {
     "ratio": lambda tokens: tokens.l,  # log ρ: its level is taken before the exponential
     "k2": lambda tokens: np.clip(tokens.l, -FARTHEST, FARTHEST) ** 2 / 2,
-    "k3": lambda tokens: np.expm1(np.clip(tokens.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - tokens.l,
+    "k3": lambda tokens: np.expm1(tokens.bounded) - tokens.bounded,  # both terms bounded: never negative
     # π − μ from the larger of the two, so that nothing overflows and nothing cancels
     "prob_diff": lambda tokens: (
         -np.sign(tokens.l) * np.exp(tokens.logp_rollout + np.maximum(tokens.l, 0)) * np.expm1(-np.abs(tokens.l))
@@ -135,7 +140,7 @@ class Family(NamedTuple):
             return Correction(reject={self.name: Reject(**settings | {"statistic": self.statistic})})
         return Correction(weight=Weight(**settings | {"action": self.action}))
 
-    def units(self, tokens: Tokens) -> Units:
+    def units(self, tokens: FlatTokens) -> Units:
         """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
         values = tokens.statistic(self.statistic)
         if self.level == "token":

@@ -1,7 +1,8 @@
-"""What a replay writes: its tables, one HTML page with its figures, and CSV files."""
+"""The files of a replay: its tables, one HTML page with its figures, and CSV files."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.figures.style import literal, series, subplots
 from analysis.page import Section, page
+from faultline.tools import files
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure
 from faultline.tools.replay.scales import SCALES
@@ -89,9 +91,9 @@ def write(
 ) -> Verdict:
     """Write replay.html, its first figure as replay.png, and the CSV files into `folder`; the verdict with the page's path.
 
-    compared: what the figure calls a dump → what the presets do to it.
+    compared: name of a dump in the figure → effect of each preset on it. Raises UserError where `folder` is a link.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = files.output_folder(folder)
     tables = {
         "corrections": with_null(replayed, null),
         "profiles": replayed.profiles,
@@ -103,11 +105,12 @@ def write(
     if null is not None:
         tables["null_thresholds"] = null.thresholds.table()
     for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False)
+        files.write(folder / f"{name}.csv", table.to_csv(index=False))
     figure = presets_figure(compared)
-    figure.savefig(folder / "replay.png", dpi=130)
-    target = folder / "replay.html"
-    target.write_text(_page(verdict, figure, replayed, null, advice), encoding="utf-8")
+    picture, target = io.BytesIO(), folder / "replay.html"
+    figure.savefig(picture, format="png", dpi=130)
+    files.write(folder / "replay.png", picture.getvalue())
+    files.write(target, _page(verdict, figure, replayed, null, advice))
     return verdict.model_copy(update={"page": str(target.resolve())})
 
 
@@ -121,7 +124,7 @@ def _page(verdict: Verdict, figure: Figure, replayed: Replayed, null: Replayed |
         Section("What each preset leaves", figure=figure),
         *settings,
         Section("How large the mismatch is", table=scales_table(verdict.mismatch.k3), wrapped=False),
-        Section("What this dump cannot tell", items=verdict.untold),
+        Section("What this dump cannot show", items=verdict.limitations),
         *ages,
         Section("Proposed bounds", table=advice_table(advice), wrapped=False),
         Section("Presets", table=corrections_table(replayed, null), items=skipped, wrapped=False),

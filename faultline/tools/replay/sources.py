@@ -17,34 +17,46 @@ from harness.errors import UserError
 SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
 SHOWN = 10
 """Bad rows that an error lists."""
+FILL = -1e3
+"""Nats: no model gives a sampled token less. What lies below is the fill of a mask, as -1e9 or the smallest float."""
+LOWEST = -1e9
+"""Nats: a log-probability below is read as this one, so that sums over a dump stay finite."""
 
 
 class Dump:
     """The training batches of a dump. path: a file, a folder of files, or a run folder.
 
     skip_bad: leave bad rows out and count them in `bad`, instead of raising UserError that lists them by row and column.
-    read: bytes of the files that have been read to their end.
+    read: bytes of the files that have been read to their end. fills: tokens on the mask with a log-probability below FILL.
     """
 
     def __init__(self, path: Path, *, skip_bad: bool = False):
         self.path, self.skip_bad = path, skip_bad
         self.files = _files(path)
-        self.rows, self.bad, self.read = 0, 0, 0
+        self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[Responses]:
         """One training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
-        self.rows, self.bad, self.read = 0, 0, 0
+        self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
             for part in _by_step(table):
                 if pending and not (_step(part) is not None and _step(part) == _step(pending[0])):
-                    yield _joined(pending)
+                    yield self._batch(pending)
                     pending = []
                 pending.append(part)
         if pending:
-            yield _joined(pending)
+            yield self._batch(pending)
         if self.rows == self.bad:
             raise UserError(f"{self.path}: no sound row among {self.rows}")
+
+    def _batch(self, tables: list[pa.Table]) -> Responses:
+        """Tables of one batch as responses, with log-probabilities of at least LOWEST."""
+        joined = _joined(tables)
+        old, rollout = joined.logp_old, joined.logp_rollout
+        self.fills += int((joined.mask & ((old < FILL) | (rollout < FILL))).sum())
+        bounded = {"logp_old": np.maximum(old, LOWEST), "logp_rollout": np.maximum(rollout, LOWEST)}
+        return Responses(**joined._asdict() | bounded)  # `_replace` asks for the length, which is the number of responses
 
     def _tables(self) -> Iterator[pa.Table]:
         for path in self.files:

@@ -6,20 +6,21 @@ from textwrap import wrap
 
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import STARVED, Mismatch, PresetEffect, Proposal, Verdict
+from harness.errors import printable
 
 WIDTH = 100
 PRESETS = 8
 """Presets that are shown, those with the least ESS first."""
-UNTOLD = 2
-"""Lines on what the dump cannot tell, doubts of the proposal first; the page has all."""
+LIMITATIONS = 2
+"""Lines on what the dump cannot show, doubts of the proposal among them; the page has all."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """At most 24 lines of at most WIDTH characters, the names of dump and presets cut to fit."""
+    """At most 24 lines of at most WIDTH printable characters, the names of dump and presets cut to fit."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
-    untold = verdict.untold[: max(UNTOLD - len(doubts), 0)]
+    limitations = verdict.limitations[: max(LIMITATIONS - len(doubts), 0)]
     out = [
         f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}",
         f"VERDICT  {headline(verdict)}",
@@ -31,10 +32,10 @@ def lines(verdict: Verdict) -> list[str]:
         "",
         "Presets on this dump: tokens kept, ESS",
         *_columns(verdict.presets[:PRESETS]),
-        *(f"{'Not told:' if i == 0 else '':<9} {line}" for i, line in enumerate(untold)),
+        *(f"{'Not shown:' if i == 0 else '':<10} {line}" for i, line in enumerate(limitations)),
         *(pasted(verdict.proposal) if verdict.proposal else []),
     ]
-    return [line[:WIDTH] for line in out]
+    return [printable(line)[:WIDTH] for line in out]
 
 
 def headline(verdict: Verdict) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from algos.ratios import LOG_RATIO_BOUND
-from faultline.tools.replay.family import Family, Tokens, Units, by_row, families
+from faultline.tools.replay.family import Family, FlatTokens, Units, by_row, families
 from harness.dumps.schema import Responses
 
 ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -48,7 +48,7 @@ class Thresholds:
         if responses.segments is None:
             self.families = [family for family in self.families if not family.level.startswith("segment")]
             self.sums = {family: sums for family, sums in self.sums.items() if family in self.families}
-        tokens = Tokens(responses)
+        tokens = FlatTokens(responses)
         self.tokens += tokens.row.size
         self.responses += (tokens.count > 0).sum()
         self.exact_sq += (tokens.count * tokens.exact**2).sum()
@@ -94,7 +94,7 @@ class _Binned:
     limits: (lower, upper) of each family, [K]. A value that equals a limit is inside.
     """
 
-    def __init__(self, units: Units, tokens: Tokens, limits: list[tuple[np.ndarray, np.ndarray]]):
+    def __init__(self, units: Units, tokens: FlatTokens, limits: list[tuple[np.ndarray, np.ndarray]]):
         self.units, self.count = units, tokens.count
         self.ends = np.unique(np.concatenate([ends for lower, upper in limits for ends in (_below(lower), upper)]))
         self._bins = np.searchsorted(self.ends, units.values)

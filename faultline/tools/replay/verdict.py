@@ -1,8 +1,9 @@
-"""What a dump says in a few lines: how large its mismatch is, whether to correct it and how, and what it cannot tell."""
+"""The verdict on a dump: how large its mismatch is, whether and how to correct it, and what the dump cannot show."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
+from faultline.tools.replay.sources import FILL
 
 KNOWN = {
     "verl/decoupled_geo_rs": "verl geo_rs, 0.999 to 1.001",
@@ -105,7 +107,7 @@ class Bound(_Part):
 class Verdict(_Part):
     """The answer of `faultline replay --json`."""
 
-    schema_version: Literal[1] = Field(default=1, description="of this layout")
+    schema_version: Literal[2] = Field(default=2, description="of this layout")
     dump: DumpSize = Field(description="what was read")
     mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
     need: Need = Field(description="whether a correction is needed")
@@ -114,12 +116,22 @@ class Verdict(_Part):
     presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
     bounds: list[Bound] = Field(description="a bound for each family")
     skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
-    untold: list[str] = Field(description="what this dump cannot tell")
+    limitations: list[str] = Field(description="what this dump cannot show")
     page: str | None = Field(default=None, description="path of the HTML page")
 
 
-def judge(name: str, replayed: Replayed, null: Replayed | None, advice: Advice, target: Target) -> Verdict:
-    """The verdict on a dump. null: of a control. advice: `Advisor.propose`, at the same target."""
+def judge(
+    name: str,
+    replayed: Replayed,
+    null: Replayed | None,
+    advice: Advice,
+    target: Target,
+    shown: Container[str] | None = None,
+) -> Verdict:
+    """The verdict on a dump.
+
+    null: a dump of the control. advice: `Advisor.propose` at the same target. shown: the presets to list; None for all.
+    """
     m = replayed.mismatch
     mismatch = Mismatch(
         k1=m["rollout_corr/kl"],
@@ -132,6 +144,8 @@ def judge(name: str, replayed: Replayed, null: Replayed | None, advice: Advice, 
     )
     proposal = propose(replayed, advice.bounds, target)
     need, reason = _need(mismatch, proposal, target)
+    if replayed.fills:
+        need, reason, proposal = "undecided", _fill_reason(replayed), None
     return Verdict(
         dump=DumpSize(
             name=name,
@@ -145,10 +159,10 @@ def judge(name: str, replayed: Replayed, null: Replayed | None, advice: Advice, 
         need=need,
         reason=reason,
         proposal=proposal if need in ("advised", "required", "undecided") else None,
-        presets=listed(replayed, null),
+        presets=listed(replayed, null, shown),
         bounds=[_bound(row) for row in advice.bounds.to_dict("records")],
         skipped=replayed.skipped,
-        untold=_untold(replayed, null, mismatch, advice),
+        limitations=_limitations(replayed, null, mismatch, advice),
     )
 
 
@@ -224,10 +238,8 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
     return "At this K3 some published runs collapsed late without a correction, and others did not."
 
 
-def listed(replayed: Replayed, null: Replayed | None) -> list[PresetEffect]:
-    """The presets of KNOWN, or all that were replayed where those are no more; least ESS first."""
-    rows = with_null(replayed, null).sort_values("effect/ess").to_dict("records")
-    known = [row for row in rows if row["correction"] in KNOWN] if len(rows) > len(KNOWN) else rows
+def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
+    """The presets that were replayed and are `shown`, None for all; least ESS first."""
     return [
         PresetEffect(
             preset=row["correction"],
@@ -238,7 +250,8 @@ def listed(replayed: Replayed, null: Replayed | None) -> list[PresetEffect]:
             largest_weight=row["effect/weight_max"],
             false_rejections=_or_none(row.get("false_rejections", math.nan)),
         )
-        for row in known
+        for row in with_null(replayed, null).sort_values("effect/ess").to_dict("records")
+        if shown is None or row["correction"] in shown
     ]
 
 
@@ -248,28 +261,35 @@ def _bound(row: dict) -> Bound:
     return Bound(family=row["family"], c=c, lower=lower, upper=upper, tokens_kept=kept, ess=ess, verdict=row["verdict"])
 
 
-def _untold(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, advice: Advice) -> list[str]:
-    told = []
+def _fill_reason(replayed: Replayed) -> str:
+    share = f"{replayed.fills:,} of {replayed.tokens:,} tokens"
+    return f"{share} have a log-probability below {FILL:g}, a mask's fill: set their mask to false."
+
+
+def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, advice: Advice) -> list[str]:
+    limitations = []
+    if replayed.fills:
+        limitations.append("Every number of this page: the fill values count as the ratios that they make.")
     if advice.samples < FEW:
         prompts = f" to {advice.samples} prompt{'s' * (advice.samples > 1)}" if advice.by_prompt else ""
-        told.append(f"{replayed.responses} responses{prompts}: intervals are wide; {FEW:,} are better.")
+        limitations.append(f"{replayed.responses} responses{prompts}: intervals are wide; {FEW:,} are better.")
     if not advice.by_prompt:
-        told.append("No column group: intervals take responses for independent, and may be too narrow.")
+        limitations.append("No column group: intervals take responses for independent, and may be too narrow.")
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:
-        told.append(f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS.")
+        limitations.append(f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS.")
     if (mismatch.ess_sequence or 0) < 1:
         mean = replayed.tokens / replayed.responses
-        told.append(f"Longer responses: the sequence ESS is of {mean:.0f} tokens on average, and falls with length.")
+        limitations.append(f"Longer responses: the sequence ESS is of {mean:.0f} tokens on average, and falls with length.")
     if replayed.batches == 1:
-        told.append("Growth: one batch does not show whether the mismatch grows in training.")
+        limitations.append("Growth: one batch does not show whether the mismatch grows in training.")
     if len(replayed.versions) > 1:
-        told.append(f"Engine or staleness: the tokens have {len(replayed.versions)} ages, which --all tells apart.")
+        limitations.append(f"Engine or staleness: the tokens have {len(replayed.versions)} ages, which --all tells apart.")
     if null is None:
-        told.append("False rejections: give a dump of a control with --null.")
+        limitations.append("False rejections: give a dump of a control with --null.")
     if replayed.skipped:
         needs = " or ".join(sorted({reason.removeprefix("needs ") for reason in replayed.skipped.values()}))
-        told.append(f"{len(replayed.skipped)} presets, which need {needs}.")
-    return told
+        limitations.append(f"{len(replayed.skipped)} presets, which need {needs}.")
+    return limitations
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pandas as pd
 from harness.dumps.schema import Responses
 
 FARTHEST = 300.0
-"""Nats: |log ρ| is clamped here in ρ and ρ², so that their sums are finite."""
+"""Nats: log ρ is clamped here in ρ, ρ² and K3, so that their sums are finite and K3 is never negative."""
 SUMS = ("tokens", "l", "excess", "ratio", "ratio_sq")
 
 
@@ -27,7 +27,7 @@ class Versions:
         version = responses.version[responses.mask]
         l = (responses.logp_old.astype(np.float64) - responses.logp_rollout)[responses.mask]
         bounded = np.clip(l, -FARTHEST, FARTHEST)
-        terms = np.stack([np.ones_like(l), l, np.expm1(bounded) - l, np.exp(bounded), np.exp(2 * bounded)])
+        terms = np.stack([np.ones_like(l), l, np.expm1(bounded) - bounded, np.exp(bounded), np.exp(2 * bounded)])
         behind, place = np.unique(version.max(initial=0) - version, return_inverse=True)
         for k, steps in enumerate(behind):
             self.sums[int(steps)] = self.sums.get(int(steps), 0.0) + terms[:, place == k].sum(1)

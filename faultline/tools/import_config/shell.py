@@ -1,0 +1,360 @@
+"""Shell recipes and lists of Hydra overrides as dotted keys. A script is parsed, never executed.
+
+Understood are variables with defaults, arrays, whole-number arithmetic, quotes, line continuations, comments and here-documents.
+What only an execution would show stays as ${NAME}: commands, the environment but for HOME, and what a branch or a loop sets.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.errors import UserError
+
+LARGEST_SCRIPT = 2**16
+"""Bytes. The longest recipe of verl has a quarter of it."""
+LARGEST_VALUE = 2**16
+"""Characters of a variable: a script may double one a thousand times."""
+DEEPEST = 100
+"""Branches and loops within each other."""
+LONGEST_SUM = 200
+"""Characters of an arithmetic expression."""
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+OVERRIDE = re.compile(r"(?:\+\+?|~)?[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=|(?:\+\+?|~)[A-Za-z_][\w@/-]*=|~[A-Za-z_][\w@/.-]*$")
+"""A word that sets or removes a key of a config. A key without a dot needs its +, because NAME=value sets a variable."""
+LISTED = re.compile(r"(?:\+\+?)?[A-Za-z_][\w@/.-]*=|~[A-Za-z_]")
+"""A line of a list of overrides."""
+PARAMETER = re.compile(r"([A-Za-z_]\w*|[@*#?$!]|\d+)(\[[@*]\])?(?:(:?)([-=+?])(.*))?", re.S)
+CLOSED_BY = {"if": "fi", "case": "esac", "{": "}", "(": ")"} | dict.fromkeys(("for", "while", "until", "select"), "done")
+KEYWORDS = ("then", "else", "elif", "do", "time", "!", "function", "fi", "done", "esac", "}")
+DECLARING = ("export", "declare", "local", "readonly", "typeset")
+OPERATIONS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: int(a / b),  # towards 0, as in bash
+    ast.FloorDiv: lambda a, b: int(a / b),
+    ast.Mod: operator.mod,
+}
+
+
+class Statement(NamedTuple):
+    """A simple command as it is written, in words. certain: outside of every branch, loop, function and subshell."""
+
+    words: list[str]
+    certain: bool
+
+
+def read_script(path: Path, text: str) -> dict[str, Any]:
+    """Key → value of the one command in `text` that sets keys of a config, or of a list of overrides.
+
+    Raises UserError where no command or several set keys, where an override is no single value, and on a text that bash refuses.
+    """
+    script = _Script()
+    try:
+        for statement in _statements(text):
+            script.run(statement)
+    except (IndexError, RecursionError):
+        raise UserError(f"{path}: a quote or a bracket is not closed, or brackets are nested too deeply") from None
+    if script.too_large:
+        raise UserError(f"{path}: a variable grows beyond {LARGEST_VALUE} characters; that is no recipe")
+    commands = [overrides for program, overrides in script.commands if program]
+    listed = [word for program, overrides in script.commands if not program for word in overrides]
+    if commands and listed:
+        raise UserError(f"{path}: {listed[0]} stands outside of the command; the line before it lacks its backslash")
+    if not commands and not listed:
+        raise UserError(f"{path}: no command sets a key, as `python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo` does")
+    if any(overrides != commands[0] for overrides in commands):
+        raise UserError(f"{path}: {len(commands)} commands set keys; leave one of them in a copy of the script")
+    return parse_overrides(path, commands[0] if commands else listed)
+
+
+def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Key → value of Hydra's overrides; the last of equal keys holds, and ~key removes one.
+
+    A value that is not of Hydra's grammar stays a text. Raises UserError on a sweep.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, values = OverridesParser.create(), dict[str, Any]()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:  # a preset with parameters, which Hydra takes for a function, or a value of another grammar
+            key, _, values[key] = text.lstrip("+").partition("=")
+            continue
+        if override.is_sweep_override():
+            raise UserError(f"{path}: {text}: a sweep; leave one value, and sweep over the imported experiment")
+        if override.is_delete():
+            values = {k: v for k, v in values.items() if not f"{k}.".startswith(f"{override.key_or_group}.")}
+        else:
+            values[override.key_or_group] = override.value()
+    return values
+
+
+class _Script:
+    """The variables of a script, and the commands with overrides: (whether a program stands before them, the overrides).
+
+    An unknown variable is None.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, list[str] | None] = {"HOME": [str(Path.home())]}
+        self.commands: list[tuple[bool, list[str]]] = []
+        self.too_large = False
+
+    def run(self, statement: Statement) -> None:
+        words = statement.words
+        if words[0] in ("for", "select"):
+            self.variables |= dict.fromkeys(words[1:])
+            return
+        if words[0] in DECLARING:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        while words and (assigned := ASSIGNMENT.fullmatch(words[0])):
+            self._assign(assigned, statement.certain)
+            words = words[1:]
+        expanded = [field for word in words for field in self.fields(word)]
+        overrides = [word for word in expanded if OVERRIDE.match(word)]
+        if overrides:
+            self.commands.append((len(overrides) < len(expanded), overrides))
+
+    def _assign(self, assigned: re.Match[str], certain: bool) -> None:
+        name, plus, raw = assigned.groups()
+        array = raw.startswith("(")
+        value = [field for word in _words(raw[1:-1]) for field in self.fields(word)] if array else [self.text(raw)]
+        before = self.variables.get(name)
+        if plus and before:
+            value = [*before, *value] if array else ["".join([*before[:1], *value]), *before[1:]]
+        if sum(map(len, value)) + len(value) > LARGEST_VALUE:
+            value, self.too_large = [""], True
+        self.variables[name] = value if certain else None
+
+    def text(self, raw: str) -> str:
+        """A word of an assignment, which is not split."""
+        return " ".join(self.fields(raw, quoted=True))
+
+    def fields(self, raw: str, quoted: bool = False) -> list[str]:
+        """The words that a word as written becomes."""
+        out: list[str] = []
+        current: str | None = None
+        i = 0
+        while i < len(raw):
+            end = _end(raw, i)
+            part = raw[i:end]
+            if part[0] == "\\":
+                current = (current or "") + part[1:].replace("\n", "")
+            elif part[0] == "'":
+                current = (current or "") + part[1:-1]
+            elif part[0] == '"':
+                inner = self._quoted(part[1:-1])
+                current = (current or "") + inner[0] if inner else current
+                for field in inner[1:]:
+                    out.append(current or "")
+                    current = field
+            elif (part[0] == "$" and len(part) > 1) or part[0] == "`":
+                values = self._expansion(part)
+                pieces = [" ".join(values)] if quoted else [piece for value in values for piece in value.split()]
+                for place, piece in enumerate(pieces):
+                    if place:
+                        out.append(current or "")
+                        current = ""
+                    current = (current or "") + piece
+            else:
+                current = (current or "") + part
+            i = end
+        return out if current is None else [*out, current]
+
+    def _quoted(self, text: str) -> list[str]:
+        """The fields of what stands in double quotes: one, or as many as an array has."""
+        out = [""]
+        i = 0
+        while i < len(text):
+            if text[i] == "\\":
+                out[-1] += text[i + 1 : i + 2] if text[i + 1 : i + 2] in '$`"\\' else text[i : i + 2]
+                i += 2
+                continue
+            end = _end(text, i) if text[i] in "$`" else i + 1
+            values = self._expansion(text[i:end]) if end > i + 1 else [text[i]]
+            if not values and len(out) == 1 and text == text[i:end]:
+                return []  # "${EMPTY[@]}" is no word
+            out[-1] += values[0] if values else ""
+            out += values[1:]
+            i = end
+        return out
+
+    def _expansion(self, part: str) -> list[str]:
+        if part.startswith("$(("):
+            return [self._sum(part[3:-2])]
+        if part[0] == "`" or part.startswith("$("):
+            return ["${command}"]
+        body = part[2:-1] if part.startswith("${") else part[1:]
+        match = PARAMETER.fullmatch(body)
+        if match is None:
+            return ["${" + re.sub(r"\W.*", "", body, flags=re.S) + "}"]
+        name, array, colon, action, word = match.groups()
+        if name in "@*":
+            return []  # the script is read as it is run without arguments
+        known = name in self.variables
+        value = self.variables.get(name)
+        if known and value is None:
+            return ["${" + name + "}"]
+        empty = not known or (bool(colon) and not "".join(value or []))
+        if action == "+":
+            return [] if empty else [self.text(word)]
+        if empty and action in ("-", "="):
+            value = [self.text(word)]
+            if action == "=":
+                self.variables[name] = value
+        elif not known:
+            return ["${" + name + "}"]
+        return (value or []) if array else (value or [""])[:1]
+
+    def _sum(self, text: str) -> str:
+        """The whole number that an arithmetic expression gives."""
+        plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: (self.variables.get(match[1]) or ["unknown"])[0], text.strip())
+        try:
+            return str(_evaluate(ast.parse(plain, mode="eval").body)) if len(plain) <= LONGEST_SUM else "${sum}"
+        except (SyntaxError, ValueError, ArithmeticError):
+            return "${sum}"
+
+
+def _evaluate(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        return OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError
+
+
+def _end(text: str, start: int) -> int:
+    """The place after the quoted part, the expansion or the character that begins at `start`. IndexError: it does not end."""
+    first, i = text[start], start + 1
+    if first == "\\":
+        return min(start + 2, len(text))
+    if first in "'`":
+        while text[i] != first:
+            i += 2 if first == "`" and text[i] == "\\" else 1
+        return i + 1
+    if first == '"':
+        while text[i] != '"':
+            i = _end(text, i) if text[i] in "\\$`" else i + 1
+        return i + 1
+    if first != "$" or i == len(text):
+        return i
+    if text[i] in "({":
+        opened, closing = text[i], {"(": ")", "{": "}"}[text[i]]
+        i += 1
+        while text[i] != closing:
+            i = _brackets(text, i) if text[i] == opened == "(" else _end(text, i)
+        return i + 1
+    match = re.compile(r"[A-Za-z_]\w*|[@*#?$!\d]").match(text, i)
+    return match.end() if match else i
+
+
+def _brackets(text: str, start: int) -> int:
+    """The place after the bracket that closes the one at `start`."""
+    i = start + 1
+    while text[i] != ")":
+        i = _brackets(text, i) if text[i] == "(" else _end(text, i)
+    return i + 1
+
+
+def _statements(text: str) -> Iterator[Statement]:
+    """The simple commands of a script, without keywords and conditions' brackets."""
+    open_: list[str] = []  # what each branch, loop, function and subshell around the command ends with
+    for words, joined in _commands(text):
+        while words:
+            first = words[0]
+            if first in open_:
+                del open_[len(open_) - 1 - open_[::-1].index(first) :]
+            elif first in CLOSED_BY:
+                open_.append(CLOSED_BY[first])
+                if len(open_) > DEEPEST:
+                    raise RecursionError
+            elif first not in KEYWORDS and not first.endswith("()"):
+                break
+            if first in ("for", "select"):
+                yield Statement(words[:2], False)
+            words = words[1 if first not in ("for", "select", "case", "function") else len(words) :]
+            if first == "function":
+                open_.append("}")
+        if words and words != [")"]:
+            yield Statement(words, not open_ and not joined)
+
+
+def _commands(text: str) -> Iterator[tuple[list[str], bool]]:
+    """(words as written, whether && or || stands before) of each simple command; "(" and ")" of a subshell stand alone."""
+    words: list[str] = []
+    word, joined, redirected, heredocs, i = "", False, False, list[str](), 0
+
+    def close() -> None:
+        nonlocal word, redirected
+        if word and not redirected:
+            words.append(word)
+        redirected = redirected and not word
+        word = ""
+
+    while i < len(text):
+        letter = text[i]
+        if letter == "\\" and text[i + 1 : i + 2] == "\n":
+            i += 2
+        elif letter in " \t\r":
+            close()
+            i += 1
+        elif letter == "#" and not word:
+            i = (text.find("\n", i) + len(text) + 1) % (len(text) + 1)
+        elif letter == "(" and ASSIGNMENT.fullmatch(word) and word.endswith("="):
+            end = _brackets(_without_comments(text, i), i)
+            word, i = word + text[i:end], end
+        elif letter == "(" and text[i : i + 2] == "()":
+            word, i = word + "()", i + 2
+        elif letter in "<>":
+            word = "" if word.isdigit() else word
+            close()
+            operator_ = re.compile(r"<<<|<<-?|[<>]+[&|]?").match(text, i)
+            assert operator_ is not None
+            i = operator_.end()
+            redirected = True
+            if operator_[0] in ("<<", "<<-"):
+                delimiter = re.compile(r"\s*(['\"]?)([\w.-]+)\1").match(text, i)
+                if delimiter:
+                    heredocs.append(delimiter[2])
+                    i, redirected = delimiter.end(), False
+        elif letter in "\n;&|()":
+            close()
+            redirected = False
+            yield words, joined
+            words = []
+            if letter in "()":
+                yield [letter], joined
+            doubled = text[i : i + 2]
+            joined = doubled in ("&&", "||")
+            i += 2 if doubled in ("&&", "||", ";;") else 1
+            if letter == "\n":
+                for delimiter_ in heredocs:
+                    body = re.compile(rf"^\s*{re.escape(delimiter_)}$", re.M).search(text, i)
+                    i = body.end() if body else len(text)
+                heredocs = []
+        else:
+            end = _end(text, i)
+            word, i = word + text[i:end], end
+    close()
+    yield words, joined
+
+
+def _without_comments(text: str, start: int) -> str:
+    """`text`, of the same length, with blanks for the comments from `start` on: an apostrophe in one opens no quote."""
+    return text[:start] + re.sub(r"(?m)(?<=[\s(])#[^\n]*", lambda match: " " * len(match[0]), text[start:])
+
+
+def _words(text: str) -> list[str]:
+    """The words of an array as written, over lines and comments."""
+    return [word for words, _ in _commands(_without_comments(text, 0)) for word in words]
