@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import OmegaConf
 
 from harness.arms import flatten
@@ -56,7 +55,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
         with folder.claim():
             if not folder.checkpoints:
                 transplant(checkpoint, folder)
-    launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
+    launch(configs, Local, extend=True)
     return report(configs[0].path.parent, trust=trust)
 
 
@@ -71,8 +70,8 @@ def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Co
 
 
 def _noise_arm(checkpoint: Checkpoint) -> str:
-    from experiments.noise import matching_noise
     from harness.build import own_precision
+    from harness.run.noise import matching_noise
 
     noise, reached, wanted = matching_noise(checkpoint)
     print(f"the run's rollouts have K3 {wanted:.2e} at step {checkpoint.step}; noise {noise:.3g} has {reached:.2e}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
@@ -25,6 +25,10 @@ from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
 from sweeps.launchers.options import SlurmOptions
+
+if TYPE_CHECKING:
+    from sweeps.launchers.executor import Executor
+    from sweeps.ledger import Sweep
 
 COMMON = {"retry_failed": False, "extend": False}
 """retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
@@ -54,8 +58,8 @@ class _Launcher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.composer = Composer(hydra_context.config_loader, config)
 
-    def executor(self):
-        """Where the runs will run, see sweeps.launch.Executor."""
+    def executor(self, sweep: Sweep) -> Executor:
+        """Where the runs of the sweep will run."""
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -72,7 +76,7 @@ class _Launcher(Launcher):
                 check(config)
                 check_ranks(config, self.ranks)
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
-        states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
+        states = launch(configs, self.executor, retry_failed=self.retry_failed, extend=extend)
         good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
         results = [states[config.digest].state not in good for config in configs]
         # Hydra raises the return value of the first failed job, which gives the exit code.
@@ -95,18 +99,16 @@ class LocalLauncher(_Launcher):
     """
 
     def __init__(self, *, parallel: Count | None, retry_failed: bool, extend: bool):
-        import psutil
-
         keys = {"parallel": parallel, "retry_failed": retry_failed, "extend": extend}
         with _refused(["hydra/launcher=local"]):
             check_values("hydra.launcher", LocalLauncher, keys)
-        self.parallel = parallel or psutil.cpu_count(logical=False) or 1
+        self.parallel = parallel
         super().__init__(retry_failed=retry_failed, extend=extend)
 
-    def executor(self):
+    def executor(self, sweep: Sweep) -> Executor:
         from sweeps.launchers.local import Local
 
-        return Local(self.parallel)
+        return Local(sweep, self.parallel)
 
 
 class SlurmLauncher(_Launcher):
@@ -122,10 +124,10 @@ class SlurmLauncher(_Launcher):
         self.ranks, self.detach = self.options.ranks, self.options.detach
         super().__init__(retry_failed=retry_failed, extend=extend)
 
-    def executor(self):
+    def executor(self, sweep: Sweep) -> Executor:
         from sweeps.launchers.slurm import Slurm
 
-        return Slurm(self.options)
+        return Slurm(sweep, self.options)
 
 
 @contextmanager

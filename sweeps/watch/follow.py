@@ -37,7 +37,7 @@ LOST = ("failed", "interrupted", "cancelled")
 """States that the ledger may know of a run while its folder, which nobody could write any more, does not."""
 
 
-class Point(NamedTuple):
+class Evaluated(NamedTuple):
     """An evaluation: held-out reward, and K3 of the rollouts of that step (None after the last step)."""
 
     step: int
@@ -114,7 +114,7 @@ class Followed:
     error: str = ""
     timed: int = 0
     spent: float = 0.0
-    points: list[Point] = field(default_factory=list)
+    points: list[Evaluated] = field(default_factory=list)
     alarms: dict[tuple[str, str, int], Alarm] = field(default_factory=dict)
     changed: int = 0
     over: bool = False
@@ -258,7 +258,7 @@ class Follower:
                 continue
             while run.points and run.points[-1].step >= step:
                 run.points.pop()
-            run.points.append(Point(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
+            run.points.append(Evaluated(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
             if len(run.points) > MOST:
                 run.points = run.points[::2]
             run.changed = self.look_number

@@ -16,7 +16,7 @@ from sweeps.launch import launch, plan
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
 from sweeps.launchers.pool import Pool
-from sweeps.launchers.slurm import Task
+from sweeps.launchers.requeue import ArrayTask
 from sweeps.launchers.squeue import Job, merge_states
 from sweeps.ledger import Sweep
 from sweeps.lock import LauncherLock
@@ -105,7 +105,7 @@ def test_damaged_runs_of_a_task_fail_alone(sweep, monkeypatch):
     (sweep.home / "batches" / "x.json").write_text(json.dumps([[*damage]]))
     for name, value in {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
-    Task(str(sweep.path), "x", 0, 1)()
+    ArrayTask(str(sweep.path), "x", 0, 1)()
     states = sweep.states()
     assert {run: state.state for run, state in states.items()} == dict.fromkeys(damage, "failed")
     assert "a/config.json: unreadable" in states["a"].error and "b/config.json: not what a run writes" in states["b"].error
@@ -150,9 +150,9 @@ def test_two_launchers_and_an_edited_config(sweep, tiny):
     place = Sweep(configs[0].path.parent)
     plan(place, {c.digest: c for c in configs}, {})
     with place.lock.hold(), pytest.raises(UserError, match=r"another launcher .* is working on this sweep"):
-        launch(configs, Local(1))
+        launch(configs, Local)
     with pytest.raises(UserError, match=r"1 of the 1 runs are not among the 2 .*actor.lr=0.1 \(there 0.0003\).*extend=true"):
-        launch([tiny("actor.lr=0.1")], Local(1))
+        launch([tiny("actor.lr=0.1")], Local)
     assert not (place.path / tiny("actor.lr=0.1").digest).exists()
 
 
@@ -174,7 +174,7 @@ def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monke
     with pytest.raises(UserError, match="nothing is running; a launcher that is just starting stops by itself"):
         cancel(place.path)
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
-        launch([config], Local(1))
+        launch([config], Local)
     assert place.states()[config.digest].state == "queued" and place.lock.holder() is None
     monkeypatch.setattr("sweeps.lock.STARTED", time.time())
     with place.lock.hold():
@@ -289,7 +289,7 @@ def test_a_cancelled_run_that_never_started_is_cancelled(sweep, monkeypatch, cap
 
 def test_one_command_launches_one_sweep(tiny):
     with pytest.raises(UserError, match="one command launches one sweep"):
-        launch([tiny("run.sweep=bad"), tiny("run.sweep=worse")], Local(1))
+        launch([tiny("run.sweep=bad"), tiny("run.sweep=worse")], Local)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
     launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
     spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
     controller = Controller(spec, Sweep(shared_root / "again"))
-    controller.place.prepare()
+    controller.executor.prepare()
     controller.study = open_study(controller.sweep, spec)
     controller._advance()  # begins the first
     controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)

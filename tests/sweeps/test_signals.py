@@ -129,6 +129,6 @@ def test_a_run_finished_without_the_launcher_is_done(tiny, capsys):
     for config, state in zip(configs, ("done", "collapsed"), strict=True):
         config.path.mkdir(parents=True)
         RunFolder(config.path).status(state, step=4, steps=4)
-    states = launch_in_process(configs, Local(1))
+    states = launch_in_process(configs, Local)
     assert [states[config.digest].state for config in configs] == ["done", "collapsed"]
     assert "2 done, 0 failed by themselves and are left, 0 under way, none to start" in capsys.readouterr().err
