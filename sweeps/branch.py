@@ -134,7 +134,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Rollouts that wait in the checkpoint tell of their experts what the run's engine told and its replay needed."""
+    """Queued rollouts keep only the routing data that the original run recorded."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

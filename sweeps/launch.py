@@ -25,7 +25,7 @@ from sweeps.states import ENDS, RunState
 POLL, SLOWEST = 2.0, 30.0
 """Seconds between two looks at the runs: at first, and at most."""
 Look = tuple[dict[str, RunState], set[str]]
-"""What `Executor.look` returns."""
+"""Result of `Executor.look`."""
 
 
 def launch(

@@ -31,7 +31,7 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """The folder of a sweep."""
+    """One sweep on disk: its ledger, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -113,7 +113,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """What the `planned` event of `run` said, if its line is damaged; None if the run has no folder."""
+        """The content of a damaged `planned` event, from the folder of `run`. None if the run has no folder."""
         try:
             config = self.config(run)
         except UserError:

@@ -30,7 +30,7 @@ STUCK = 3
 
 
 class RunState(NamedTuple):
-    """What the ledger says of a run.
+    """The state of a run by the ledger.
 
     arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the job that has or had it.
     step: of its checkpoint when it last started. starts: consecutive starts from that step.

@@ -31,7 +31,7 @@ FORMER_LIFE = 60
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code of a run that its surroundings refused: 75."""
 ORPHANED = 255
-"""What multiprocessing reports of a process once its fork server was killed. The process itself is asked to stop, and saves."""
+"""Exit code that multiprocessing reports once the fork server was killed. The process itself is asked to stop, and saves."""
 
 
 class _Started(NamedTuple):

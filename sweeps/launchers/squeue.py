@@ -1,4 +1,4 @@
-"""What Slurm knows of the jobs of a sweep. Only `squeue` is used, so no accounting is needed."""
+"""Jobs of a sweep as Slurm knows them. Only `squeue` is used, so no accounting is needed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
 FEW = "warmstart.keep_high=0.46"
-"""Of 25 prompts about 19 are kept, and 5 held out: fewer than the 7 that there can be, which only the warm start tells."""
+"""About 19 of 25 prompts are kept, and 5 held out. There can be 7, so only the warm start finds that 7 are too many."""
 LONG = ["steps=40", "checkpoint.every=4", FEW]
 
 

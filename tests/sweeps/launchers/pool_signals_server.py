@@ -1,4 +1,4 @@
-"""What the fork server of `light` imports: as sweeps/launchers/preloaded.py, without the packages that a run needs."""
+"""Imported by the fork server of pool_signals.py: sweeps/launchers/preloaded.py without the packages that a run needs."""
 
 import signal
 
