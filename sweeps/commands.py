@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -78,7 +76,7 @@ def cancel(path: Path) -> None:
     sweep.lock.mark_cancelled()
     launcher = _launcher_here(sweep, search)  # a later one sees the mark
     if launcher and search:
-        os.kill(launcher.pid, signal.SIGTERM)
+        sweep.lock.terminate(launcher)
         while sweep.lock.holder() == launcher:
             time.sleep(0.1)
         print(f"search stopped (process {launcher.pid}); the same command continues it")
@@ -88,7 +86,7 @@ def cancel(path: Path) -> None:
         raise UserError(f"{path}: nothing is running; a launcher that is just starting stops by itself")
     elif not search:
         sweep.log("cancelled", [run for run, state in sweep.states().items() if state.state in ("submitted", "running")])
-        os.kill(launcher.pid, signal.SIGTERM)
+        sweep.lock.terminate(launcher)
         print(f"launcher {launcher.pid} stops at a checkpoint")
 
 

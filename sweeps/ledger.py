@@ -6,7 +6,7 @@
                           batches/       which runs each task of a Slurm array holds, written before it is submitted
                           jobs/<id>/     what submitit keeps of a job, and the output of the job itself
                           code/<digest>  snapshots of the code
-                          cancelled      its modification time is the user's last cancellation
+                          cancelled      the user's last cancellation, see `lock.LauncherLock`
 
 The folder of a run remains the record of that run. The ledger adds what no run can know: that it was submitted, and how its
 process ended.

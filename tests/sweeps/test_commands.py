@@ -2,6 +2,8 @@
 
 import contextlib
 import cProfile
+import os
+import platform
 import time
 
 import pytest
@@ -25,8 +27,25 @@ def test_what_was_starting_when_the_sweep_was_cancelled_does_nothing(tiny, monke
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
         launch([config], Local)
     assert place.states()[config.digest].state == "queued" and place.lock.holder() is None
-    monkeypatch.setattr("sweeps.lock.STARTED", time.time())
+    monkeypatch.setattr("sweeps.lock.STARTED", time.monotonic())
     with place.lock.hold():
+        pass
+
+
+def test_a_clock_put_back_after_a_cancel_refuses_no_later_launcher(sweep, monkeypatch):
+    """The mark is of an hour that has yet to come. Another machine's counts if it came since the launcher began."""
+    planned(sweep, "a")
+    with pytest.raises(UserError, match="nothing is running"):
+        cancel(sweep.path)
+    os.utime(sweep.home / "cancelled", (time.time() + 3600,) * 2)
+    monkeypatch.setattr("sweeps.lock.STARTED", time.monotonic())
+    with sweep.lock.hold():
+        pass
+    later = Sweep(sweep.path)
+    (sweep.home / "cancelled").write_text("another-machine 1.0\n")
+    with pytest.raises(UserError, match="cancelled after this was started"), later.lock.hold():
+        pass
+    with Sweep(sweep.path).lock.hold():
         pass
 
 
@@ -70,8 +89,8 @@ def test_a_launcher_that_begins_while_the_sweep_is_cancelled_is_not_killed_by_a_
                 mark(lock)
 
             patch.setattr(LauncherLock, "mark_cancelled", begin)
-            patch.setattr("sweeps.lock.STARTED", time.time())
-            patch.setattr("os.kill", lambda *given: pytest.fail(f"kill{given}"))
+            patch.setattr("sweeps.lock.STARTED", time.monotonic())
+            patch.setattr("psutil.Process.send_signal", lambda *given: pytest.fail(f"kill{given}"))
             with pytest.raises(UserError, match=told):
                 cancel(sweep.path)
 
@@ -82,7 +101,7 @@ def test_a_cancelled_run_that_never_started_is_cancelled(sweep, monkeypatch, cap
     sweep.log("submitted", ["a", "b"], batch="")
     sweep.log("ended", ["a"], state="done", job="local")
     with sweep.lock.hold():
-        monkeypatch.setattr("os.kill", lambda *given: None)
+        monkeypatch.setattr("psutil.Process.send_signal", lambda *given: None)
         cancel(sweep.path)
     status(sweep.path)
     assert {run: state.state for run, state in sweep.states().items()} == {"a": "done", "b": "cancelled", "c": "queued"}
@@ -113,3 +132,28 @@ def test_status_of_two_thousand_runs_takes_a_few_hundred_calls_each(sweep, capsy
     profile.runcall(status, sweep.path)
     assert "2000 runs, 2000 done" in capsys.readouterr().out
     assert sum(entry.callcount for entry in profile.getstats()) < 2000 * 300
+
+
+@pytest.mark.parametrize("name", ["../victim", "/etc", "..", ".sweep", "a/b", "", "a\0b"])
+def test_a_run_is_named_by_a_plain_folder_name(sweep, tmp_path, capsys, name):
+    """A ledger is data: it names no folder outside of the sweep, neither as a run nor as a job."""
+    for folder in (tmp_path / "victim", sweep.home / "jobs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "victim" / "log.txt").write_text("secret\n")
+    (tmp_path / "victim_0_log.out").write_text("secret\n")
+    planned(sweep, name, "a")
+    sweep.log("ended", [name], state="failed", error="", job="")
+    sweep.log("started", ["a"], job=f"{name}/../../../victim", step=0)
+    logs(sweep.path, [], 5)
+    assert "secret" not in capsys.readouterr().out and set(sweep.states()) == {"a"} and len(sweep.damaged) == 3
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1, "x", "parent"])
+def test_cancel_signals_no_process_but_the_launcher(sweep, monkeypatch, pid):
+    """The lock is held, and a damaged or hostile file names somebody else."""
+    planned(sweep, "a")
+    with sweep.lock.hold():
+        (sweep.home / "lock").write_text(f"{platform.node()} {os.getppid() if pid == 'parent' else pid}\n")
+        monkeypatch.setattr("psutil.Process.send_signal", lambda *given: pytest.fail(f"kill{given}"))
+        with pytest.raises(UserError, match=r"does not work on it|nothing is running"):
+            cancel(sweep.path)
