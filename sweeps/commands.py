@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.launchers.pool import last_lines
+from sweeps.launchers.pool import last_lines, last_of
 from sweeps.launchers.squeue import NoAnswer, cancel_jobs, jobs, merge_states
 from sweeps.ledger import Sweep
 from sweeps.lock import Launcher
@@ -58,10 +58,7 @@ def logs(path: Path, runs: list[str], n: int) -> None:
     if not shown:
         print(f"{path}: no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}; name a run by its hash to see its log")
     for run, state in shown.items():
-        output = last_lines(sweep.folder(run), n)
-        job = sweep.home / "jobs" / f"{state.job}_0_log.out"
-        if not output and job.exists():
-            output = "\n".join(job.read_text(errors="replace").splitlines()[-n:])
+        output = last_lines(sweep.folder(run), n) or last_of(sweep.home / "jobs" / f"{state.job}_0_log.out", n)
         print(f"== {sweep.path / run} ({state.name}): {state.state}\n{output or '(no output)'}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from harness.arms import flatten
 from harness.config import OPERATION, Config
 from harness.errors import UserError
+from harness.run import jsonl
 from harness.run.folder import FINISHED, writing
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
@@ -69,7 +70,7 @@ def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunSt
     """
     with sweep.lock.hold():
         try:
-            settings = json.loads((sweep.home / "launcher.json").read_text())
+            settings = jsonl.loads(jsonl.content(sweep.home / "launcher.json"))
         except (OSError, ValueError):
             raise UserError(f"{sweep.path}: how it was launched is not known; give the command that launched it again") from None
         executor = _executor(sweep, settings, code)

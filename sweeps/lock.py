@@ -67,11 +67,11 @@ class LauncherLock:
 
     def holder(self) -> Launcher | None:
         """The launcher at work. None also for one that has not written its name yet: it is still starting."""
+        if not (self.home / "lock").is_file():
+            return None
         try:
             with open(self.home / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return None
         except BlockingIOError:
             launcher = self._named()
             return launcher if launcher.pid else None
@@ -89,7 +89,9 @@ class LauncherLock:
     def mark_cancelled(self) -> None:
         """Cancel the sweep now. A launcher that has started but does not hold the lock yet will see it and stop."""
         with writing(self.home):
-            (self.home / "cancelled").write_text(f"{_boot()} {time.monotonic()}\n")
+            temporary = self.home / f".cancelled.{os.getpid()}"
+            temporary.write_text(f"{_boot()} {time.monotonic()}\n")
+            temporary.replace(self.home / "cancelled")
 
     def check_cancelled(self) -> None:
         """Raises UserError if the user has cancelled the sweep since this process began."""

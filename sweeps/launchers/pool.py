@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError, first_line
+from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder
 from sweeps.launchers.orphans import end_with_parent
 from sweeps.ledger import Sweep, is_claimed
@@ -203,6 +205,11 @@ def _name(number: int) -> str:
 
 def last_lines(folder: RunFolder, count: int) -> str:
     """The end of a run's log."""
-    log = folder.path / "log.txt"
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join(lines[-count:])
+    return last_of(folder.path / "log.txt", count)
+
+
+def last_of(path: Path, count: int) -> str:
+    """The last lines of a text file; "" if it cannot be read."""
+    with suppress(OSError):
+        return "\n".join(jsonl.content(path).decode(errors="replace").splitlines()[-count:])
+    return ""

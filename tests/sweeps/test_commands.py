@@ -157,3 +157,24 @@ def test_cancel_signals_no_process_but_the_launcher(sweep, monkeypatch, pid):
         monkeypatch.setattr("psutil.Process.send_signal", lambda *given: pytest.fail(f"kill{given}"))
         with pytest.raises(UserError, match=r"does not work on it|nothing is running"):
             cancel(sweep.path)
+
+
+@pytest.mark.timeout(60)
+def test_pipes_in_the_place_of_files_make_nobody_wait(sweep, capsys):
+    """Every file that the commands read, of a run and of the sweep. A reader of a pipe would wait for ever for a writer."""
+    planned(sweep, "a", "b")
+    sweep.log("started", ["a"], job="7_0", host="n1", pid=1, step=0)
+    sweep.log("ended", ["b"], state="failed", error="x", job="7_1")
+    (sweep.home / "jobs").mkdir()
+    for run in ("a", "b"):
+        sweep.folder(run).path.mkdir()
+    names = ("jobs/7_1_0_log.out", "lock", "cancelled", "launcher.json")
+    runs = ("status.json", "config.json", "log.txt", "metrics.jsonl", "events.jsonl")
+    for path in [*(sweep.home / name for name in names), *(sweep.path / run / name for run in "ab" for name in runs)]:
+        os.mkfifo(path)
+    again = Sweep(sweep.path)
+    status(again.path)
+    logs(again.path, [], 5)
+    assert "1 failed, 1 interrupted" in capsys.readouterr().out
+    with pytest.raises(UserError, match="nothing is running"):
+        cancel(again.path)
