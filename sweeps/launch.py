@@ -112,6 +112,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
     """
     began, others = time.monotonic(), set(active)
     while True:
+        executor.sweep.lock.check_there()
         try:
             states, live = executor.look()
             left = [run for run in sorted(others - live) if states[run].state in ("interrupted", "preempted")]

@@ -65,11 +65,12 @@ class Sweep:
             return False
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event of each of `runs`."""
+        """Append one event of each of `runs`. Only `planned` begins a ledger: a sweep that was moved away gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         with writing(self.home):
-            self.home.mkdir(parents=True, exist_ok=True)
+            if event == "planned":
+                self.home.mkdir(parents=True, exist_ok=True)
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
@@ -132,7 +133,9 @@ class Sweep:
 
 
 def is_claimed(folder: RunFolder) -> bool:
-    """Whether a process holds the folder of a run."""
+    """Whether a process holds the folder of a run. Asking makes no folder."""
+    if not folder.path.exists():
+        return False
     try:
         with folder.claim():
             return False

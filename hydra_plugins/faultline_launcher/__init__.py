@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -41,7 +42,14 @@ for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm
 
 
 class Grid(BasicSweeper):
-    """Hydra's own sweeper, but that it does not compose a grid that a launcher of ours is going to compose, and faster."""
+    """Hydra's own sweeper, but that it refuses an empty grid, and does not compose one that a launcher of ours will compose."""
+
+    @staticmethod
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        for override in overrides:
+            if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
+                raise UserError(f"{override.input_line}: an empty list of values, so there is no run; give at least one")
+        return BasicSweeper.split_arguments(overrides, max_batch_size)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         if not isinstance(self.launcher, _Launcher):
@@ -63,7 +71,10 @@ class _Launcher(Launcher):
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all; one JobReturn each, in order. If any config is wrong, say so and start none."""
+        """Run all; one JobReturn each, in order. If any config is wrong, say so and start none.
+
+        Raises SystemExit if a run has failed.
+        """
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
@@ -78,14 +89,9 @@ class _Launcher(Launcher):
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
         states = launch(configs, self.executor, retry_failed=self.retry_failed, extend=extend)
         good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
-        results = [states[config.digest].state not in good for config in configs]
-        # Hydra raises the return value of the first failed job, which gives the exit code.
-        return [
-            JobReturn(overrides=list(o), status=JobStatus.FAILED, _return_value=SystemExit(1))
-            if failed
-            else JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done")
-            for o, failed in zip(job_overrides, results, strict=True)
-        ]
+        if any(states[config.digest].state not in good for config in configs):
+            raise SystemExit(1)  # a JobReturn that failed would have Hydra print a last line of its own, which hides ours
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
 
     def _parse(self, overrides: Sequence[str]) -> Config:
         with _refused(overrides):

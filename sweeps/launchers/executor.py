@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from sweeps.ledger import Sweep
 from sweeps.states import RunState
 
 
@@ -15,6 +16,7 @@ class Executor(Protocol):
     all were stopped, and no other starts.
     """
 
+    sweep: Sweep
     ranks: int
     detach: bool
 

@@ -193,9 +193,10 @@ def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
     if 0 < code < ORPHANED:
         return "interrupted" if code == UNAVAILABLE else "failed", f"{last_lines(folder, 1)} (exit code {code})"
     cause = "its fork server was killed" if code == ORPHANED else f"killed by {_name(-code)}"
-    with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
-        if folder.state == "running":  # it was killed before it could write its end
-            folder.status("interrupted", **folder.progress(), error=cause)
+    if folder.path.exists():
+        with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
+            if folder.state == "running":  # it was killed before it could write its end
+                folder.status("interrupted", **folder.progress(), error=cause)
     return "interrupted", cause
 
 

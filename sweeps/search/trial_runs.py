@@ -41,6 +41,7 @@ class TrialRuns:
 
     def refresh(self) -> bool:
         """Read `states` and `live` from the ledger and the executor. False, with the reason printed, if Slurm does not answer."""
+        self.sweep.lock.check_there()
         try:
             self.states, self.live = self.executor.look()
         except NoAnswer as error:

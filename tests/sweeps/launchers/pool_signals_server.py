@@ -4,6 +4,7 @@ import signal
 
 import harness.run.signals  # noqa: F401
 import sweeps.launchers.pool  # noqa: F401
-from sweeps.launchers.orphans import end_with_parent
+from sweeps.launchers.orphans import end_quietly_without_data, end_with_parent
 
 end_with_parent(signal.SIGKILL)
+end_quietly_without_data()

@@ -147,3 +147,10 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
     (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200
+
+
+@pytest.mark.parametrize("launcher", ["local", "basic"])
+def test_an_empty_grid_is_refused_in_one_line(tmp_path, launcher):
+    code, text = launch(tmp_path, "seed=range(0,0)", "run.sweep=empty", launcher=launcher)
+    assert code == 2 and text.strip() == "seed=range(0,0): an empty list of values, so there is no run; give at least one", text
+    assert not list(tmp_path.iterdir())

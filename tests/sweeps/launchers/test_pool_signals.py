@@ -39,6 +39,15 @@ def test_the_pool_loses_no_run_to_a_signal(tmp_path):
     }
 
 
+def test_a_launcher_that_dies_before_it_has_sent_a_run_leaves_no_traceback():
+    """It is held between the birth of the run's process and its data, and killed there."""
+    command = [sys.executable, "-m", "tests.sweeps.launchers.killed_before_data"]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: any(server.children() for server in servers(launcher.pid)), lambda: launcher.poll() is None)
+    launcher.kill()
+    assert launcher.communicate(timeout=PATIENCE)[0] == ""  # all of its processes have ended: nobody holds the pipe
+
+
 RUN = ["seed=0", "steps=10", "checkpoint.every=3"]
 
 
