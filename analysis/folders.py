@@ -17,6 +17,7 @@ from analysis.records import Status, checked, onsets, processes
 from analysis.store import Record, Source, rows_table, table_of
 from harness.config import recorded
 from harness.errors import UserError, first_line
+from harness.run import jsonl
 from harness.run.folder import LAST_STEP, RunFolder, changes, run_folders
 
 BETWEEN = re.compile(rb"}\n{")
@@ -101,7 +102,7 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return rows_table(pa.table({"step": pa.array([], pa.int64())}), folder.path.name)
     try:
-        content = path.read_bytes()
+        content = jsonl.content(path)
         if not _flat(content):  # pyarrow ends the process on a row that is null and on endless nesting
             raise pa.ArrowInvalid("a row that is no flat object")
         options = pj.ReadOptions(use_threads=False, block_size=len(content) + 1)

@@ -2,5 +2,5 @@
 
 import time
 
-STARTED = time.time()
-"""When this process began, but for its first imports."""
+STARTED = time.monotonic()
+"""When this process began, but for its first imports. No change of the clock moves it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import OmegaConf
 
 from harness.arms import flatten
@@ -57,7 +56,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
         with folder.claim():
             if not folder.checkpoints:
                 transplant(checkpoint, folder)
-    launch(configs, Local(psutil.cpu_count(logical=False) or 1), extend=True)
+    launch(configs, Local, extend=True)
     return report(configs[0].path.parent, trust=trust)
 
 
@@ -72,8 +71,8 @@ def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Co
 
 
 def _noise_arm(checkpoint: Checkpoint) -> str:
-    from experiments.noise import matching_noise
     from harness.build import own_precision
+    from harness.run.noise import matching_noise
 
     noise, reached, wanted = matching_noise(checkpoint)
     print(f"the run's rollouts have K3 {wanted:.2e} at step {checkpoint.step}; noise {noise:.3g} has {reached:.2e}")
@@ -136,7 +135,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Rollouts that wait in the checkpoint tell of their experts what the run's engine told and its replay needed."""
+    """Queued rollouts keep only the routing data that the original run recorded."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -14,7 +12,7 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.run.folder import FINISHED
-from sweeps.launchers.pool import last_lines
+from sweeps.launchers.pool import last_lines, last_of
 from sweeps.launchers.squeue import NoAnswer, cancel_jobs, jobs, merge_states
 from sweeps.ledger import Sweep
 from sweeps.lock import Launcher
@@ -60,10 +58,7 @@ def logs(path: Path, runs: list[str], n: int) -> None:
     if not shown:
         print(f"{path}: no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}; name a run by its hash to see its log")
     for run, state in shown.items():
-        output = last_lines(sweep.folder(run), n)
-        job = sweep.home / "jobs" / f"{state.job}_0_log.out"
-        if not output and job.exists():
-            output = "\n".join(job.read_text(errors="replace").splitlines()[-n:])
+        output = last_lines(sweep.folder(run), n) or last_of(sweep.home / "jobs" / f"{state.job}_0_log.out", n)
         print(f"== {sweep.path / run} ({state.name}): {state.state}\n{output or '(no output)'}")
 
 
@@ -78,7 +73,7 @@ def cancel(path: Path) -> None:
     sweep.lock.mark_cancelled()
     launcher = _launcher_here(sweep, search)  # a later one sees the mark
     if launcher and search:
-        os.kill(launcher.pid, signal.SIGTERM)
+        sweep.lock.terminate(launcher)
         while sweep.lock.holder() == launcher:
             time.sleep(0.1)
         print(f"search stopped (process {launcher.pid}); the same command continues it")
@@ -88,7 +83,7 @@ def cancel(path: Path) -> None:
         raise UserError(f"{path}: nothing is running; a launcher that is just starting stops by itself")
     elif not search:
         sweep.log("cancelled", [run for run, state in sweep.states().items() if state.state in ("submitted", "running")])
-        os.kill(launcher.pid, signal.SIGTERM)
+        sweep.lock.terminate(launcher)
         print(f"launcher {launcher.pid} stops at a checkpoint")
 
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from harness.arms import flatten
 from harness.config import OPERATION, Config
 from harness.errors import UserError
+from harness.run import jsonl
 from harness.run.folder import FINISHED, writing
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
 from sweeps.launchers.pool import last_lines
-from sweeps.ledger import Sweep, is_claimed
+from sweeps.launchers.squeue import NoAnswer
+from sweeps.ledger import Sweep
 from sweeps.pace import cost, estimate
 from sweeps.progress import Display
 from sweeps.states import ENDS, RunState
 
+POLL, SLOWEST = 2.0, 30.0
+"""Seconds between two looks at the runs: at first, and at most."""
+Look = tuple[dict[str, RunState], set[str]]
+"""Result of `Executor.look`."""
 
-def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = False, extend: bool = False) -> dict[str, RunState]:
+
+def launch(
+    configs: list[Config], executor_for: Callable[[Sweep], Executor], *, retry_failed: bool = False, extend: bool = False
+) -> dict[str, RunState]:
     """Bring every run of the grid to its end: finished runs are skipped, active ones awaited, stopped ones resumed.
 
     retry_failed: also retry runs that failed by themselves. extend: allow new runs in an existing sweep. Prints what failed.
@@ -32,19 +42,19 @@ def launch(configs: list[Config], executor: Executor, *, retry_failed: bool = Fa
     if len(paths) > 1:
         raise UserError(f"run.sweep, run.root: one command launches one sweep, not {', '.join(map(str, sorted(paths)))}")
     sweep = Sweep(paths.pop())
+    executor = executor_for(sweep)
     with sweep.lock.hold():
-        settings = executor.prepare(sweep)
+        settings = executor.prepare()
         states = sweep.states()
         print(*sweep.damaged, sep="\n", end="\n" if sweep.damaged else "", file=sys.stderr)
         if not extend:
             _check_unchanged(sweep, grid, states)
-        active = executor.active(sweep, states)
         plan(sweep, grid, states)
-        _enter_missing_ends(sweep)
+        active = _enter_missing_ends(sweep, executor.look())
         save_launcher(sweep, settings)
-        todo = [run for run in grid if run not in active and _is_todo(sweep, run, states.get(run), retry_failed)]
-        print_plan(sweep, grid, todo, active, executor)
-        return _run(sweep, grid, todo, executor)
+        states = sweep.states()
+        todo = [run for run in grid if run not in active and _is_todo(sweep, run, states[run], retry_failed)]
+        return _run(sweep, grid, todo, active, executor)
 
 
 def save_launcher(sweep: Sweep, settings: dict[str, Any]) -> None:
@@ -60,50 +70,78 @@ def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunSt
     """
     with sweep.lock.hold():
         try:
-            settings = json.loads((sweep.home / "launcher.json").read_text())
+            settings = jsonl.loads(jsonl.content(sweep.home / "launcher.json"))
         except (OSError, ValueError):
             raise UserError(f"{sweep.path}: how it was launched is not known; give the command that launched it again") from None
-        executor = _executor(settings, code)
-        executor.prepare(sweep)
-        active = executor.active(sweep, sweep.states())
+        executor = _executor(sweep, settings, code)
+        executor.prepare()
+        active = executor.look()[1]
         grid = {run: sweep.config(run) for run in runs}
-        todo = [run for run in runs if run not in active]
-        print_plan(sweep, grid, todo, active, executor)
-        return _run(sweep, grid, todo, executor)
+        return _run(sweep, grid, [run for run in runs if run not in active], active, executor)
 
 
-def _executor(settings: dict[str, Any], code: str | None) -> Executor:
+def _executor(sweep: Sweep, settings: dict[str, Any], code: str | None) -> Executor:
     if settings.pop("launcher") == "local":
-        return Local(**settings)
+        return Local(sweep, **settings)
     from sweeps.launchers.slurm import Slurm
 
-    return Slurm(SlurmOptions(**settings | {"code": code}))
+    return Slurm(sweep, SlurmOptions(**settings | {"code": code}))
 
 
-def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], executor: Executor) -> dict[str, RunState]:
+def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> dict[str, RunState]:
+    print_plan(sweep, grid, todo, active, executor)
     names = {run: state.name for run, state in sweep.states().items()}
-    with Display(list(grid.values()), names) as display:
-        ended = executor.run(sweep, todo, display.update)
-    if ended:
-        left = [run for run, state in sweep.states().items() if state.state in ("submitted", "running")]
-        _enter_missing_ends(sweep, [run for run in left if not is_claimed(sweep.folder(run))])
+    waits = not (executor.detach and (todo or active))
+    with Display(list(grid.values()), names) as display, executor.attached():
+        if todo:
+            executor.submit(todo)
+        if waits:
+            _enter_missing_ends(sweep, wait_for_all(executor, active, display.update))
     states = {run: state for run, state in sweep.states().items() if run in grid}
-    if ended:
+    if waits:
         report(sweep, states)
     else:
         print(f"{'submitted' if todo else 'under way'}; its state: faultline sweep status {sweep.path}", file=sys.stderr)
     return states
 
 
-def _enter_missing_ends(sweep: Sweep, gone: Collection[str] = ()) -> None:
-    """Enter the ends that no process entered into the ledger: of runs that were finished without a launcher, and of `gone`.
+def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[], None]) -> Look:
+    """Wait until no run waits or is under way, calling `tick` meanwhile. Returns the last look.
 
-    gone: runs whose launcher was killed, with them or after them.
+    active: runs that an earlier launcher started. What it left unfinished is submitted once more.
     """
-    for run, state in sweep.states().items():
-        if state.state not in FINISHED and (sweep.finished(run) or run in gone):
-            end = sweep.state_from_folder(run, state, "its launcher is gone")
-            sweep.log("ended", [run], state=end.state, job=state.job, error=end.error)
+    began, others = time.monotonic(), set(active)
+    while True:
+        executor.sweep.lock.check_there()
+        try:
+            states, live = executor.look()
+            left = [run for run in sorted(others - live) if states[run].state in ("interrupted", "preempted")]
+            others &= live
+            if left and not executor.stopped:
+                executor.submit(left)
+            elif not live:
+                return states, live
+        except NoAnswer as error:
+            print(error, file=sys.stderr)
+        looked = time.monotonic()
+        pause = min(SLOWEST, POLL + (looked - began) / 20)
+        while time.monotonic() - looked < pause and not executor.wait(0.5):
+            tick()
+
+
+def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
+    """Enter the ends that no process entered into the ledger. Returns the runs that wait or are under way.
+
+    Such are the ends of runs that were finished without a launcher, or whose launcher was killed.
+    """
+    states, live = look
+    for run, before in sweep.states().items():
+        end = states[run]
+        if run not in live and end.state not in FINISHED and sweep.finished(run):
+            end = sweep.state_from_folder(run, end, "")
+        if end.state in ENDS and end.state != before.state:
+            sweep.log("ended", [run], state=end.state, job=end.job, error=end.error)
+    return live
 
 
 def report(sweep: Sweep, states: dict[str, RunState]) -> None:
@@ -121,8 +159,8 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
             print(f"{count} {kind} ({ENDS[kind]}{remedy})", file=sys.stderr)
 
 
-def _is_todo(sweep: Sweep, run: str, state: RunState | None, retry_failed: bool) -> bool:
-    return not sweep.finished(run) and (retry_failed or state is None or state.state != "failed")
+def _is_todo(sweep: Sweep, run: str, state: RunState, retry_failed: bool) -> bool:
+    return not sweep.finished(run) and (retry_failed or state.state != "failed")
 
 
 def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
@@ -164,7 +202,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
             sweep.log("renamed", [run], arm=arms[run])
 
 
-def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: dict[str, str], executor: Executor) -> None:
+def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
     """Print arms and seeds, how many runs are done, failed and active, what will be run, and how long it may take."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
@@ -174,7 +212,7 @@ def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: d
     for arm, seeds in arms.items():
         print(f"  {arm}, seeds {', '.join(map(str, sorted(seeds)))}", file=sys.stderr)
     failed = sum(states[run].state == "failed" and run not in todo for run in grid)
-    under_way = len(active.keys() & grid.keys())
+    under_way = len(active & grid.keys())
     done = len(grid) - len(todo) - failed - under_way
     print(
         f"{done} done, {failed} failed by themselves and are left, {under_way} under way, "

@@ -6,7 +6,7 @@
                           batches/       which runs each task of a Slurm array holds, written before it is submitted
                           jobs/<id>/     what submitit keeps of a job, and the output of the job itself
                           code/<digest>  snapshots of the code
-                          cancelled      its modification time is the user's last cancellation
+                          cancelled      the user's last cancellation, see `lock.LauncherLock`
 
 The folder of a run remains the record of that run. The ledger adds what no run can know: that it was submitted, and how its
 process ended.
@@ -31,7 +31,7 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """The folder of a sweep."""
+    """One sweep on disk: its ledger, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -65,11 +65,12 @@ class Sweep:
             return False
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event of each of `runs`."""
+        """Append one event of each of `runs`. Only `planned` begins a ledger: a sweep that was moved away gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         with writing(self.home):
-            self.home.mkdir(parents=True, exist_ok=True)
+            if event == "planned":
+                self.home.mkdir(parents=True, exist_ok=True)
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
@@ -113,7 +114,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """What the `planned` event of `run` said, if its line is damaged; None if the run has no folder."""
+        """The content of a damaged `planned` event, from the folder of `run`. None if the run has no folder."""
         try:
             config = self.config(run)
         except UserError:
@@ -132,7 +133,9 @@ class Sweep:
 
 
 def is_claimed(folder: RunFolder) -> bool:
-    """Whether a process holds the folder of a run."""
+    """Whether a process holds the folder of a run. Asking makes no folder."""
+    if not folder.path.exists():
+        return False
     try:
         with folder.claim():
             return False

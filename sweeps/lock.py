@@ -5,13 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import UserError
+import psutil
+
+from harness.errors import Unavailable, UserError
+from harness.run import jsonl
 from harness.run.folder import writing
 from sweeps import STARTED
 
@@ -32,10 +36,15 @@ class Launcher(NamedTuple):
 
 
 class LauncherLock:
-    """`home`/lock names the launcher that holds it; the modification time of `home`/cancelled is the last cancellation."""
+    """`home`/lock names the launcher that holds it. `home`/cancelled says when the user cancelled last.
+
+    Cancellations are ordered without the clock, which may be put back. On one machine its time since boot orders them. Of
+    another machine's only one counts that came after this object was made.
+    """
 
     def __init__(self, home: Path):
         self.home = home
+        self.before = self._cancellation()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -58,29 +67,59 @@ class LauncherLock:
 
     def holder(self) -> Launcher | None:
         """The launcher at work. None also for one that has not written its name yet: it is still starting."""
+        if not (self.home / "lock").is_file():
+            return None
         try:
             with open(self.home / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return None
         except BlockingIOError:
             launcher = self._named()
             return launcher if launcher.pid else None
         return None
 
+    def terminate(self, launcher: Launcher) -> None:
+        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock: the file is wrong."""
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            process = psutil.Process(launcher.pid)
+            if str((self.home / "lock").resolve()) in [file.path for file in process.open_files()]:
+                process.send_signal(signal.SIGTERM)
+                return
+        raise UserError(f"{self.home.parent}: process {launcher.pid}, which its lock names, does not work on it")
+
     def mark_cancelled(self) -> None:
         """Cancel the sweep now. A launcher that has started but does not hold the lock yet will see it and stop."""
-        now = time.time()
         with writing(self.home):
-            (self.home / "cancelled").touch()
-            os.utime(self.home / "cancelled", (now, now))  # by the clock of `STARTED`, not by the file server's
+            temporary = self.home / f".cancelled.{os.getpid()}"
+            temporary.write_text(f"{_boot()} {time.monotonic()}\n")
+            temporary.replace(self.home / "cancelled")
 
     def check_cancelled(self) -> None:
         """Raises UserError if the user has cancelled the sweep since this process began."""
-        with suppress(FileNotFoundError):
-            if (self.home / "cancelled").stat().st_mtime > STARTED:
+        mark = self._cancellation()
+        boot, _, moment = mark.partition(" ")
+        with suppress(ValueError):
+            cancelled = float(moment) > STARTED if boot == _boot() else mark != self.before
+            if cancelled:
                 raise UserError(f"{self.home.parent}: cancelled after this was started; give the command again to go on")
 
+    def check_there(self) -> None:
+        """Raises Unavailable if the folder of the sweep is gone."""
+        if not self.home.exists():
+            remedy = "put it back, then give the same command again"
+            raise Unavailable(f"{self.home.parent}: was moved or removed while a launcher worked on it; {remedy}")
+
+    def _cancellation(self) -> str:
+        with suppress(OSError):
+            return jsonl.content(self.home / "cancelled").decode(errors="replace")
+        return ""
+
     def _named(self) -> Launcher:
-        host, pid, *_ = *(self.home / "lock").read_text().split(), "?", "0"
-        return Launcher(host, int(pid))
+        host, pid, *_ = *(self.home / "lock").read_text(errors="replace").split(), "?", "0"
+        return Launcher(host, int(pid) if pid.isascii() and pid.isdecimal() else 0)
+
+
+def _boot() -> str:
+    """Identity of this machine since it was booted."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{platform.node()}-{round(psutil.boot_time())}"

@@ -1,4 +1,4 @@
-"""What a launcher shows while runs are under way: the step of each run, and the time left. Reads only the run folders."""
+"""Progress that a launcher shows: the step of each run, and the time left. Only run folders are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.run.folder import FINISHED, STATES, RunFolder
 PLAIN_EVERY = 20.0
 """Seconds between lines when the output is not a terminal."""
 ROWS = 40
-"""Of more runs than this, the table shows only those under way."""
+"""Runs beyond which the table shows only those under way."""
 
 
 class Display:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 EVENTS: dict[str, dict[str, type]] = {
@@ -25,12 +26,14 @@ ENDS = {
     "interrupted": "ended by its surroundings (killed, a lost node, a full disk); the same command retries it",
     "preempted": "stopped by a signal, at a checkpoint if a step was done; its job or the same command resumes it",
 }
+PLAIN = re.compile(r"[\w\-][\w.\-]*", re.ASCII)
+"""Name of a run or of a job: no path, and no hidden file."""
 STUCK = 3
 """Starts from the same step after which a run has failed: its time limit is too short for a checkpoint."""
 
 
 class RunState(NamedTuple):
-    """What the ledger says of a run.
+    """The state of a run by the ledger.
 
     arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the job that has or had it.
     step: of its checkpoint when it last started. starts: consecutive starts from that step.
@@ -71,6 +74,11 @@ class RunState(NamedTuple):
 
 
 def is_event(line: dict[str, Any]) -> bool:
-    """Whether a line of the ledger is an event with its required keys, of the right types."""
+    """Whether a line of the ledger is an event with its required keys, of the right types.
+
+    Runs and jobs are parts of paths, so they must be plain names: a ledger may be a stranger's.
+    """
     keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
-    return keys is not None and all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items())
+    if keys is None or not all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items()):
+        return False
+    return all(isinstance(name, str) and PLAIN.fullmatch(name) for name in (line["run"], line.get("job") or "none"))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-SLURM = ("tests/sweeps/test_search.py", "tests/sweeps/test_slurm.py")
+SLURM = ("tests/sweeps/search/test_on_slurm.py", "tests/sweeps/launchers/test_slurm.py")
 LONG = {"slow", "vllm", "chromium", "oldest", "llm"}
 """Markers of tests that take seconds."""
 

@@ -120,7 +120,7 @@ class RunFolder:
         """The JSON object in the file `name`. Raises UserError if it is missing, Unavailable if it is unreadable."""
         path = self.path / name
         try:
-            content = jsonl.loads(path.read_bytes())
+            content = jsonl.loads(jsonl.content(path))
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:

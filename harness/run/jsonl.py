@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+LARGEST = 4 << 30
+"""Bytes of a file that are read; no run writes as many."""
 
 
 def loads(text: bytes) -> Any:
@@ -19,6 +24,20 @@ def loads(text: bytes) -> Any:
     if b"\\ud" in text or b"\\uD" in text:
         json.dumps(value, ensure_ascii=False).encode()  # what cannot be written to a page
     return value
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a regular file of at most LARGEST. Raises OSError on anything else.
+
+    A pipe would block its reader for ever, and a device has no end.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if found.st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST >> 30} GiB")
+        return file.read()
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -38,7 +57,7 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(line number from 1, object) of each line, None where the line is not a JSON object. Nothing if there is no file."""
     if not path.exists():
         return
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(content(path).splitlines(), 1):
         try:
             row = loads(line)
         except ValueError:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -26,6 +27,10 @@ from harness.errors import UserError
 from harness.run.folder import FINISHED
 from sweeps.launchers.options import SlurmOptions
 
+if TYPE_CHECKING:
+    from sweeps.launchers.executor import Executor
+    from sweeps.ledger import Sweep
+
 COMMON = {"retry_failed": False, "extend": False}
 """retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
 
@@ -37,7 +42,14 @@ for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm
 
 
 class Grid(BasicSweeper):
-    """Hydra's own sweeper, but that it does not compose a grid that a launcher of ours is going to compose, and faster."""
+    """Hydra's own sweeper, but that it refuses an empty grid, and does not compose one that a launcher of ours will compose."""
+
+    @staticmethod
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        for override in overrides:
+            if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
+                raise UserError(f"{override.input_line}: an empty list of values, so there is no run; give at least one")
+        return BasicSweeper.split_arguments(overrides, max_batch_size)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         if not isinstance(self.launcher, _Launcher):
@@ -54,12 +66,15 @@ class _Launcher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.composer = Composer(hydra_context.config_loader, config)
 
-    def executor(self):
-        """Where the runs will run, see sweeps.launch.Executor."""
+    def executor(self, sweep: Sweep) -> Executor:
+        """Where the runs of the sweep will run."""
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all; one JobReturn each, in order. If any config is wrong, say so and start none."""
+        """Run all; one JobReturn each, in order. If any config is wrong, say so and start none.
+
+        Raises SystemExit if a run has failed.
+        """
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
@@ -73,16 +88,11 @@ class _Launcher(Launcher):
                 check(config, tasks)
                 check_ranks(config, self.ranks)
         extend = self.extend or initial_job_idx > 0  # a later batch of one command
-        states = launch(configs, self.executor(), retry_failed=self.retry_failed, extend=extend)
+        states = launch(configs, self.executor, retry_failed=self.retry_failed, extend=extend)
         good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
-        results = [states[config.digest].state not in good for config in configs]
-        # Hydra raises the return value of the first failed job, which gives the exit code.
-        return [
-            JobReturn(overrides=list(o), status=JobStatus.FAILED, _return_value=SystemExit(1))
-            if failed
-            else JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done")
-            for o, failed in zip(job_overrides, results, strict=True)
-        ]
+        if any(states[config.digest].state not in good for config in configs):
+            raise SystemExit(1)  # a JobReturn that failed would have Hydra print a last line of its own, which hides ours
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
 
     def _parse(self, overrides: Sequence[str]) -> Config:
         with _refused(overrides):
@@ -96,18 +106,16 @@ class LocalLauncher(_Launcher):
     """
 
     def __init__(self, *, parallel: Count | None, retry_failed: bool, extend: bool):
-        import psutil
-
         keys = {"parallel": parallel, "retry_failed": retry_failed, "extend": extend}
         with _refused(["hydra/launcher=local"]):
             check_values("hydra.launcher", LocalLauncher, keys)
-        self.parallel = parallel or psutil.cpu_count(logical=False) or 1
+        self.parallel = parallel
         super().__init__(retry_failed=retry_failed, extend=extend)
 
-    def executor(self):
+    def executor(self, sweep: Sweep) -> Executor:
         from sweeps.launchers.local import Local
 
-        return Local(self.parallel)
+        return Local(sweep, self.parallel)
 
 
 class SlurmLauncher(_Launcher):
@@ -123,10 +131,10 @@ class SlurmLauncher(_Launcher):
         self.ranks, self.detach = self.options.ranks, self.options.detach
         super().__init__(retry_failed=retry_failed, extend=extend)
 
-    def executor(self):
+    def executor(self, sweep: Sweep) -> Executor:
         from sweeps.launchers.slurm import Slurm
 
-        return Slurm(self.options)
+        return Slurm(sweep, self.options)
 
 
 @contextmanager

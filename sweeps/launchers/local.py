@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import psutil
 
 from sweeps.launchers.pool import Pool
 from sweeps.ledger import Sweep, is_claimed
@@ -15,52 +17,80 @@ from sweeps.states import RunState
 
 
 class Local:
-    """Executor of the local launcher: `parallel` runs at a time."""
+    """Executor on this machine, `parallel` runs at a time; None is one per physical core."""
 
-    def __init__(self, parallel: int):
-        self.parallel = parallel
+    ranks = 1
+    detach = False
 
-    def prepare(self, sweep: Sweep) -> dict[str, Any]:
+    def __init__(self, sweep: Sweep, parallel: int | None = None):
+        self.sweep, self.parallel = sweep, parallel or psutil.cpu_count(logical=False) or 1
+        self.pool = Pool(sweep, self.parallel, job="local")
+        self.waiting: list[str] = []
+
+    @property
+    def stopped(self) -> bool:
+        """See `Executor`."""
+        return self.pool.stopping
+
+    def prepare(self) -> dict[str, Any]:
         """See `Executor`."""
         return {"launcher": "local", "parallel": self.parallel}
 
-    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
-        """Runs whose folder another process holds: this launcher leaves them alone."""
-        suspects = [run for run, state in states.items() if state.state in ("running", "submitted")]
-        return {run: "another process" for run in suspects if is_claimed(sweep.folder(run))}
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """See `Executor`. A signal to this process has each run save a checkpoint and stop, and waits for that."""
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        try:
+            yield
+        except BaseException as error:
+            self._stop()
+            if isinstance(error, KeyboardInterrupt):
+                print("\nThe runs have saved a checkpoint; the same command goes on.", file=sys.stderr)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def describe(self, count: int) -> str:
         """See `Executor`."""
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
-    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
-        """Run `runs`, wait for those of other processes, then run what these leave unfinished. Always True.
+    def look(self) -> tuple[dict[str, RunState], set[str]]:
+        """See `Executor`. Runs of a launcher that was killed are live until they have saved a checkpoint."""
+        states = self.sweep.states()
+        live = {*self.waiting, *self.pool.running}
+        for run, state in states.items():
+            if run not in live and state.state in ("submitted", "running"):
+                if is_claimed(self.sweep.folder(run)):
+                    live.add(run)
+                else:
+                    states[run] = self.sweep.state_from_folder(run, state, "its launcher is gone")
+        return states, live
 
-        A signal to this process stops its runs at a checkpoint, and raises.
-        """
-        others = self.active(sweep, sweep.states())
-        sweep.log("submitted", runs, batch="")
-        pool = Pool(sweep, self.parallel, job="local")
-        with stopped_together(pool):
-            pool.run(runs, tick)
-            while not pool.stopping and any(is_claimed(sweep.folder(run)) for run in others):
-                tick()
-                time.sleep(0.1)
-            states = sweep.states()
-            left = [run for run in others if sweep.state_from_folder(run, states[run], "").state in ("interrupted", "preempted")]
-            sweep.log("submitted", left, batch="")
-            pool.run(left, tick)
-        return True
+    def submit(self, runs: list[str]) -> None:
+        """See `Executor`."""
+        self.sweep.lock.check_cancelled()
+        self.sweep.log("submitted", runs, batch="")
+        self.waiting += runs
+        self.pool.fill(self.waiting)
 
+    def cancel(self, runs: list[str]) -> None:
+        """See `Executor`."""
+        stopped = [run for run in runs if run in self.pool.running or run in self.waiting]
+        self.sweep.log("cancelled", stopped)
+        self.waiting = [run for run in self.waiting if run not in runs]
+        self.pool.cancel(stopped)
 
-@contextmanager
-def stopped_together(pool: Pool) -> Iterator[None]:
-    """Ctrl-C or SIGTERM to the launcher asks each run to save a checkpoint and stop, and waits for that."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    except BaseException:
-        pool.stop()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def wait(self, seconds: float) -> bool:
+        """See `Executor`."""
+        end, before = time.monotonic() + seconds, set(self.pool.running)
+        while time.monotonic() < end and before <= self.pool.running.keys():
+            time.sleep(0.05)
+            self.pool.settle()
+        if self.stopped:
+            self._stop()
+        self.pool.fill(self.waiting)
+        return not before <= self.pool.running.keys()
+
+    def _stop(self) -> None:
+        self.waiting.clear()
+        self.pool.stop()

@@ -1,9 +1,14 @@
-"""Processes that end with their parent."""
+"""Processes that end with their parent, and without a word."""
+
+from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
+import traceback
+from types import TracebackType
 
 PR_SET_PDEATHSIG = 1
 
@@ -14,3 +19,18 @@ def end_with_parent(by: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:
         raise SystemExit(128 + by)
+
+
+def end_quietly_without_data() -> None:
+    """Have a process that the fork server forks end without a traceback when its launcher dies before it sent what to run.
+
+    The process then meets the end of the pipe from which multiprocessing reads the run. Errors of a run itself do not come here.
+    """
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(trace)]
+        within = bool(frames) and frames[-1].startswith("multiprocessing.")
+        if not (within and issubclass(kind, EOFError | pickle.UnpicklingError)):
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = report

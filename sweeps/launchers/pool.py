@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError, first_line
+from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder
 from sweeps.launchers.orphans import end_with_parent
 from sweeps.ledger import Sweep, is_claimed
@@ -31,7 +33,7 @@ FORMER_LIFE = 60
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code of a run that its surroundings refused: 75."""
 ORPHANED = 255
-"""What multiprocessing reports of a process once its fork server was killed. The process itself is asked to stop, and saves."""
+"""Exit code that multiprocessing reports once the fork server was killed. The process itself is asked to stop, and saves."""
 
 
 class _Started(NamedTuple):
@@ -191,9 +193,10 @@ def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
     if 0 < code < ORPHANED:
         return "interrupted" if code == UNAVAILABLE else "failed", f"{last_lines(folder, 1)} (exit code {code})"
     cause = "its fork server was killed" if code == ORPHANED else f"killed by {_name(-code)}"
-    with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
-        if folder.state == "running":  # it was killed before it could write its end
-            folder.status("interrupted", **folder.progress(), error=cause)
+    if folder.path.exists():
+        with suppress(UserError), folder.claim():  # not if another launcher's process holds the folder
+            if folder.state == "running":  # it was killed before it could write its end
+                folder.status("interrupted", **folder.progress(), error=cause)
     return "interrupted", cause
 
 
@@ -203,6 +206,11 @@ def _name(number: int) -> str:
 
 def last_lines(folder: RunFolder, count: int) -> str:
     """The end of a run's log."""
-    log = folder.path / "log.txt"
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join(lines[-count:])
+    return last_of(folder.path / "log.txt", count)
+
+
+def last_of(path: Path, count: int) -> str:
+    """The last lines of a text file; "" if it cannot be read."""
+    with suppress(OSError):
+        return "\n".join(jsonl.content(path).decode(errors="replace").splitlines()[-count:])
+    return ""

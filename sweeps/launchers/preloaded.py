@@ -10,12 +10,13 @@ from pathlib import Path
 
 from algos.registry import installed
 from harness.startup import uncollected
-from sweeps.launchers.orphans import end_with_parent
+from sweeps.launchers.orphans import end_quietly_without_data, end_with_parent
 
 # A terminal and Slurm signal every process at once, and the server must outlive its runs. Signals are held back and not ignored:
 # a run inherits that, and gets a signal that came while it was being forked as soon as it can act on it.
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2))
 end_with_parent(signal.SIGKILL)
+end_quietly_without_data()
 PRELOADED = (
     "harness.run.loop",
     "transformers.models.qwen3.modeling_qwen3",

@@ -1,7 +1,7 @@
 """The Slurm launcher: runs as tasks of Slurm arrays, submitted through submitit.
 
 A task is a handful of runs, in one job of one node. A job reads what it needs from the sweep's folder and writes there what it
-did, so jobs and launchers never wait for each other. Slurm and submitit requeue a task; a run resumes by itself.
+did, so jobs and launchers never wait for each other. `requeue.py` says who resubmits what was preempted.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -21,21 +21,23 @@ import submitit
 from harness.errors import UserError
 from harness.run.folder import writing
 from sweeps.launchers.options import SlurmOptions
-from sweeps.launchers.pool import Pool, follow
-from sweeps.launchers.squeue import NoAnswer, ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, wait_for_jobs
+from sweeps.launchers.requeue import ArrayTask
+from sweeps.launchers.squeue import NoAnswer, ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, merge_states
 from sweeps.ledger import Sweep
 from sweeps.snapshot import snapshot
-from sweeps.states import STUCK, RunState
+from sweeps.states import RunState
 
 STRAGGLERS = 60
 """Seconds after the end of one rank when srun ends the others. They wait for rank 0, which may have nothing to do."""
 
 
 class Slurm:
-    """Executor of the Slurm launcher, from checked options. Raises UserError if there is no Slurm, or no such partition."""
+    """Executor on Slurm, from checked options. Raises UserError if there is no Slurm, or no such partition."""
 
-    def __init__(self, options: SlurmOptions):
-        self.options = options
+    stopped = False
+
+    def __init__(self, sweep: Sweep, options: SlurmOptions):
+        self.sweep, self.options, self.ranks, self.detach = sweep, options, options.ranks, options.detach
         partitions = ask("sinfo", "-h", "-o", "%R").split()
         if options.partition and (unknown := set(options.partition.split(",")) - set(partitions)):
             raise UserError(f"hydra.launcher.partition={', '.join(unknown)}: this Slurm has {', '.join(sorted(set(partitions)))}")
@@ -44,14 +46,14 @@ class Slurm:
             raise NoAnswer("scontrol show config: it names no MaxArraySize; is this a Slurm of version 20 or later?")
         self.limit = int(limit[1])
 
-    def prepare(self, sweep: Sweep) -> dict[str, Any]:
-        """Take the snapshot of the code; see `Executor`. Raises UserError if hydra.launcher.code must be chosen."""
-        self.code = snapshot(sweep, self.options.code)
+    def prepare(self) -> dict[str, Any]:
+        """See `Executor`. Takes the snapshot of the code; raises UserError if hydra.launcher.code must be chosen."""
+        self.code = snapshot(self.sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
-    def active(self, sweep: Sweep, states: dict[str, RunState]) -> dict[str, str]:
-        """Runs in live jobs, and the job of each."""
-        return {run: job.id for run, job in jobs_by_run(sweep, jobs(sweep)).items() if job.live}
+    def attached(self) -> AbstractContextManager[None]:
+        """See `Executor`. Jobs go on without this process."""
+        return leave_jobs_running(self.sweep)
 
     def describe(self, count: int) -> str:
         """See `Executor`."""
@@ -62,18 +64,23 @@ class Slurm:
             f"array{'s' if arrays > 1 else ''}, {min(self.options.parallel, tasks)} tasks at a time"
         )
 
-    def run(self, sweep: Sweep, runs: list[str], tick: Callable[[], None]) -> bool:
-        """Submit `runs`; unless `detach` is set, wait until no job of the sweep is live. False if it did not wait."""
-        with leave_jobs_running(sweep):
-            if runs:
-                self.submit(sweep, runs)
-            if self.options.detach and (runs or self.active(sweep, {})):
-                return False
-            wait_for_jobs(sweep, tick)
-            return True
+    def look(self) -> tuple[dict[str, RunState], set[str]]:
+        """See `Executor`."""
+        tasks = jobs(self.sweep)
+        live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
+        return merge_states(self.sweep, self.sweep.states(), tasks), live
 
-    def submit(self, sweep: Sweep, runs: list[str]) -> None:
-        """Submit one array per MaxArraySize tasks. The arrays share `parallel`; surplus arrays wait for others."""
+    def cancel(self, runs: list[str]) -> None:
+        """See `Executor`."""
+        cancel_jobs(self.sweep, runs)
+
+    def wait(self, seconds: float) -> bool:
+        """See `Executor`. Only `look` asks Slurm."""
+        time.sleep(seconds)
+        return False
+
+    def submit(self, runs: list[str]) -> None:
+        """See `Executor`. One array per MaxArraySize tasks; the arrays share `parallel`, and surplus arrays wait for others."""
         size = self.options.runs_per_job
         tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
         arrays = -(-len(tasks) // self.limit)
@@ -82,9 +89,10 @@ class Slurm:
         for i in range(arrays):
             lane = i % lanes
             share = self.options.parallel // lanes + (lane < self.options.parallel % lanes)
-            last[lane] = self._submit_array(sweep, tasks[i::arrays], share, last.get(lane))
+            last[lane] = self._submit_array(tasks[i::arrays], share, last.get(lane))
 
-    def _submit_array(self, sweep: Sweep, tasks: list[list[str]], parallel: int, after: str | None) -> str:
+    def _submit_array(self, tasks: list[list[str]], parallel: int, after: str | None) -> str:
+        sweep = self.sweep
         sweep.lock.check_cancelled()
         o = self.options
         batch = f"{time.time_ns():x}"
@@ -110,7 +118,7 @@ class Slurm:
             **({"dependency": f"afterany:{after}"} if after else {}),
         )
         home = str(sweep.path.resolve())
-        calls = [Task(home, batch, index, o.runs_at_once) for index in range(len(tasks))]
+        calls = [ArrayTask(home, batch, index, o.runs_at_once) for index in range(len(tasks))]
         try:
             with _outside_a_job(), writing(sweep.home):
                 submitted = executor.submit_array(calls)
@@ -125,38 +133,6 @@ class Slurm:
             cancel_jobs(sweep)
             raise
         return submitted[0].job_id.partition("_")[0]
-
-
-class Task:
-    """What submitit runs in a job, on each rank: the runs of one task. batch, index: its place in the sweep's batches.
-
-    Rank 0 decides what to run, writes the ledger, and requeues the job.
-    """
-
-    def __init__(self, sweep: str, batch: str, index: int, at_once: int):
-        self.arguments = (sweep, batch, index, at_once)
-        self.pool: Pool | None = None
-
-    def __call__(self) -> None:
-        home, batch, index, at_once = self.arguments
-        sweep, environment = Sweep(home), submitit.JobEnvironment()
-        runs = json.loads((sweep.home / "batches" / f"{batch}.json").read_text())[index]
-        if environment.global_rank > 0:
-            follow(sweep, *runs)
-            return
-        states = sweep.states()
-        failed = [run for run in runs if run in states and states[run].state == "failed"]
-        self.pool = Pool(sweep, at_once, environment.job_id)
-        self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Called on SIGUSR2, before a preemption or the time limit: the runs save, and the job is requeued."""
-        if self.pool:
-            self.pool.stop()
-        never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK
-        if never_began:  # its time limit is too short even for the imports
-            return None
-        return submitit.helpers.DelayedSubmission(Task(*self.arguments))
 
 
 @contextmanager

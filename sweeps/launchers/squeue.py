@@ -1,4 +1,4 @@
-"""What Slurm knows of the jobs of a sweep. Only `squeue` is used, so no accounting is needed."""
+"""Jobs of a sweep as Slurm knows them. Only `squeue` is used, so no accounting is needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from sweeps.states import RunState
 
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
-POLL, SLOWEST = 2.0, 30.0
-"""Seconds between two calls of squeue: at first, and at most."""
 
 
 class Job(NamedTuple):
@@ -118,26 +115,6 @@ def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
             file=sys.stderr,
         )
         raise SystemExit(128 + signal.SIGINT) from None
-
-
-def wait_for_jobs(sweep: Sweep, tick: Callable[[], None]) -> None:
-    """Wait until no job of the sweep is live; then enter the ends that no process has entered into the ledger."""
-    began = last = time.time()
-    while True:
-        try:
-            tasks = jobs(sweep)
-            if not any(job.live for job in tasks):
-                break
-        except NoAnswer as error:
-            print(f"{error}", file=sys.stderr)
-        while time.time() - last < min(SLOWEST, POLL + (last - began) / 20):
-            tick()
-            time.sleep(0.5)
-        last = time.time()
-    states = sweep.states()
-    for run, state in merge_states(sweep, states, tasks).items():
-        if state != states[run]:
-            sweep.log("ended", [run], state=state.state, job=state.job, error=state.error)
 
 
 def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:

@@ -20,10 +20,12 @@ from harness.config import Config
 from harness.errors import UserError
 from harness.run.folder import writing
 from sweeps.launch import save_launcher
+from sweeps.launchers.executor import Executor
+from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
+from sweeps.launchers.slurm import Slurm
 from sweeps.ledger import Sweep
 from sweeps.progress import clock
-from sweeps.search.places import Here, OnSlurm, Place
 from sweeps.search.sections import Point, Step, next_step
 from sweeps.search.spec import Spec, load
 from sweeps.search.study import free_seed, importance, open_study
@@ -55,33 +57,38 @@ class Controller:
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
-        self.place: Place
+        self.executor: Executor
         if isinstance(spec.launcher, str):
-            self.place = Here(sweep)
+            self.executor = Local(sweep)
         else:
             options = SlurmOptions(**spec.launcher)
             options.check()
-            self.place = OnSlurm(sweep, options)
-        self.runs = TrialRuns(sweep, self.place)
+            self.executor = Slurm(sweep, options)
+        self.runs = TrialRuns(sweep, self.executor)
 
     def run(self) -> dict[str, Any]:
         """Search to the end, then run the winner on fresh seeds. Returns and writes `search.json`."""
-        with self.place.attached():
+        with self.executor.attached():
             self._check_space()
             return self._search()
 
     def _search(self) -> dict[str, Any]:
         with self.sweep.lock.hold(), writing(self.sweep.home):
-            save_launcher(self.sweep, self.place.prepare())
+            save_launcher(self.sweep, self.executor.prepare())
             self._check_spec()
             self.study = open_study(self.sweep, self.spec)
             self._fail_incomplete_trials()
             self.began = time.monotonic(), len(self._ended())
             while self._advance():
-                self.place.wait(POLL)
+                self._wait()
             result = self._result()
             (self.sweep.home / "search.json").write_text(json.dumps(result, indent=2))
             return result
+
+    def _wait(self) -> None:
+        self.executor.wait(POLL)
+        if self.executor.stopped:
+            raise UserError(f"{self.sweep.path}: a run was stopped by a signal, and the others with it; the same command goes on")
 
     # --- trials --------------------------------------------------------------------------------------------------------
 
@@ -146,10 +153,10 @@ class Controller:
         if not unfinished:
             self._end_trial(live, runs, collapsed)
         elif not self.spec.sections and (collapsed or live.should_prune()):  # sections count how many collapse
-            self.place.cancel(unfinished)
+            self.executor.cancel(unfinished)
             self._end_collapsed(live, runs, max(1, collapsed))
         elif error := self.runs.resubmit(unfinished):
-            self.place.cancel(unfinished)
+            self.executor.cancel(unfinished)
             live.set_user_attr("error", error)
             self.study.tell(live.number, state=TrialState.FAIL)
             self.runs.forget_retries(unfinished)
@@ -219,7 +226,7 @@ class Controller:
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")
-            self.place.wait(POLL)
+            self._wait()
         return {**self._score(runs)._asdict(), "collapsed": self.runs.collapsed(runs)}
 
     # --- refusals ------------------------------------------------------------------------------------------------------
@@ -242,7 +249,7 @@ class Controller:
             (config,) = self.spec.configs(corner, range(1))
             try:
                 check(config, tasks)
-                check_ranks(config, self.place.ranks)
+                check_ranks(config, self.executor.ranks)
             except UserError as error:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 

@@ -12,9 +12,9 @@ from scipy.stats import t as student
 from harness.config import Config
 from harness.run.folder import FINISHED
 from sweeps.launch import plan
+from sweeps.launchers.executor import Executor
 from sweeps.launchers.squeue import NoAnswer
 from sweeps.ledger import Sweep
-from sweeps.search.places import Place
 from sweeps.states import RunState
 
 RETRIES = 3
@@ -30,19 +30,20 @@ class Score(NamedTuple):
 
 
 class TrialRuns:
-    """The runs of one sweep at a place. Call `refresh` before each look at them."""
+    """The runs of one sweep. Call `refresh` before each look at them."""
 
-    def __init__(self, sweep: Sweep, place: Place):
-        self.sweep, self.place = sweep, place
+    def __init__(self, sweep: Sweep, executor: Executor):
+        self.sweep, self.executor = sweep, executor
         self.states: dict[str, RunState] = {}
         self.live: set[str] = set()
         """Runs that were waiting or under way at the last `refresh`."""
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Read `states` and `live` from the ledger and the place. False, with the reason printed, if Slurm does not answer."""
+        """Read `states` and `live` from the ledger and the executor. False, with the reason printed, if Slurm does not answer."""
+        self.sweep.lock.check_there()
         try:
-            self.states, self.live = self.place.look()
+            self.states, self.live = self.executor.look()
         except NoAnswer as error:
             print(error, file=sys.stderr, flush=True)
             return False
@@ -53,7 +54,7 @@ class TrialRuns:
         grid = {config.digest: config for config in configs}
         plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:
-            self.place.submit(todo)
+            self.executor.submit(todo)
         return list(grid)
 
     def submitted(self, runs: Iterable[str]) -> bool:
@@ -72,7 +73,7 @@ class TrialRuns:
         for run in stopped:
             self.retries[run] = self.retries.get(run, 0) + 1
         if stopped:
-            self.place.submit(stopped)
+            self.executor.submit(stopped)
         return None
 
     def forget_retries(self, runs: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from sweeps.states import RunState, is_event
 BUDGET = 64 << 20
 """Bytes of rows that one look reads, so that the first looks at thousands of runs answer soon too."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
-"""Of a row that is no evaluation the time alone is read: to parse the rest would cost ten times as much."""
+"""Only the time is read of a row without an evaluation. Parsing all of it would cost ten times as much."""
 LONGEST = 1 << 20
 """Bytes of a line; no run writes a longer one."""
 MOST = 400
@@ -34,11 +34,11 @@ MOST = 400
 ALARMS = ("collapse", "warning", "all_rejected")
 """Kinds of events that are shown."""
 LOST = ("failed", "interrupted", "cancelled")
-"""States that the ledger may know of a run while its folder, which nobody could write any more, does not."""
+"""States found only in the ledger: the process died before it wrote its folder."""
 
 
-class Point(NamedTuple):
-    """An evaluation: held-out reward, and K3 of the rollouts of that step (None after the last step)."""
+class Evaluated(NamedTuple):
+    """An evaluation as the curves show it: held-out reward, and K3 of the rollouts of that step (None after the last step)."""
 
     step: int
     reward: float
@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What makes two events the same one: a detector reports once a run, and all tokens of a step may be rejected."""
+        """Equal for two records of one alarm. A detector reports once a run; all tokens may be rejected at several steps."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Followed:
     error: str = ""
     timed: int = 0
     spent: float = 0.0
-    points: list[Point] = field(default_factory=list)
+    points: list[Evaluated] = field(default_factory=list)
     alarms: dict[tuple[str, str, int], Alarm] = field(default_factory=dict)
     changed: int = 0
     over: bool = False
@@ -126,7 +126,7 @@ class Followed:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, in the mean: evaluations take several times as long as other steps. None before two steps."""
+        """Mean seconds a step, evaluations included, which take several times as long. None before two steps."""
         return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
@@ -258,7 +258,7 @@ class Follower:
                 continue
             while run.points and run.points[-1].step >= step:
                 run.points.pop()
-            run.points.append(Point(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
+            run.points.append(Evaluated(step, reward, _finite(row.get("rollout_corr/k3_kl"))))
             if len(run.points) > MOST:
                 run.points = run.points[::2]
             run.changed = self.look_number
@@ -271,7 +271,7 @@ class Follower:
                 self.ended_at[name] = _finite(event.get("time")) or 0.0
 
     def _apply_ledger(self, run: Followed) -> None:
-        """What launchers know later than the folder: it was cancelled, or its process ended before it could write."""
+        """Take over a later state from the ledger: a cancelled run, or one whose process ended before it could write."""
         known = self.ledger_states.get(run.name)
         if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
             if (known.state, known.error) != (run.state, run.error):
@@ -280,7 +280,7 @@ class Follower:
 
 
 def regular(path: str) -> os.stat_result | None:
-    """The state of a file; None for what is none: it is missing, or a folder, or a pipe, which would block a reader."""
+    """The state of a regular file. None for anything else: a pipe, for example, would block a reader."""
     with suppress(OSError, ValueError):
         found = os.stat(path)
         if stat.S_ISREG(found.st_mode):

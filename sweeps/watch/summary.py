@@ -1,4 +1,4 @@
-"""What a look at a sweep says: counts, pace and time left, a row per arm, alarms, what failed and its log."""
+"""Summary of a sweep under way: counts, pace and time left, a row per arm, alarms, failures and their logs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LISTED = 20
 WORST = ("collapse", "all_rejected", "warning")
 """Kinds of alarms, the worst first."""
 LINES, TAIL = 8, 4096
-"""Of a log: the last lines, and the bytes in which they are looked for."""
+"""Last lines of a log that are shown, and the bytes at its end in which they are looked for."""
 SILENT = 600.0
-"""Seconds without a step, if its steps are shorter than a fifth of that, after which a run is named as silent."""
+"""Seconds without a step after which a run counts as silent. Runs of long steps get five steps' time."""
 ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "interrupted", "cancelled", "unreadable")
 
 
@@ -84,7 +84,7 @@ class Summary(NamedTuple):
 
 
 def summarise(follower: Follower, now: float | None = None) -> Summary:
-    """Of the last look. now: seconds of the epoch."""
+    """Summarise the last look of a follower. now: seconds of the epoch."""
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)

@@ -1,4 +1,4 @@
-"""The same in a terminal, for SSH: progress of each arm with its curve, alarms, failures, pace and time left."""
+"""View of a sweep under way in a terminal, for SSH: progress of each arm with its curve, alarms, failures, pace and time left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _read(follower: Follower) -> Summary:
 
 
 def view(summary: Summary) -> RenderableType:
-    """All of it. Text from runs is printed without control characters and never as rich's markup."""
+    """The whole view. Text from runs is printed without control characters and never as rich's markup."""
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items())
     parts: list[RenderableType] = [
         Text(printable(f"{summary.name}: {sum(summary.counts.values())} runs, {counts}"), style="bold"),

@@ -54,7 +54,7 @@ def test_launcher_ledger_report_and_frames_give_one_name(tmp_path, capsys):
     sweep = Sweep(next(iter(runs.values())).path.parent)
     plan(sweep, runs, {})
     assert {state.arm for state in sweep.states().values()} == set(GRID)
-    print_plan(sweep, runs, [], {}, Local(1))
+    print_plan(sweep, runs, [], set(), Local(sweep))
     told = capsys.readouterr().err
     assert all(f"\n  {name}, seeds 0, 1\n" in told for name in GRID), told
     names = {run: state.name for run, state in sweep.states().items()}

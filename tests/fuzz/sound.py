@@ -1,4 +1,4 @@
-"""What an accepted config must be: each value one that its field accepts, and the same config when it is read again."""
+"""Requirements of an accepted config: its fields accept each value, and reading it again gives the same config."""
 
 from __future__ import annotations
 

@@ -120,14 +120,14 @@ def _recorded(name: str) -> Callable[[Path], bytes]:
 
 
 def read_sweep(path: Path) -> None:
-    """As a report does: whatever became of one run, the other counts."""
+    """Read the sweep for a report: whatever became of one run, the other counts."""
     results = load_sweep(path.parents[1])
     assert "fp32-0" in results.runs.index and results.runs.seed.dtype.kind == "i"
     assert len(results.evaluations) >= 5  # those of the sound run: at the steps 0, 5, 10, 15 and 20
 
 
 def read_import(path: Path) -> None:
-    """What is printed is an experiment file: every number of it is one that YAML reads back."""
+    """Import it: the result is an experiment file whose every number YAML reads back."""
     written = yaml.safe_load(import_config(path))
     assert set(written) >= {"defaults", "correction"}
 
@@ -150,7 +150,7 @@ def read_site(path: Path) -> None:
 
 
 def read_config(path: Path) -> None:
-    """As a report reads a run's folder."""
+    """Read the config the way a report does."""
     config = parse_recorded(RunFolder(path.parent).read(path.name))
     assert flatten(config.model_dump(mode="json"))
 
@@ -173,7 +173,7 @@ def read_ledger(path: Path) -> None:
 
 
 def read_dump(path: Path) -> None:
-    """What is read can be computed with: log-probabilities of at most 0, and finite, wherever the mask is."""
+    """Read every batch: its log-probabilities are finite and at most 0 wherever the mask is set."""
     for batch in Dump(path).batches():
         assert len(batch.mask) == len(batch.logp_rollout) == len(batch.logp_old) == batch.offsets[-1]
         for logp in (batch.logp_rollout, batch.logp_old):

@@ -37,7 +37,7 @@ def attempt(case: tuple[str, ...]):
 
 
 def problem(case: tuple[str, ...]) -> str | None:
-    """What is wrong with the answer to a case."""
+    """The fault in the answer to a case, or None."""
     try:
         answer = attempt(case)
         if not isinstance(answer, str):

@@ -96,7 +96,7 @@ def test_a_recorded_config(tree):
 @FIXED
 @given(st.lists(trees, max_size=5), st.binary(max_size=40))
 def test_json_lines(rows, rest):
-    """What was written comes back, whatever a kill left behind it."""
+    """Rows that were written come back, whatever a kill left behind them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.jsonl"
         path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows) + rest)

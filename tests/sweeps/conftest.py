@@ -1,11 +1,11 @@
-"""A real Slurm of two nodes, brought up once for the tests that need it."""
+"""Shared by the tests of sweeps: an empty sweep, started launchers, runs that stand still, a real Slurm of two nodes."""
 
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -37,29 +37,46 @@ def shared_root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
+@pytest.fixture
+def sweep(tmp_path) -> Sweep:
+    return Sweep(tmp_path / "sweep")
+
+
+def planned(sweep: Sweep, *runs: str) -> None:
+    """Enter runs into the ledger that have no folder."""
+    sweep.log("planned", runs, arm="bf16 ppo", seed=0, steps=10, cost="")
+
+
+def start(parent: Path, *overrides: str, launcher="local", point="") -> subprocess.Popen:
+    """A started multirun of tiny runs, in a process group of its own. point: where its runs stand still."""
+    module = ["tests.sweeps.launchers.held_train", point] if point else ["experiments.train"]
+    return subprocess.Popen(
+        [sys.executable, "-m", *module, "-m", f"hydra/launcher={launcher}", *TINY, f"run.root={parent}", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def launch(parent: Path, *overrides: str, launcher="local") -> tuple[int, str]:
+    """The exit code and output of a multirun that has ended."""
+    process = start(parent, *overrides, launcher=launcher)
+    text = output(process)
+    return process.returncode, text
+
+
 @pytest.fixture(scope="session")
 def multirun(shared_root):
-    """multirun("slurm", "key=value", ...) -> a started `python -m experiments.train -m` of tiny runs; `output` waits for it."""
+    """multirun("slurm", "key=value", ...) -> a started multirun below `shared_root`, which is killed in the end."""
     started = []
 
-    def start(launcher: str, *overrides: str) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "experiments.train",
-            "-m",
-            f"hydra/launcher={launcher}",
-            *TINY,
-            f"run.root={shared_root}",
-        ]
-        if launcher == "slurm":
-            command += ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen([*command, *overrides], start_new_session=True, **pipes)
-        started.append(process)
-        return process
+    def begin(launcher: str, *overrides: str) -> subprocess.Popen:
+        slurm = ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"] if launcher == "slurm" else []
+        started.append(start(shared_root, *slurm, *overrides, launcher=launcher))
+        return started[-1]
 
-    yield start
+    yield begin
     for process in started:
         if process.poll() is None:
             process.kill()
@@ -86,13 +103,19 @@ def started(sweep: Sweep, run: str) -> list[dict]:
 
 
 def task_log(sweep: Sweep, job: str) -> str:
-    """What the task's own process has printed."""
+    """Output of the task's own process so far."""
     path = sweep.home / "jobs" / f"{job}_0_log.out"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+def search_spec(parent: Path, **more: Any) -> dict[str, Any]:
+    """The values of a search of tiny runs, for a YAML file."""
+    common = {"root": str(parent), "seeds": 2, "last": 3, "confidence": 0.9, "prune": {"fraction": 0.5, "patience": 3}}
+    return common | {"winner_seeds": 2, "sampler_seed": 0} | more
+
+
 class Held(NamedTuple):
-    """A run that stands still, so that a blow finds it under way on any machine."""
+    """A run that stands still, so that a signal finds it under way on any machine."""
 
     job: str
     host: str
@@ -102,8 +125,8 @@ class Held(NamedTuple):
         os.kill(self.pid, signal.SIGCONT)
 
 
-def standing(sweep: Sweep) -> Held:
-    """The one run of a sweep, once it stands still at the point that its launch named."""
+def run_at_point(sweep: Sweep) -> Held:
+    """The one run of a sweep, once it stands still at the point that `start` named."""
     until(sweep.states)
     (run,) = sweep.states()
     until(lambda: started(sweep, run))

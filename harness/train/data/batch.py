@@ -30,8 +30,8 @@ class TrainingBatch(NamedTuple):
     """The `batch` of the algorithms, and what only the training forwards of actor and critic read.
 
     prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
-    values, returns: see `Advantages`. corrected, diagnostics: the correction of π_old/μ and the rows of `correct_with_diagnostics`
-    on the whole batch; None without a scored π_old.
+    values, returns: see `Advantages`. corrected, diagnostics: the correction of π_old/μ on the whole batch, and the rows of
+    `correct_with_diagnostics`; None without a scored π_old.
     """
 
     prompts: Tensor

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from analysis.load import load
-from experiments.noise import matching_noise
 from faultline.tools.gradient.methods import EXACT, methods
 from faultline.tools.gradient.sampled import SampledGradients
 from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train
 from harness.run.metrics import METRICS
+from harness.run.noise import matching_noise
 from harness.run.restore import find, parts_at, transplant
 from harness.validate import check
 from sweeps.branch import branch, overridden

@@ -417,7 +417,7 @@ def test_an_alarm_names_its_step_and_the_onset_that_the_report_has(tmp_path):
 
 
 def test_an_alarm_that_a_resumed_run_records_again_is_the_same_one(tmp_path):
-    """As in the report, whose onset is the first. Steps that were all rejected differ by their step."""
+    """The first onset counts, in the report too. Steps that were all rejected differ by their step."""
     folder = write(tmp_path, FP8, steps=20)
     for step, onset in ((8, 5), (9, 6)):
         folder.log_event("warning", step, detector="weights", onset=onset)

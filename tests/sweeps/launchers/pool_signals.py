@@ -1,6 +1,7 @@
-"""The pool with its real fork server and processes, and runs that only wait: python -m tests.sweeps.pool_signals FOLDER.
+"""The pool with its real fork server and processes: python -m tests.sweeps.launchers.pool_signals FOLDER. Its runs only wait.
 
-Prints the state that each blow leaves in the ledger, and in the folder of the run, as JSON. test_blows.py asserts them.
+Prints the state that each signal leaves in the ledger, and in the folder of the run, as JSON. test_pool_signals.py asserts
+them.
 """
 
 import json
@@ -18,7 +19,7 @@ from harness.run.folder import RunFolder
 from harness.run.signals import Preempted, stop_signals
 from sweeps.launchers import pool
 from sweeps.ledger import Sweep
-from tests.sweeps.servers import kill_servers, servers
+from tests.sweeps.launchers.fork_servers import kill_servers, servers
 from tests.waiting import until
 
 
@@ -29,11 +30,11 @@ def stop(failed: threading.ExceptHookArgs) -> None:
 
 
 def train(config: str, log: str) -> None:
-    """Stands for a run that looks for a signal all the time, and ends once the blow has fallen without reaching it."""
+    """Stands for a run that looks for a signal all the time, and ends once one was sent that has not reached it."""
     folder = RunFolder(Path(log).parent)
     with stop_signals(at_once=False) as request, folder.claim():
         folder.status("running", step=0, steps=100)
-        until(lambda: request.number or (folder.path / "struck").exists())
+        until(lambda: request.number or (folder.path / "sent").exists())
         if request.number:
             folder.status("preempted", step=1, steps=100)
             raise Preempted(request.number)
@@ -62,7 +63,7 @@ def main(root: Path) -> None:
     from sweeps.launch import plan
 
     threading.excepthook = stop
-    pool.PRELOADED = ["tests.sweeps.pool_signals_server"]
+    pool.PRELOADED = ["tests.sweeps.launchers.pool_signals_server"]
     pool.run_in_child = slow_to_begin  # in this process alone: the run itself calls the real one
     config = parse(compose(f"run.root={root}"))
     sweep, run = Sweep(config.path.parent), config.digest
@@ -76,38 +77,35 @@ def main(root: Path) -> None:
     def under_way() -> bool:
         return born() != "" and folder.state == "running"
 
-    def fall(moment: Callable[[], object], strike: Callable[[], None]) -> None:
+    def send_at(moment: Callable[[], object], send: Callable[[], None]) -> None:
         until(moment)
-        strike()
-        for file in ("struck", "begin"):
+        send()
+        for file in ("sent", "begin"):
             (folder.path / file).touch()
 
     def starting() -> bool:
         return bool(servers(os.getpid()))
 
-    def strike_servers() -> None:
-        kill_servers(os.getpid())
-
-    blows: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
+    signals: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
         "ctrl-c, the server starts": (starting, ctrl_c),
         "ctrl-c, the run starts": (born, ctrl_c),
         "ctrl-c, the run is under way": (under_way, ctrl_c),
         "the run is killed": (under_way, lambda: os.kill(int(born()), signal.SIGKILL)),
-        "the server is killed": (under_way, strike_servers),
-        "the server is killed as it starts": (starting, strike_servers),
+        "the server is killed": (under_way, lambda: kill_servers(os.getpid())),
+        "the server is killed as it starts": (starting, lambda: kill_servers(os.getpid())),
         "nothing": (lambda: True, lambda: None),
     }
     ends = {}
-    for name, (moment, strike) in blows.items():
-        for file in ("born", "begin", "struck", "status.json"):
+    for name, (moment, send) in signals.items():
+        for file in ("born", "begin", "sent", "status.json"):
             (folder.path / file).unlink(missing_ok=True)
         if moment is under_way:
             (folder.path / "begin").touch()
         sweep.log("submitted", [run], batch="")
-        storm = threading.Thread(target=fall, args=(moment, strike), daemon=True)
-        storm.start()
+        sender = threading.Thread(target=send_at, args=(moment, send), daemon=True)
+        sender.start()
         pool.Pool(sweep, 1, "local").run([run])
-        storm.join()
+        sender.join()
         ends[name] = [sweep.states()[run].state, sweep.states()[run].error, folder.state]
     print(json.dumps(ends))
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGKILL where they hurt most, through the local launcher: the same command always goes on."""
+"""Ctrl-C and SIGKILL at the start of a run, through the local launcher: the same command always goes on."""
 
 import json
 import os
@@ -15,16 +15,15 @@ from sweeps.launch import plan
 from sweeps.launchers.local import Local
 from sweeps.launchers.pool import _outcome
 from sweeps.ledger import Sweep
-from tests.sweeps.conftest import standing
-from tests.sweeps.servers import kill_servers, servers
-from tests.sweeps.test_local import launch
+from tests.sweeps.conftest import launch, run_at_point, start
+from tests.sweeps.launchers.fork_servers import kill_servers, servers
 from tests.waiting import PATIENCE, until
 
 
 def test_the_pool_loses_no_run_to_a_signal(tmp_path):
     """The real pool, fork server and processes with runs that only wait: (state, error, state of the folder) after each."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sweeps.pool_signals", tmp_path], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-m", "tests.sweeps.launchers.pool_signals", tmp_path], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout)
@@ -40,29 +39,38 @@ def test_the_pool_loses_no_run_to_a_signal(tmp_path):
     }
 
 
+def test_a_launcher_that_dies_before_it_has_sent_a_run_leaves_no_traceback():
+    """It is held between the birth of the run's process and its data, and killed there."""
+    command = [sys.executable, "-m", "tests.sweeps.launchers.killed_before_data"]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: any(server.children() for server in servers(launcher.pid)), lambda: launcher.poll() is None)
+    launcher.kill()
+    assert launcher.communicate(timeout=PATIENCE)[0] == ""  # all of its processes have ended: nobody holds the pipe
+
+
 RUN = ["seed=0", "steps=10", "checkpoint.every=3"]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("blows")
+    return tmp_path_factory.mktemp("signals")
 
 
-def blow(place: Path, name: str, moment: str, strike) -> tuple[int, str, Sweep]:
-    """Start a launcher, strike at its process when `moment` has come, and return its exit code, output and sweep.
+def launch_and_send(place: Path, name: str, moment: str, send) -> tuple[int, str, Sweep]:
+    """Start a launcher, call `send` with its process when `moment` has come, and return its exit code, output and sweep.
 
-    A run under way stands still while the blow falls, or a fast machine would end it first.
+    A run under way stands still meanwhile, or a fast machine would end it first.
     """
     sweep = Sweep(place / name)
     point = "row 8" if moment == "the run is under way" else ""
-    process = launch(place, *RUN, f"run.sweep={name}", point=point, wait=False)
+    process = start(place, *RUN, f"run.sweep={name}", point=point)
     if moment == "the server starts":
         until(lambda: servers(process.pid))
     elif moment == "the run starts":
         until(lambda: any(event["event"] == "started" for event in sweep.events()))
     else:
-        run = standing(sweep)
-    strike(process.pid)
+        run = run_at_point(sweep)
+    send(process.pid)
     if moment == "the run is under way":
         run.goes_on()
     output, _ = process.communicate(timeout=PATIENCE)
@@ -82,7 +90,7 @@ def finishes(place: Path, sweep: Sweep) -> None:
 def test_ctrl_c_at_the_start_leaves_a_run_that_goes_on(place, moment):
     """A terminal sends SIGINT to the launcher, the fork server and the run at once."""
     name = f"ctrl-c-when-{moment.replace(' ', '-')}"
-    code, output, sweep = blow(place, name, moment, lambda pid: os.killpg(pid, signal.SIGINT))
+    code, output, sweep = launch_and_send(place, name, moment, lambda pid: os.killpg(pid, signal.SIGINT))
     assert code == 130 and "Traceback" not in output, output
     assert [state.state for state in sweep.states().values()] in (["preempted"], ["submitted"])
     assert "KeyboardInterrupt" not in "".join(path.read_text() for path in sweep.path.glob("*/log.txt"))
@@ -93,7 +101,7 @@ def test_ctrl_c_at_the_start_leaves_a_run_that_goes_on(place, moment):
 @pytest.mark.parametrize("moment", ["the server starts", "the run is under way"])
 def test_a_killed_fork_server_leaves_runs_that_go_on(place, moment):
     name = f"killed-when-{moment.replace(' ', '-')}"
-    code, output, sweep = blow(place, name, moment, kill_servers)
+    code, output, sweep = launch_and_send(place, name, moment, kill_servers)
     assert code == 1 and "Traceback" not in output and "exit code 255" not in output, output
     (state,) = sweep.states().values()
     assert state.state == "interrupted" and "fork server was killed" in state.error and "the same command retries it" in output
@@ -129,6 +137,6 @@ def test_a_run_finished_without_the_launcher_is_done(tiny, capsys):
     for config, state in zip(configs, ("done", "collapsed"), strict=True):
         config.path.mkdir(parents=True)
         RunFolder(config.path).status(state, step=4, steps=4)
-    states = launch_in_process(configs, Local(1))
+    states = launch_in_process(configs, Local)
     assert [states[config.digest].state for config in configs] == ["done", "collapsed"]
     assert "2 done, 0 failed by themselves and are left, 0 under way, none to start" in capsys.readouterr().err

@@ -3,36 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from harness.run.folder import run_folders
 from sweeps.ledger import Sweep
-from tests.harness.conftest import TINY
-from tests.sweeps.conftest import standing, started
+from tests.sweeps.conftest import launch, run_at_point, start, started
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
-
-
-def launch(root: Path, *overrides: str, launcher="local", point="", wait=True):
-    """The exit code and output of a multirun, or without `wait` its process. point: where its runs stand still."""
-    module = ["tests.sweeps.held_train", point] if point else ["experiments.train"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *module, "-m", f"hydra/launcher={launcher}", *TINY, f"run.root={root}", *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    if not wait:
-        return process
-    output, _ = process.communicate(timeout=PATIENCE)
-    return process.returncode, output
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +87,8 @@ def test_a_damaged_status_file_is_its_runs_own_problem(swept):
 def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
     root, _, _ = swept
     grid = ["seed=7", "run.sweep=killed", "steps=8", "checkpoint.every=3"]
-    process = launch(root, *grid, point="row 5", wait=False)
-    os.kill(standing(Sweep(root / "killed")).pid, signal.SIGKILL)
+    process = start(root, *grid, point="row 5")
+    os.kill(run_at_point(Sweep(root / "killed")).pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=PATIENCE)
     (folder,) = run_folders(root / "killed")
     assert process.returncode != 0 and "killed by SIGKILL" in output and folder.state == "interrupted"
@@ -121,12 +101,12 @@ def test_a_run_of_another_process_is_waited_for_and_finished(swept):
     root, _, _ = swept
     grid = ["seed=9", "run.sweep=orphan", "steps=8", "checkpoint.every=3"]
     sweep = Sweep(root / "orphan")
-    first = launch(root, *grid, point="row 5", wait=False)
-    orphan = standing(sweep)
+    first = start(root, *grid, point="row 5")
+    orphan = run_at_point(sweep)
     (run,) = sweep.states()
     first.kill()
     first.wait()
-    second = launch(root, *grid, wait=False)
+    second = start(root, *grid)
     for line in second.stdout:
         if "1 under way, none to start" in line:
             break
@@ -138,7 +118,7 @@ def test_a_run_of_another_process_is_waited_for_and_finished(swept):
 
 
 def test_an_end_that_nobody_told_of_is_read_from_the_folder(swept):
-    """As after a launcher that was killed between the end of its run and the line in the ledger."""
+    """The launcher was killed between the end of its run and the line in the ledger."""
     root, _, _ = swept
     grid = ["seed=10", "run.sweep=untold"]
     assert launch(root, *grid)[0] == 0
@@ -157,7 +137,7 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
     """SIGINT goes to the whole process group, as a terminal sends it."""
     root, _, _ = swept
     sweep = f"stopped-{number}"
-    process = launch(root, "seed=8", f"run.sweep={sweep}", "steps=200", wait=False)
+    process = start(root, "seed=8", f"run.sweep={sweep}", "steps=200")
     while not list((root / sweep).glob("*/metrics.jsonl")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -167,3 +147,10 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
     (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200
+
+
+@pytest.mark.parametrize("launcher", ["local", "basic"])
+def test_an_empty_grid_is_refused_in_one_line(tmp_path, launcher):
+    code, text = launch(tmp_path, "seed=range(0,0)", "run.sweep=empty", launcher=launcher)
+    assert code == 2 and text.strip() == "seed=range(0,0): an empty list of values, so there is no run; give at least one", text
+    assert not list(tmp_path.iterdir())

@@ -26,28 +26,23 @@ from sweeps.search.study import importance, open_study
 from sweeps.states import RunState
 from tests.analysis.synthetic import FP8, write
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, rows
+from tests.sweeps.conftest import held, rows, search_spec
 from tests.waiting import PATIENCE, until
 
-SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
+SHIPPED = Path(__file__).parents[3] / "sweeps" / "conf" / "search"
 
 
 def specified(root) -> dict:
-    return {
-        "name": "here",
-        "root": str(root),
-        "overrides": [*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"],
-        "space": {"correction.weight.upper": {"low": 1.1, "high": 9, "scale": "distance_from_1"}, "loss.eps_low": [0.1, 0.2]},
-        "trials": 2,
-        "parallel": 1,
-        "seeds": 2,
-        "last": 3,
-        "confidence": 0.9,
-        "prune": {"fraction": 0.5, "patience": 3},
-        "winner_seeds": 2,
-        "sampler_seed": 0,
-        "launcher": "local",
-    }
+    bound = {"low": 1.1, "high": 9, "scale": "distance_from_1"}
+    return search_spec(
+        root,
+        name="here",
+        overrides=[*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"],
+        space={"correction.weight.upper": bound, "loss.eps_low": [0.1, 0.2]},
+        trials=2,
+        parallel=1,
+        launcher="local",
+    )
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
 FEW = "warmstart.keep_high=0.46"
-"""Of 25 prompts about 19 are kept, and 5 held out: fewer than the 7 that there can be, which only the warm start tells."""
+"""About 19 of 25 prompts are kept, and 5 held out. There can be 7, so only the warm start finds that 7 are too many."""
 LONG = ["steps=40", "checkpoint.every=4", FEW]
 
 
@@ -162,11 +162,11 @@ def test_what_is_submitted_while_the_sweep_is_cancelled_is_cancelled_too(slurm, 
     """cancel cannot see the jobs of an sbatch that has not answered yet: whoever submitted them cancels them."""
     sweep, submit = Sweep(tmp_path / "raced"), submitit.SlurmExecutor.submit_array
     sweep.log("planned", ["a"], arm="bf16 ppo", seed=0, steps=10)
-    launcher = Slurm(SlurmOptions(mem_gb=1, sbatch={"hold": True}))
-    launcher.prepare(sweep)
+    launcher = Slurm(sweep, SlurmOptions(mem_gb=1, sbatch={"hold": True}))
+    launcher.prepare()
     monkeypatch.setattr(submitit.SlurmExecutor, "submit_array", lambda *given: (cancel(sweep.path), submit(*given))[1])
     with pytest.raises(UserError, match="cancelled after this was started; give the command again"):
-        launcher.submit(sweep, ["a"])
+        launcher.submit(["a"])
     assert [job.state for job in jobs(sweep)] == ["CANCELLED"] and sweep.states()["a"].state == "cancelled"
 
 

@@ -1,4 +1,4 @@
-"""`experiments.train` whose runs stand still at a point: python -m tests.sweeps.held_train "row 9" -m OVERRIDES..."""
+"""`experiments.train` whose runs stand still at a point: python -m tests.sweeps.launchers.held_train "row 9" -m OVERRIDES..."""
 
 import os
 import sys

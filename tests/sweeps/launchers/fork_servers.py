@@ -8,7 +8,7 @@ from tests.waiting import ended, until
 
 
 def servers(launcher: int) -> list[psutil.Process]:
-    """Those that are alive."""
+    """The fork servers of the process `launcher` that are alive."""
     found = []
     for child in psutil.Process(launcher).children():
         with suppress(psutil.NoSuchProcess):  # it ended since it was listed: a zombie has no command line
@@ -18,7 +18,7 @@ def servers(launcher: int) -> list[psutil.Process]:
 
 
 def kill_servers(launcher: int) -> None:
-    """Return once they have ended, and have so told the runs that they forked."""
+    """Kill the fork servers of a launcher. Return once they have ended, so that their runs have been signalled."""
     found = servers(launcher)
     for server in found:
         server.kill()

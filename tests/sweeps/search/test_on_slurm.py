@@ -19,7 +19,7 @@ from sweeps.search.spec import Spec
 from sweeps.search.study import open_study
 from sweeps.search.trial_runs import RETRIES
 from tests.harness.conftest import TINY
-from tests.sweeps.conftest import held, output, rows, task_log
+from tests.sweeps.conftest import held, output, rows, search_spec, task_log
 from tests.waiting import PATIENCE, until
 
 # A learning rate that changes nothing in 30 steps, so that no evaluation moves by chance.
@@ -28,21 +28,9 @@ QUIET = ["steps=30", "checkpoint.every=5", "evaluation.prompts=7", "evaluation.s
 
 
 def specified(root, name, space, overrides=(), **more) -> dict:
-    return {
-        "name": name,
-        "root": str(root),
-        "overrides": [*TINY, *QUIET, *overrides],
-        "space": space,
-        "trials": 4,
-        "parallel": 2,
-        "seeds": 2,
-        "last": 3,
-        "confidence": 0.9,
-        "prune": {"fraction": 0.5, "patience": 3},
-        "winner_seeds": 2,
-        "sampler_seed": 0,
-        "launcher": {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 5},
-    } | more
+    slurm = {"mem_gb": 1, "runs_per_job": 2, "signal_delay_s": 5}
+    own = {"trials": 4, "parallel": 2, "launcher": slurm}
+    return search_spec(root, name=name, space=space, overrides=[*TINY, *QUIET, *overrides], **own | more)
 
 
 @pytest.fixture
@@ -64,7 +52,7 @@ def search(slurm, shared_root, tmp_path):
 
 
 def study(sweep: Sweep) -> optuna.Study:
-    """As any other program opens it, optuna-dashboard too."""
+    """The study, opened the way optuna-dashboard and other programs open it."""
     return optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(sweep.home / "search.journal"))))
 
 
@@ -84,8 +72,8 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
     until(lambda: len(sweep.states()) == 4 and any(rows(sweep.folder(run)) for run in sweep.states()))
     (run,) = held(sweep, [next(run for run in sweep.states() if rows(sweep.folder(run)))])
     first.kill()
-    blow = ["sbatch", "-p", "high", "-N", "2", "-c", "3", "-o", "/dev/null", "--wrap", "sleep 1"]
-    subprocess.run(blow, check=True, capture_output=True)
+    other = ["sbatch", "-p", "high", "-N", "2", "-c", "3", "-o", "/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(other, check=True, capture_output=True)
     until(lambda: "Caught signal SIGUSR2" in task_log(sweep, run.job))
     run.goes_on()
     second = search("survivor", space)
@@ -110,7 +98,7 @@ def test_a_search_survives_its_controller_twice_and_the_preemption_of_its_trials
     seeds = [sweep.config(run).seed for run in states]
     assert sorted(seeds) == [0] * 4 + [1] * 4 + [1000, 1001]
     requeued = [event["run"] for event in sweep.events() if event["event"] == "started"]
-    assert len(requeued) > len(set(requeued)) == 10  # the preemption struck
+    assert len(requeued) > len(set(requeued)) == 10  # some were preempted
     assert len(analysed(sweep.path).runs) == 10
 
 
@@ -189,7 +177,7 @@ def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
     launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
     spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
     controller = Controller(spec, Sweep(shared_root / "again"))
-    controller.place.prepare()
+    controller.executor.prepare()
     controller.study = open_study(controller.sweep, spec)
     controller._advance()  # begins the first
     controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)

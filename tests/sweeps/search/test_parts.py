@@ -13,7 +13,7 @@ from sweeps.search.spec import Range, load
 from sweeps.search.study import CollapsePruner, free_seed
 from sweeps.search.trial_runs import lower_bound
 
-SHIPPED = Path(__file__).parents[2] / "sweeps" / "conf" / "search"
+SHIPPED = Path(__file__).parents[3] / "sweeps" / "conf" / "search"
 
 
 def bisect(threshold, k=4, tolerance=1.1, boundary=6, seeds=2, ends=(1.0, 64.0)):

@@ -1,0 +1,53 @@
+"""Who resubmits a run that was preempted.
+
+    a job of an array                        itself, see `ArrayTask.checkpoint`; after SIGTERM alone Slurm, by `requeue`
+    a job by hand                            slurm/train.sbatch, by `scontrol requeue`
+    a run of a search, whose job is gone     the controller, `search.trial_runs.TrialRuns.resubmit`
+    a run on this machine                    the same command again: whoever stopped it wants the machine
+    a run of a launcher that was killed      the next launcher, `launch.wait_for_all`
+
+The resubmitted run resumes from its checkpoint by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import submitit
+
+from sweeps.launchers.pool import Pool, follow
+from sweeps.ledger import Sweep
+from sweeps.states import STUCK
+
+
+class ArrayTask:
+    """One task of a Slurm array, as submitit calls it on each rank. batch, index: its place in the sweep's batches.
+
+    Rank 0 decides what to run, writes the ledger, and requeues the job.
+    """
+
+    def __init__(self, sweep: str, batch: str, index: int, at_once: int):
+        self.arguments = (sweep, batch, index, at_once)
+        self.pool: Pool | None = None
+
+    def __call__(self) -> None:
+        home, batch, index, at_once = self.arguments
+        sweep, environment = Sweep(home), submitit.JobEnvironment()
+        runs = json.loads((sweep.home / "batches" / f"{batch}.json").read_text())[index]
+        if environment.global_rank > 0:
+            follow(sweep, *runs)
+            return
+        states = sweep.states()
+        failed = [run for run in runs if run in states and states[run].state == "failed"]
+        self.pool = Pool(sweep, at_once, environment.job_id)
+        self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
+        """Called on SIGUSR2, before a preemption or the time limit: the runs save, and the job is requeued."""
+        if self.pool:
+            self.pool.stop()
+        never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK
+        if never_began:  # its time limit is too short even for the imports
+            return None
+        return submitit.helpers.DelayedSubmission(ArrayTask(*self.arguments))

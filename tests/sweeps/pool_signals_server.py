@@ -1,9 +1,0 @@
-"""What the fork server of `light` imports: as sweeps/launchers/preloaded.py, without the packages that a run needs."""
-
-import signal
-
-import harness.run.signals  # noqa: F401
-import sweeps.launchers.pool  # noqa: F401
-from sweeps.launchers.orphans import end_with_parent
-
-end_with_parent(signal.SIGKILL)
