@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.dose import LAST
-from experiments.plan import Comparisons, Plan, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from harness.boundary import command
 
 TRAINED = 50
@@ -21,7 +21,7 @@ TRAINED = 50
 W4A4 = "nvfp4_w4a4 pg"
 NOISE = "selection noise, fp32 pg"
 OTHERS = [f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")]
-PLAN = Plan(
+PLAN = StudyPlan(
     families=[
         Comparisons("precision", [(arm, "fp32 pg") for arm in ("bf16 pg", "fp8_tensor pg", "nvfp4 pg", W4A4)]),
         Comparisons("the demo's remedies", [(f"{W4A4} {remedy}", W4A4) for remedy in ("sequence-mask", "token-truncate", "r3")]),

@@ -1,7 +1,7 @@
 """Planned comparisons as data: which arms are compared with which, on which runs, by which test.
 
-A study is a `Plan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and those that a family
-selects by, as policy. `Plan.compared` gives a row per comparison. What an endpoint is, as the regret of a rule of choice in a
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and those that a family
+selects by, as policy. `StudyPlan.compared` gives a row per comparison. What an endpoint is, as the regret of a rule of choice in a
 regime, the study computes before: a plan reads a number per run.
 """
 
@@ -50,7 +50,7 @@ def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """The comparisons of a study, and the runs that they need.
 
     endpoint: column of a run's value. paired: column whose values pair the arms, as seed or regime: each pair has the mean of

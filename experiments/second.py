@@ -19,7 +19,7 @@ from analysis.judged import DEPLOYED
 from analysis.load import load
 from analysis.statistics import dose
 from analysis.statistics.tests import difference_p, equivalent_p, non_inferior_p
-from experiments.plan import Comparisons, Plan, Test, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, Test, publish, record, recorded
 from harness.boundary import command
 from harness.errors import UserError
 from harness.run.folder import FINISHED
@@ -71,7 +71,7 @@ def judged(name: str, pairs: Pairs, test: Test = difference_p, policy: str = OWN
 
 
 PPO, CISPO, WIDE, LONG = (continued(setting) for setting in ("ppo", "cispo", "modulus 20", "2800 steps"))
-PLAN = Plan(
+PLAN = StudyPlan(
     families=[
         judged("F1 persistence", [(noisy(size, 1), noisy(size, 0)) for size in NOISES]),
         judged("F2 fresh noise", [(noisy(size, 0), CONTROL) for size in NOISES]),

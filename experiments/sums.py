@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.load import load
 from experiments.edge import rewards
-from experiments.plan import Comparisons, Plan, extremes, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, extremes, publish, record, recorded
 from harness.boundary import command
 from harness.errors import UserError
 
@@ -32,7 +32,7 @@ def within(differences: np.ndarray) -> np.ndarray:
     return np.abs(differences) <= WITHIN
 
 
-PLAN = Plan(
+PLAN = StudyPlan(
     families=[
         Comparisons("H10", [(arm, arm + START) for arm in ARMS], test=None, holds=lambda differences: differences > 0),
         Comparisons("H11", [(FP8, BF16)], test=None, holds=within),
