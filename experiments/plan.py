@@ -1,8 +1,8 @@
 """Planned comparisons as data: which arms are compared with which, on which runs, by which test.
 
-A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and those that a family
-selects by, as policy. `StudyPlan.compared` gives a row per comparison. What an endpoint is, as the regret of a rule of choice in a
-regime, the study computes before: a plan reads a number per run.
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and what families
+select by, as policy. `StudyPlan.compared` gives a row per comparison. The study computes its endpoint first, as the regret of a
+rule of choice in a regime: a plan reads one number a run.
 """
 
 from __future__ import annotations

@@ -77,11 +77,8 @@ def test_the_seeds_of_a_regime_are_one_pair():
 def test_a_hypothesis_is_counted_in_pairs_and_needs_no_test():
     """FP8 lies 0.05, 0.2 and 0.05 below: within 0.1 in two of three seeds. A seed that one arm lacks is no pair."""
     within = Comparisons("H", [("fp8", "bf16")], test=None, holds=lambda differences: np.abs(differences) <= 0.1)
-    found = (
-        StudyPlan([within], paired="seed", limits=extremes)
-        .compared(seeds(fp8=[0.55, 0.5, 0.75], bf16=[0.6, 0.7, 0.8, 0.9]))
-        .iloc[0]
-    )
+    plan = StudyPlan([within], paired="seed", limits=extremes)
+    found = plan.compared(seeds(fp8=[0.55, 0.5, 0.75], bf16=[0.6, 0.7, 0.8, 0.9])).iloc[0]
     assert (found.holds, found.pairs) == (2, 3) and np.isnan(found.p) and np.isnan(found.holm_p)
     assert (found.low, found.high) == pytest.approx((-0.2, -0.05))
 
