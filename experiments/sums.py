@@ -19,7 +19,10 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Last RL steps whose mean reward on training prompts stands beside the endpoint; of as many is each median at first and last."""
+"""RL steps at the end whose mean reward on training prompts stands beside the endpoint.
+
+Medians at first and last are of as many steps.
+"""
 WITHIN = 0.1
 """Margin of H11 and H12, in held-out reward."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
