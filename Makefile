@@ -79,21 +79,10 @@ docs: $(VENV)/installed
 	$(SITE)
 	@echo "Open build/site/index.html. Its search needs a server: $(RUN) -m http.server --bind 127.0.0.1 -d build/site"
 
+BENCHMARKS := algorithms phases vllm distinct compiled trl smollm2 shared head replay start load zero sampling mixture
 bench: $(VENV)/installed $(ORACLES)/installed
-	$(RUN) -m experiments.bench
-	$(RUN) -m experiments.bench.vllm
-	$(RUN) -m experiments.bench.distinct
-	$(RUN) -m experiments.bench.compiled
-	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.trl
-	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.smollm2
-	$(RUN) -m experiments.bench.shared
-	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.head
-	PYTHONPATH=$(ORACLES) $(RUN) -W ignore -m experiments.bench.replay
-	$(RUN) -m experiments.bench.start
-	$(RUN) -m experiments.bench.load
-	$(RUN) -m experiments.bench.zero
-	$(RUN) -m experiments.bench.sampling
-	$(RUN) -m experiments.bench.mixture
+	@for name in $(BENCHMARKS); do $(RUN) -W ignore -m benchmarks $$name || failed="$$failed $$name"; done; \
+	test -z "$$failed" || { echo "failed:$$failed"; false; }
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'

@@ -20,7 +20,7 @@ from analysis.statistics.planning import (
 from harness.errors import UserError
 
 LEVEL = 0.05
-"""Of a claim."""
+"""Significance level of a claim."""
 
 
 def plan(
@@ -34,7 +34,7 @@ def plan(
 ) -> pd.DataFrame:
     """Per control arm its seeds and their spread, and the seeds an arm needs for both claims.
 
-    comparisons: in the family of Holm's adjustment, of which the first must reach 5 % / comparisons. Needs are given for the
+    comparisons: how many share Holm's adjustment; the first of them must reach 5 % / comparisons. Needs are given for the
     spread as measured, and for its upper 80 % limit. They are no smaller than the seeds with which an exact test can reach the
     level at all. Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """
@@ -60,9 +60,9 @@ def plan(
             f"equivalence within {margin:g}": (partial(power_of_equivalence, margin=margin), 1),
         }
         row = {"control": arm, "seeds": len(rewards), "mean": float(rewards.mean()), "spread": measured, "upper limit": limit}
-        for claim, (of, sides) in claims.items():
+        for claim, (power_of, sides) in claims.items():
             least = least_seeds(alpha, sides)
-            needs = [seeds_needed(partial(of, spread=spread, alpha=alpha), power, least) for spread in (measured, limit)]
+            needs = [seeds_needed(partial(power_of, spread=spread, alpha=alpha), power, least) for spread in (measured, limit)]
             row[claim] = " to ".join(f"over {LARGEST}" if need is None else str(need) for need in needs)
         rows.append(row)
     if not rows:

@@ -10,11 +10,10 @@ import pandas as pd
 
 from analysis.labels import column, metric
 from analysis.results import Results
-from analysis.statistics import survival
 from analysis.statistics.dose import MARGIN, Curve, precisions
-from analysis.statistics.equivalence import equivalent_p, non_inferior_p
 from analysis.statistics.outcomes import RESAMPLING
 from analysis.statistics.survival import FEW
+from analysis.statistics.tests import equivalent_p, fraction, holm, non_inferior_p
 
 SHOWN = {
     "final_reward": ".3f",
@@ -115,13 +114,13 @@ def equivalence(results: Results, margin: float) -> pd.DataFrame:
         x, y = final[arm == name].to_numpy(), final[arm == reference].to_numpy()
         if reference and len(x) > 1 and len(y) > 1:
             row = {"arm": name, "reference": reference, "runs": f"{len(x)}, {len(y)}", "difference": x.mean() - y.mean()}
-            tests = {"not worse": non_inferior_p(x, y, margin, rng), "equivalent": equivalent_p(x, y, margin, rng)}
+            tests = {"not worse": non_inferior_p(x, y, margin, rng=rng), "equivalent": equivalent_p(x, y, margin, rng=rng)}
             fallen = int(results.ended.event[results.ended.arm == name].sum())
-            possible = survival.fraction(fallen, len(x)).upper
+            possible = fraction(fallen, len(x)).upper
             rows.append(row | {"margin": margin} | tests | {"collapses up to": f"{possible:.0%}"})
     table = pd.DataFrame(rows)
     for claim in ("not worse", "equivalent") if rows else ():
-        adjusted = survival.holm(table[claim].to_numpy())
+        adjusted = holm(table[claim].to_numpy())
         table[f"{claim}: p, Holm-adjusted p"] = [_p(p, q) for p, q in zip(table.pop(claim), adjusted, strict=True)]
     return table
 

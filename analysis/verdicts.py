@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.caveats import count, version
 from analysis.labels import brief, metric
 from analysis.results import Results
-from analysis.statistics import survival
+from analysis.statistics import survival, tests
 from analysis.statistics.outcomes import SIGNIFICANT
 from analysis.statistics.performance import HEALTHY
 
@@ -107,7 +107,7 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 def _share(runs: pd.DataFrame) -> str:
     """With its interval, of one arm alone: runs of several losses or settings are no draws of one share."""
-    share = survival.fraction(int(runs.event.sum()), len(runs))
+    share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 
@@ -132,7 +132,7 @@ def _compatible(runs: pd.DataFrame) -> str:
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
         return ""
-    upper = survival.fraction(0, int(fewest)).upper
+    upper = tests.fraction(0, int(fewest)).upper
     none = f"No collapse in {count(fewest, 'run')} of an arm"
     return f"{none} is compatible with a collapse rate of up to {upper:.0%} (95% interval)."
 
@@ -239,7 +239,7 @@ def _warned(table: pd.DataFrame) -> str:
     if not skill.max() > 0:
         return "No diagnostic detected a larger share of collapses than its share of false alarms."
     best = table.loc[skill.idxmax()]
-    seen = survival.fraction(round(best.detected * best.collapsed_runs), int(best.collapsed_runs))
+    seen = tests.fraction(round(best.detected * best.collapsed_runs), int(best.collapsed_runs))
     alarms = round(best.false_alarms * best.other_runs)
     return (
         f"Of {count(len(table), 'diagnostic')}, {metric(best.diagnostic)} separated collapsed from other runs best. "

@@ -1,6 +1,6 @@
-"""The table of the runs at the edge of stability: `python -m experiments.edge FOLDER SWEEP ...`.
+"""The table of the runs at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`.
 
-The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run, and FOLDER/table.md, a row per arm.
+The plan is in docs/study.md. With sweeps FOLDER/endpoints.csv is written first, a row per run. FOLDER/table.md has a row per arm.
 """
 
 from __future__ import annotations
@@ -10,34 +10,27 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.frames import markdown
 from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.dose import LAST
-from analysis.statistics.survival import difference_p, holm_of_planned
+from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from harness.boundary import command
-from harness.errors import UserError
 
-SEEDS = {30, 31, 32, 33, 34}
-"""Of the plan. An arm without all of them is left out."""
 TRAINED = 50
 """Last RL steps whose mean reward on training prompts is reported."""
 W4A4 = "nvfp4_w4a4 pg"
 NOISE = "selection noise, fp32 pg"
-FAMILIES = {
-    "precision": [(arm, "fp32 pg") for arm in ("bf16 pg", "fp8_tensor pg", "nvfp4 pg", W4A4)],
-    "the demo's remedies": [(f"{W4A4} {remedy}", W4A4) for remedy in ("sequence-mask", "token-truncate", "r3")],
-    "other remedies": [
-        (arm, W4A4)
-        for arm in (
-            *(f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")),
-            f"advised band, {W4A4} reject-geo_rs",
-        )
+OTHERS = [f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")]
+PLAN = StudyPlan(
+    families=[
+        Comparisons("precision", [(arm, "fp32 pg") for arm in ("bf16 pg", "fp8_tensor pg", "nvfp4 pg", W4A4)]),
+        Comparisons("the demo's remedies", [(f"{W4A4} {remedy}", W4A4) for remedy in ("sequence-mask", "token-truncate", "r3")]),
+        Comparisons("other remedies", [(arm, W4A4) for arm in (*OTHERS, f"advised band, {W4A4} reject-geo_rs")]),
+        Comparisons("selection noise", [(NOISE, "fp32 pg"), (f"{NOISE} r3", NOISE)]),
+        Comparisons("dense twin", [(f"dense, {W4A4}", "dense, fp32 pg")]),
     ],
-    "selection noise": [(NOISE, "fp32 pg"), (f"{NOISE} r3", NOISE)],
-    "dense twin": [(f"dense, {W4A4}", "dense, fp32 pg")],
-}
-"""Family of Holm's adjustment -> (arm, the arm that it is compared with)."""
+    seeds=range(30, 35),
+)
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
 """Name of a sweep -> what stands before its arms in the table."""
 
@@ -58,39 +51,18 @@ def rewards(results: Results, trained: int) -> pd.DataFrame:
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
     """A row per ended run of the arms that have every seed: `rewards`, and run."""
-    if not sources:
-        raise UserError("name the sweeps of the study after the folder of the tables, as runs/demo runs/moe")
     tables = []
     for source in sources:
         table = rewards(load(source), TRAINED)
         tables.append(table.assign(arm=PREFIX.get(source.name, "") + table.arm).rename_axis("run").reset_index())
     columns = ["arm", "seed", "run", "reward", "best", "training_reward", "outcome", "onset", "k3"]
     runs = pd.concat(tables)[columns].sort_values(["arm", "seed"]).reset_index(drop=True)
-    whole = runs.groupby("arm").seed.transform(lambda seeds: set(seeds) >= SEEDS)
-    return runs[whole & runs.seed.isin(SEEDS)].reset_index(drop=True)
-
-
-def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison whose arms have runs: family, arm, reference, difference of the means, p and Holm's p.
-
-    A comparison that was planned and has no runs counts in its family, with p = 1.
-    """
-    rows = []
-    for family, pairs in FAMILIES.items():
-        found = []
-        for arm, reference in pairs:
-            one, other = (runs.reward[runs.arm == name].to_numpy() for name in (arm, reference))
-            if len(one) and len(other):
-                names = {"family": family, "arm": arm, "reference": reference}
-                found.append(names | {"difference": one.mean() - other.mean(), "p": difference_p(one, other)})
-        adjusted = holm_of_planned([row["p"] for row in found], len(pairs))
-        rows += [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=True)]
-    return pd.DataFrame(rows, columns=["family", "arm", "reference", "difference", "p", "holm_p"])
+    return PLAN.complete(runs).reset_index(drop=True)
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per arm, as people read it."""
-    comparisons = compared(runs).set_index("arm")
+    comparisons = PLAN.compared(runs).set_index("arm")
     rows = []
     for arm, mine in runs.groupby("arm", sort=False):
         row = {
@@ -116,12 +88,9 @@ def _outcomes(outcome: pd.Series) -> str:
 
 
 def main(out: Path, sources: list[Path]) -> None:
-    runs = endpoints(sources)
-    out.mkdir(parents=True, exist_ok=True)
-    runs.to_csv(out / "endpoints.csv", index=False)  # to the last bit: rewards that are equal must stay so
-    text = markdown(table(runs))
-    (out / "table.md").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    if sources:
+        record(out, endpoints(sources))
+    publish(out, table(recorded(out, "name the sweeps of the study after the folder of the tables, as runs/demo runs/moe")))
 
 
 if __name__ == "__main__":

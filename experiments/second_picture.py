@@ -28,16 +28,16 @@ NAMES = {
     ("sequence-truncate", 1.0): "with sequence truncation",
     ("sequence-mask", 1.0): "with a sequence mask",
 }
-"""Of a curve, by correction and persistence, in the order of their colours."""
+"""(correction, persistence) of a curve -> its name, in the order of the colours."""
 BESIDE = {"fp8_block": (-16, -13), "nvfp4": (-2, -14)}
-"""Where the name of a precision stands, in points from its ring: those of neighbours would overlap above them."""
+"""Precision -> where its name stands, in points from its ring, if it would overlap a neighbour's above it."""
 SMOOTHED = 5
 """Evaluations of a running mean, 100 steps."""
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Draw both."""
+    """Write both pictures into `out`."""
     _doses(folder).savefig(out / "second.png", dpi=150)
     _long(pd.read_csv(folder / "long.csv")).savefig(out / "second_long.png", dpi=150)
 

@@ -1,6 +1,7 @@
 """The real training's tables: `python -m experiments.sums FOLDER [SWEEP]`.
 
 The plan is in docs/study.md, "A real model learns sums". With a sweep FOLDER/endpoints.csv is written first, a row per run.
+FOLDER/table.md has both tables.
 """
 
 from __future__ import annotations
@@ -8,25 +9,42 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from analysis.frames import markdown
 from analysis.load import load
 from experiments.edge import rewards
+from experiments.plan import Comparisons, StudyPlan, extremes, publish, record, recorded
 from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Last RL steps whose mean reward on training prompts stands beside the endpoint; of as many is each median at first and last."""
+"""RL steps at the end whose mean reward on training prompts stands beside the endpoint.
+
+Medians at first and last are of as many steps.
+"""
 WITHIN = 0.1
-"""Of held-out reward: the margin of H11 and H12."""
+"""Margin of H11 and H12, in held-out reward."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
-PAIRS = {
-    "H11": [(FP8, BF16)],
-    "H12": [(f"{arm} token-truncate", arm) for arm in (BF16, FP8)],
-    "not planned": [(f"{FP8} token-truncate", f"{BF16} token-truncate")],
-}
-"""Hypothesis -> (arm, the arm that it is compared with), paired by seed."""
+ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
+START = ", at its start"
+"""Stands after an arm whose value is that before the first step."""
+
+
+def within(differences: np.ndarray) -> np.ndarray:
+    return np.abs(differences) <= WITHIN
+
+
+PLAN = StudyPlan(
+    families=[
+        Comparisons("H10", [(arm, arm + START) for arm in ARMS], test=None, holds=lambda differences: differences > 0),
+        Comparisons("H11", [(FP8, BF16)], test=None, holds=within),
+        Comparisons("H12", [(f"{arm} token-truncate", arm) for arm in (BF16, FP8)], test=None, holds=within),
+        Comparisons("not planned", [(f"{FP8} token-truncate", f"{BF16} token-truncate")], test=None, holds=within),
+    ],
+    paired="seed",
+    limits=extremes,
+)
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
@@ -67,37 +85,27 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison: hypothesis, arm, reference, the mean of the differences by seed, the least and most of them, and in
-    how many seeds the hypothesis holds. H10 compares each arm with its own start."""
-    if missing := {arm for pairs in PAIRS.values() for pair in pairs for arm in pair} - set(runs.arm):
+    """A row per comparison, as people read it: hypothesis, arm, reference, the mean of the differences by seed with the least and
+    most of them, and in how many seeds the hypothesis holds. Raises UserError where an arm has no run."""
+    if missing := set(ARMS) - set(runs.arm):
         raise UserError(f"no run of {', '.join(sorted(missing))} has ended; the plan compares four arms")
-    reward = runs.pivot(index="seed", columns="arm", values="reward")
-    start = runs.pivot(index="seed", columns="arm", values="start")
-    rows = [("H10", arm, "its start", reward[arm] - start[arm]) for arm in reward]
-    rows += [(name, arm, other, reward[arm] - reward[other]) for name, pairs in PAIRS.items() for arm, other in pairs]
+    table = PLAN.compared(pd.concat([runs, runs.assign(arm=runs.arm + START, reward=runs.start)]))
     return pd.DataFrame(
-        [
-            {
-                "hypothesis": name,
-                "arm": arm,
-                "against": other,
-                "difference": f"{by_seed.mean():+.3f} ({by_seed.min():+.3f} to {by_seed.max():+.3f})",
-                "holds": f"{int((by_seed > 0 if name == 'H10' else by_seed.abs() <= WITHIN).sum())} of {len(by_seed)}",
-            }
-            for name, arm, other, by_seed in ((*row, by_seed.dropna()) for *row, by_seed in rows)
-        ]
+        {
+            "hypothesis": table.family,
+            "arm": table.arm,
+            "against": table.reference.mask(table.family == "H10", "its start"),
+            "difference": [f"{row.difference:+.3f} ({row.low:+.3f} to {row.high:+.3f})" for row in table.itertuples()],
+            "holds": [f"{row.holds} of {row.pairs}" for row in table.itertuples()],
+        }
     )
 
 
 def main(folder: Path, sweeps: list[Path]) -> None:
-    file = folder / "endpoints.csv"
     for sweep in sweeps:
-        folder.mkdir(parents=True, exist_ok=True)
-        endpoints(sweep).to_csv(file, index_label="run")
-    if not file.is_file():
-        raise UserError(f"{file}: not there; name the sweep too, as {folder} runs/smollm2_sums")
-    runs = pd.read_csv(file)
-    print(markdown(by_arm(runs)), markdown(compared(runs)), sep="\n\n")
+        record(folder, endpoints(sweep).rename_axis("run").reset_index())
+    runs = recorded(folder, f"name the sweep too, as {folder} runs/smollm2_sums")
+    publish(folder, by_arm(runs), compared(runs))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from analysis.figures.style import grid, literal, short
 from analysis.marks import NEUTRAL
 from analysis.results import Results
-from analysis.statistics.survival import fraction
+from analysis.statistics.tests import fraction
 from harness.run.jsonl import loads
 
 MOST = 4

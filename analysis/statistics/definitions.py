@@ -54,7 +54,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether a drawdown of each definition does.
+    """Whether a drawdown of each definition fires, in the order of DELTAS x LENGTHS.
 
     A larger δ and a larger m ask more of the same rewards and the same best one. So where the first definition, the least strict,
     does not fire, none does.

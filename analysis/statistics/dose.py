@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics.measures import median
-from analysis.statistics.survival import Interval
+from analysis.statistics.tests import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
 """Keys of the config that make the dose."""
@@ -79,8 +79,10 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm in a real precision. k3: in nats. measured: persistence over 20 syncs, NaN if not measured. responses: a value per
-    run."""
+    """An arm in a real precision, as a point beside the curves of noise.
+
+    k3: in nats. measured: persistence over 20 syncs, NaN if not measured. responses: a value per run.
+    """
 
     policy: str
     loss: str

@@ -22,7 +22,7 @@ EVALUATED = (
 
 
 def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
-    """For each row of `steps` the value of its run, NaN of a run without one; `values` are by run."""
+    """The value of its run for each row of `steps`, NaN where the run has none; `values` are by run."""
     known = values.reindex(steps.run.cat.categories).to_numpy()
     return pd.Series(known[steps.run.cat.codes], index=steps.index)
 
@@ -32,12 +32,12 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
     log_ratio_max (nats); persistence, of the mismatch over 20 syncs, the median of what a run measured; the mean shares
     tokens_rejected and tokens_weighted_zero.
 
-    Of a collapsed run the steps up to the onset count: what comes after is no cause of the collapse.
+    Only the steps of a collapsed run up to its onset count: what comes after is no cause of the collapse.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
     run = steps.run[before]
 
-    def of(metric: str, how: str) -> pd.Series:
+    def summary(metric: str, how: str) -> pd.Series:
         values = steps[metric][before].groupby(run, observed=True).agg(how) if metric in steps else pd.Series(dtype=float)
         return values.reindex(runs.index)
 
@@ -45,12 +45,12 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
         {
             "final_reward": rewards.final,
             "best_reward": rewards.best,
-            "k3": of("rollout_corr/k3_kl", "median"),
-            "ess_sequence_min": of("mismatch/ess_sequence", "min"),
-            "log_ratio_max": of("mismatch/log_ratio_max_abs", "max"),
-            "persistence": of("mismatch/persistence_20", "median"),
-            "tokens_rejected": 1 - of("correction/kept_tokens", "mean"),
-            "tokens_weighted_zero": of("correction/weight_zero", "mean"),
+            "k3": summary("rollout_corr/k3_kl", "median"),
+            "ess_sequence_min": summary("mismatch/ess_sequence", "min"),
+            "log_ratio_max": summary("mismatch/log_ratio_max_abs", "max"),
+            "persistence": summary("mismatch/persistence_20", "median"),
+            "tokens_rejected": 1 - summary("correction/kept_tokens", "mean"),
+            "tokens_weighted_zero": summary("correction/weight_zero", "mean"),
         }
     )
 
@@ -74,7 +74,7 @@ def causes(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Per arm the median seconds of a step and of its parts, and the mean share of tokens rejected or weighted 0."""
+    """A row per arm: median seconds of a step and of its parts, mean share of tokens rejected or weighted 0."""
     arm = per_row(steps, runs.arm)
     parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
     table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
@@ -112,6 +112,6 @@ def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: fl
 
 
 def median(values: pd.Series) -> float:
-    """Of those that are there; NaN of none, of which numpy would warn."""
+    """The median of the known values; NaN, without numpy's warning, if none is known."""
     known = values.dropna()
     return float(known.median()) if len(known) else np.nan

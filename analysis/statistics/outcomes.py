@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import survival
+from analysis.statistics import survival, tests
 from analysis.statistics.arms import order
 from analysis.statistics.performance import bootstrap, iqm, paired_difference
 
@@ -36,7 +36,7 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
             "runs": len(mine),
             "known": known,
             "collapsed": int(mine.event.sum()),
-            **_interval("collapsed_share", survival.fraction(int(mine.event.sum()), known)),
+            **_interval("collapsed_share", tests.fraction(int(mine.event.sum()), known)),
             "never_learned": int((mine.outcome == "never learned").sum()),
             "unfinished": len(mine) - known,
             "horizon": tau,
@@ -49,11 +49,11 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
     table = pd.DataFrame(rows).join(placed, on="arm")
     for test in ("collapse", "reward"):
         of = table.groupby("question")[f"{test}_p"]
-        table[f"{test}_holm_p"] = of.transform(lambda p: survival.holm(p.to_numpy()))
+        table[f"{test}_holm_p"] = of.transform(lambda p: tests.holm(p.to_numpy()))
     return table
 
 
-def _interval(name: str, found: survival.Interval) -> dict[str, float]:
+def _interval(name: str, found: tests.Interval) -> dict[str, float]:
     return {name: found.value, f"{name}_low": found.lower, f"{name}_high": found.upper}
 
 
@@ -75,7 +75,7 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     rng = np.random.default_rng(RESAMPLING)
     mine, other = mine[mine.time > 0], runs[(runs.arm == reference) & (runs.time > 0)]
     n, m = (int((part.outcome != "unfinished").sum()) for part in (mine, other))
-    least = survival.smallest_p(n, m)
+    least = tests.smallest_p(n, m)
     if least > SIGNIFICANT:
         notes.insert(0, f"{n} against {m} runs: p ≥ {least:.2g}, too few for significance")
     found = {"reference": reference, "question": question, **untested, "least_p": least, "note": "; ".join(notes)}
@@ -85,15 +85,14 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     both = pd.concat([mine, other])
     group = (both.arm == mine.arm.iloc[0]).to_numpy()
     # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
-    p = survival.logrank_exact(both.time.to_numpy(), both.event.to_numpy(), group, rng) if both.event.any() else np.nan
+    p = tests.logrank_p(both.time.to_numpy(), both.event.to_numpy(), group, rng) if both.event.any() else np.nan
     found |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
     ended = (part[part.outcome != "unfinished"] for part in (mine, other))
     one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
     if seeds := len(one.index.intersection(another.index)):
         found |= _interval("reward_gained", paired_difference(one, another, rng)) | {"shared_seeds": seeds}
     if len(one) and len(another):
-        last = np.concatenate([one, another])
-        found["reward_p"] = survival.means_exact(last, np.arange(len(last)) < len(one), rng)
+        found["reward_p"] = tests.difference_p(one, another, rng=rng)
     return found
 
 

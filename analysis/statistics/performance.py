@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.survival import Interval, percentiles
+from analysis.statistics.tests import Interval, percentiles
 
 HEALTHY = 0.95
 """Held-out reward that a healthy run reaches on a perfectible task."""
@@ -45,7 +45,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Per run the last and the best held-out reward: final, best. The best hides a collapse, so show both."""
+    """A row per run, the last and the best held-out reward: final, best. The best hides a collapse, so show both."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
     grouped = steps[["run", "eval/reward"]].dropna().groupby("run", observed=True)["eval/reward"]

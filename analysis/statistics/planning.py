@@ -1,6 +1,6 @@
 """The seeds that a claim needs.
 
-A plan takes the power of the t tests with the same spread, which an exact test (`analysis.statistics.equivalence`) approaches
+A plan takes the power of the t tests with the same spread, which an exact test (`analysis.statistics.tests`) approaches
 from below.
 """
 

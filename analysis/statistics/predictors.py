@@ -50,7 +50,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
-    """Of the finite ones among the last WINDOW values [N], NaN of none."""
+    """Median of the finite ones among the last WINDOW values, at each of [N] places; NaN where none is finite."""
     padded = np.full(WINDOW - 1 + len(values), np.nan)
     padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last
@@ -102,26 +102,26 @@ def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int 
 
 
 def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
-    """The running median at these steps; what it has at a step before its first means nothing."""
+    """The running median at these steps. Values at steps before the first recorded one mean nothing."""
     return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
 def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
     """The threshold that maximises the share detected minus the share of false alarms; NaN without both kinds of runs.
 
-    It lies halfway between the levels that runs reached on either side of it; of equals the middle one is taken.
+    It lies halfway between the levels that runs reached on either side of it. Among equally good thresholds it is the middle one.
     """
     return _threshold(reached(runs, found), runs.event.to_numpy(bool))
 
 
 def reached(runs: pd.DataFrame, found: dict[str, Signal]) -> np.ndarray:
-    """Per run the highest level that counts: of a collapsed run just before the onset (−inf of none), else at the end."""
+    """The highest level of each run: just before the onset of a collapsed run (−inf without a step there), else at its end."""
     ends = [np.searchsorted(found[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([found[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """`best_threshold` of runs that reached these levels [N], of which some collapsed."""
+    """`best_threshold` of runs that reached these levels [N]; `event` says which of them collapsed."""
     if not event.any() or event.all():
         return np.nan
     places = np.unique(levels[levels > -np.inf])

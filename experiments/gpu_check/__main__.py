@@ -30,7 +30,7 @@ CHECKS: dict[str, Callable[[Size, Path], Table | list[Table]]] = {
     "training": lambda size, out: check_training(size),
     "persistence": lambda size, out: check_persistence(size),
 }
-"""In the order in which they run: what is quick and what others rest on comes first."""
+"""The checks in the order in which they run: the quick ones, on which others rest, come first."""
 WITHOUT_MODEL = {"casts", "products", "parity"}
 
 
@@ -69,19 +69,19 @@ def _write(folder: Path, tables: list[Table], failures: dict[str, str], argument
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_check", description=main.__doc__)
-    parser.add_argument("--checks", type=_of("check", CHECKS), default=list(CHECKS), help=f"of {', '.join(CHECKS)}; all")
+    parser.add_argument("--checks", type=_names("check", CHECKS), default=list(CHECKS), help=f"of {', '.join(CHECKS)}; all")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="folder of section.md and the dumps")
     parser.add_argument("--model", default=Size().model, help="folder of the model (models/smollm2, which `make llm` makes)")
     parser.add_argument("--responses", type=int, default=Size().responses, help="of each arm, a multiple of 4 (512)")
     parser.add_argument("--answer", type=int, default=Size().answer, help="most tokens of a response (64)")
-    parser.add_argument("--arms", type=_of("arm", ARMS), default=list(ARMS), help=f"of the anatomy, of {', '.join(ARMS)}; all")
+    parser.add_argument("--arms", type=_names("arm", ARMS), default=list(ARMS), help=f"of the anatomy, of {', '.join(ARMS)}; all")
     parser.add_argument("--steps", type=int, default=Size().steps, help="RL steps of each arm (3)")
     parser.add_argument("--minutes", type=float, default=0, help="then RL for so long (0)")
     parser.add_argument("overrides", nargs="*", help="of the config, as rollout.prompts=8")
     return parser
 
 
-def _of(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
+def _names(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
     """Names between commas, each a known one."""
 
     def names(text: str) -> list[str]:

@@ -56,16 +56,16 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
 
 
 def _row(scored: Scored) -> dict[str, str]:
-    found, tokens = scored.statistics, int(scored.mask.sum())
+    statistics, tokens = scored.statistics, int(scored.mask.sum())
     return {
         "engine": scored.engine,
         "arm": scored.arm,
         "tokens": str(tokens),
-        "K3": number(found["k3_kl"]),
-        "token ESS": f"{found['ess_token']:.3f}",
-        "sequence ESS": f"{found['ess_sequence']:.3f}",
-        "largest abs. log ratio": number(found["log_ratio_max_abs"]),
-        "Pareto k": number(found["pareto_k"]),
+        "K3": number(statistics["k3_kl"]),
+        "token ESS": f"{statistics['ess_token']:.3f}",
+        "sequence ESS": f"{statistics['ess_sequence']:.3f}",
+        "largest abs. log ratio": number(statistics["log_ratio_max_abs"]),
+        "Pareto k": number(statistics["pareto_k"]),
         "tokens/s": f"{tokens / scored.seconds:.0f}",
     }
 
@@ -88,7 +88,7 @@ def _by_position(scored: Scored) -> dict[str, str]:
 
 
 def columns(scored: Scored, policy: Policy) -> dict[str, Any]:
-    """What an arm sampled as one batch of a dump, docs/dumps.md."""
+    """The responses of an arm as one batch of a dump (docs/dumps.md)."""
     prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
     return {
         "step": np.zeros(len(tokens), dtype=np.int64),

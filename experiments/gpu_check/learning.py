@@ -1,4 +1,4 @@
-"""As many RL steps of BF16 and FP8 rollouts as a given time allows."""
+"""RL of BF16 and FP8 rollouts for a given time."""
 
 from __future__ import annotations
 

@@ -21,24 +21,20 @@ from harness.seeding import generator
 from harness.tasks import PAD
 
 KV_CACHE_GIB = 1.0
-"""Of each vLLM engine. On a CPU vLLM keeps it until the process ends."""
+"""Memory of each vLLM engine's cache. On a CPU vLLM keeps it until the process ends."""
 ARMS = {
-    "fp32": ("fp32", "compute"),
-    "bf16": ("bf16", "compute"),
-    "fp16": ("fp16", "compute"),
-    "fp8_tensor": ("fp8_tensor", "compute"),
-    "fp8_channel": ("fp8_channel", "compute"),
-    "fp8_block": ("fp8_block", "compute"),
-    "int8": ("int8", "compute"),
-    "nvfp4": ("nvfp4", "compute"),
+    **{name: (name, "compute") for name in ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "int8", "nvfp4")},
     "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
 }
 """Name -> (option of rollout/precision, rollout.kv_cache)."""
 
 
 class Size(NamedTuple):
-    """model: a folder that transformers loads. responses: of each arm, in groups of four. answer: their most tokens.
-    steps: of RL. arms: names of ARMS that the anatomy takes. overrides: of the config, for other sizes of a run."""
+    """How much the checks compute.
+
+    model: a folder that transformers loads. responses: how many each arm samples, in groups of four. answer: most tokens of a
+    response. steps: RL steps. arms: names of ARMS that the anatomy takes. overrides: changes of the config.
+    """
 
     model: str = "models/smollm2"
     responses: int = 512
@@ -54,7 +50,7 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What an arm sampled in so many seconds, [B, T], and log π of the trainer's own policy for it, by the exact path."""
+    """The responses of an arm [B, T] and the seconds that sampling took, with the trainer's exact log π of them."""
 
     engine: str
     arm: str
@@ -70,14 +66,13 @@ class Scored(NamedTuple):
 
     @property
     def batch(self) -> Batch:
-        """What the diagnostics take."""
+        """The responses as the diagnostics take them."""
         return Batch(self.rollout.logp, self.mask, self.logp)
 
     @property
     def statistics(self) -> dict[str, float]:
         """The diagnostics of a run's mismatch."""
-        found = mismatch(self.batch)
-        return {name.split("/")[1]: float(value) for name, value in found.items()}
+        return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
 class Policy:
@@ -109,7 +104,7 @@ class Policy:
         return VllmEngine(self.net.config, chosen, stop=self.task.stop, context=context, **settings)
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """What an engine samples in an arm, scored. Raises UserError where it cannot compute so here."""
+        """Sample from an engine in an arm, and score. Raises UserError where the engine cannot compute so here."""
         engine = self.engine(kind, arm)
         engine.load_weights(self.net.named_parameters(), 0)
         if device().type == "cuda":  # kernels are chosen and loaded at their first call

@@ -1,4 +1,4 @@
-"""What the checks found, as one Markdown section."""
+"""Results of the checks as one Markdown section."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.run.code_version import code_version
 
 
 class Table(NamedTuple):
-    """rows: dicts with the same keys, which are the columns. note: what the columns mean, one fact a sentence."""
+    """A table under a title. rows: dicts with the same keys, the columns. note: what the columns mean, one fact a sentence."""
 
     title: str
     note: str
@@ -53,7 +53,7 @@ def commit() -> str:
 
 
 def versions() -> str:
-    """Of what decides the numbers."""
+    """Versions of the libraries that decide the numbers."""
     names = {name: _version(name) for name in ("torch", "transformers", "deepspeed")}
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     return ", ".join(f"{name} {number}" for name, number in names.items()) + f"{cuda}, {installed() or 'no vLLM'}"

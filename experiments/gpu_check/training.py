@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 class Ceiling(NamedTuple):
-    """What the device does at best: bytes per second of a copy, operations per second of a square BF16 product."""
+    """Best rates of the device: bytes per second of a copy, operations per second of a square BF16 product."""
 
     bandwidth: float
     rate: float
@@ -89,7 +89,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> int:
-    """Bytes: of the GPU since `_forget_peak`; on a CPU of the process since its start."""
+    """Peak memory in bytes: of the GPU since `_forget_peak`, on a CPU of the process since its start."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

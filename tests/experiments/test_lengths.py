@@ -1,9 +1,12 @@
 """The gradient by length: the reward, and the order of the tables."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from experiments.lengths import SHOWN, compared, letter
+from analysis.frames import markdown
+from experiments.lengths import SHOWN, by_length, letter
 from harness.errors import UserError
 
 
@@ -18,9 +21,14 @@ def test_tables_stand_by_length(tmp_path):
     for name in ("fp8-64", "fp8-16", "fp8-128"):
         rows = [{"method": method, **columns, **(pays if method != "ppo none" else {})} for method in ("ppo icepop", *SHOWN)]
         pd.DataFrame(rows).to_csv(tmp_path / f"{name}.csv", index=False)
-    found = compared(tmp_path)
+    found = by_length(tmp_path)
     assert list(dict.fromkeys(found.tokens)) == ["16", "64", "128"] and len(found) == 3 * len(SHOWN)
     assert found["bias / sd of none"][1] == "0.50 (0.50 to 0.50)"
     assert found["pays from, responses"][:2].tolist() == ["", "88 (40 to never)"]
     with pytest.raises(UserError, match="no <precision>-<tokens>"):
-        compared(tmp_path / "empty")
+        by_length(tmp_path / "empty")
+
+
+def test_the_recorded_table():
+    recorded = Path(__file__).parents[2] / "experiments/study/smollm2/lengths"
+    assert markdown(by_length(recorded)) + "\n" == (recorded / "table.md").read_text()

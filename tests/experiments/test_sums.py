@@ -1,6 +1,8 @@
 """The tables of the real training, from endpoints by hand."""
 
 import json
+from pathlib import Path
+from shutil import copy
 
 import pandas as pd
 import pytest
@@ -46,3 +48,10 @@ def test_a_runs_endpoint_stands_beside_its_start(tmp_path):
 def test_a_folder_without_endpoints_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="name the sweep too"):
         main(tmp_path, [])
+
+
+def test_the_recorded_tables(tmp_path, capsys):
+    recorded = Path(__file__).parents[2] / "experiments/study/smollm2/sums"
+    copy(recorded / "endpoints.csv", tmp_path)
+    main(tmp_path, [])
+    assert (tmp_path / "table.md").read_text() == (recorded / "table.md").read_text() == capsys.readouterr().out

@@ -1,53 +1,45 @@
-"""Part of `make bench`: all bounds at once on a parquet dump, against verl's function, which takes one at a time."""
-
-from __future__ import annotations
+"""Replay with all bounds at once on a parquet dump, against verl's function, which takes one at a time."""
 
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.diagnostics.rows import merge
-from experiments.bench.measure import in_turns, ratio
+from benchmarks.measure import in_turns, ratio
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
 
+NEEDS = ("verl",)
 TOKENS, LENGTH, PER_STEP, ROUNDS = 10_000_000, 1000, 1000, 3
-ALL, MANY, ONE = f"{len(DEFAULT):,} bounds, all levels", f"{len(DEFAULT):,} bounds, level token", "1 bound, level token"
+MANY, ONE = f"{len(DEFAULT):,} bounds, level token", "1 bound, level token"
 READ, MEMORY = "1 bound by verl, of the same parquet, read by us", "1 bound by verl, of tensors in memory"
 
 
 def main() -> None:
-    """Print seconds for 1,000 bounds and for one, of one level and of all, and the ratios to verl's function."""
-    torch.set_num_threads(1)
+    print(f" {TOKENS:,} tokens in {TOKENS // LENGTH // PER_STEP} batches, parquet read from disk each time")
     with tempfile.TemporaryDirectory() as folder:
         dump = Dump(_write(Path(folder)))
-        print(f"\nreplay of {TOKENS:,} tokens in {TOKENS // LENGTH // PER_STEP} batches, parquet read from disk each time")
         token = [Family("truncate", "token")]
-        runs: dict[str, Callable[[], None]] = {
-            ALL: partial(_replay, dump, DEFAULT, None),
+        seconds = in_turns(ROUNDS, {
+            f"{len(DEFAULT):,} bounds, all levels": partial(_replay, dump, DEFAULT, None),
             MANY: partial(_replay, dump, DEFAULT, token),
             ONE: partial(_replay, dump, np.array([2.0]), token),
             "1 bound by the training step's correction": partial(_correct, dump),
-        }
-        seconds = in_turns(ROUNDS, runs | _verl(dump))
-        for name, taken in seconds.items():
-            print(f"  {name}: {median(taken):.2f} s")
-        for name in (READ, MEMORY):
-            if name in seconds:
-                many = [len(DEFAULT) * taken for taken in seconds[name]]
-                print(f"  against verl, {name}, once each: {ratio(many, seconds[MANY])} times as fast at 1,000 bounds, "
-                      f"{ratio(seconds[name], seconds[ONE])} at one")  # fmt: skip
+        } | _verl(dump))  # fmt: skip
+    for name, taken in seconds.items():
+        print(f"  {name}: {median(taken):.2f} s")
+    for name in (READ, MEMORY):
+        many = ratio([len(DEFAULT) * taken for taken in seconds[name]], seconds[MANY])
+        print(f"  {name}, once each: {many} times as fast at 1,000 bounds, {ratio(seconds[name], seconds[ONE])} at one")
 
 
 def _replay(dump: Dump, bounds: np.ndarray, families: list[Family] | None) -> None:
@@ -64,17 +56,12 @@ def _correct(dump: Dump) -> None:
 
 def _verl(dump: Dump) -> dict[str, Callable[[], None]]:
     """verl's function at one bound, with its metrics. It reads no dump, so it gets the batches of ours, or of memory."""
-    if find_spec("verl") is None:
-        print("  verl is not installed: `make bench` puts it on the path of this part")
-        return {}
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     def run(batches: Iterable[Batch]) -> None:
         for batch in batches:
-            mask = batch.mask.float()
-            compute_rollout_correction_and_rejection_mask(
-                batch.logp_old, batch.logp_rollout, mask, rollout_is="token", rollout_is_threshold=2.0
-            )
+            policies = (batch.logp_old, batch.logp_rollout, batch.mask.float())
+            compute_rollout_correction_and_rejection_mask(*policies, rollout_is="token", rollout_is_threshold=2.0)
 
     kept = [padded(batch) for batch in dump.batches()]
     return {READ: lambda: run(map(padded, dump.batches())), MEMORY: partial(run, kept)}
@@ -85,17 +72,12 @@ def _write(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     for step in range(TOKENS // LENGTH // PER_STEP):
         rollout = -rng.exponential(1.0, (PER_STEP, LENGTH)).astype(np.float32)
-        old = np.minimum(rollout + 0.02 * rng.standard_t(4, rollout.shape), 0).astype(np.float32)
         columns = {
             "step": np.full(PER_STEP, step),
             "mask": np.ones(rollout.shape, dtype=bool),
             "logp_rollout": rollout,
-            "logp_old": old,
+            "logp_old": np.minimum(rollout + 0.02 * rng.standard_t(4, rollout.shape), 0).astype(np.float32),
             "segments": np.broadcast_to(np.arange(LENGTH) // (LENGTH // 4), rollout.shape),
         }
         files.write(folder / f"step-{step}.parquet", columns)
     return folder
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,7 @@
-"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors, with the outputs that verl has.
-
-Memory is the highest resident size during a call over that before it.
-"""
-
-from __future__ import annotations
+"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors, with the outputs that verl has."""
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,11 +14,10 @@ from algos.diagnostics.correction import correct_with_diagnostics, finish_diagno
 from algos.losses import ppo
 from algos.objective import Objective
 from algos.reductions import Counts
-from experiments.bench.measure import in_turns, milliseconds, peak, ratio
+from benchmarks.measure import in_turns, line, milliseconds, peak, ratio
 
-SHAPES = ((256, 1024), (512, 8192))
-ROUNDS = 7
-PACKAGES = Path(".venv/oracles")
+NEEDS = ("verl",)
+SHAPES, ROUNDS = ((256, 1024), (512, 8192)), 7
 SPEC = Correction(
     weight=Weight("token", "truncate", None, 2.0), reject={"k3_rs": Reject("geometric", "k3", None, 0.01)}, denominator="kept"
 )
@@ -42,16 +34,18 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Time and memory as ratios, and what a correction costs of loss and backward."""
-    theirs = _verl() if (PACKAGES / "installed").exists() else None
-    if theirs is None:
-        print(f"\nverl is not in {PACKAGES}: `make bench` installs it")
+    theirs = _verl()
     for shape in SHAPES:
         case = _case(*shape)
-        print(f"\n{shape[0]} responses of up to {shape[1]} tokens")
+        print(f" {shape[0]} responses of up to {shape[1]} tokens")
         for name, backward in (("forward", False), ("and backward", True)):
-            if theirs is not None:
-                _compare(name, functools.partial(ours, case, backward), functools.partial(theirs, case, backward))
+            runs = {"ours": functools.partial(ours, case, backward), "verl": functools.partial(theirs, case, backward)}
+            losses = [run()[0].detach() for run in runs.values()]
+            torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
+            seconds = in_turns(ROUNDS, runs)
+            more, less = peak(runs["verl"]), peak(runs["ours"])
+            print(f"{line(name, seconds['ours'], 'verl', seconds['verl'])}; "
+                  f"memory {less >> 20} MiB, verl {more >> 20} MiB, {less / more:.2f}")  # fmt: skip
         _share(case)
 
 
@@ -65,9 +59,8 @@ def ours(case: Case, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
     return loss, finish_diagnostics(rows, SPEC) | metrics
 
 
-def _verl() -> Callable:
+def _verl() -> Callable[[Case, bool], tuple[Tensor, dict[str, float]]]:
     """The same by verl's functions, with verl's own metrics."""
-    sys.path.append(str(PACKAGES))
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.workers.config.actor import ActorConfig
@@ -86,16 +79,6 @@ def _verl() -> Callable:
         return loss, metrics | more
 
     return run
-
-
-def _compare(name: str, ours: Callable, theirs: Callable) -> None:
-    (our_loss, _), (their_loss, _) = ours(), theirs()
-    torch.testing.assert_close(our_loss.detach(), their_loss.detach(), rtol=1e-4, atol=1e-6)
-    seconds = in_turns(ROUNDS, {"ours": ours, "theirs": theirs})
-    more, less = peak(theirs), peak(ours)
-    print(f"  correction, diagnostics, loss {name}: {milliseconds(seconds['ours'])}, verl {milliseconds(seconds['theirs'])}, "
-          f"{ratio(seconds['theirs'], seconds['ours'])} times as fast; "
-          f"memory {less >> 20} MiB, verl {more >> 20} MiB, {less / more:.2f}")  # fmt: skip
 
 
 def _share(case: Case) -> None:

@@ -1,19 +1,18 @@
-"""Part of `make bench`: 500 runs x 1,000 steps x 60 metrics read, against pandas' own reader, and their whole report.
+"""500 runs x 1,000 steps x 60 metrics read, against pandas' own reader, and their whole report.
 
 The runs are synthetic: 10 arms of 50 seeds, of which some collapse.
 """
-
-from __future__ import annotations
 
 import copy
 import functools
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -21,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import load
-from experiments.bench.measure import ratio, timed
+from benchmarks.measure import of_children, ratio, timed
 from harness.compose import compose
 from harness.run.folder import RunFolder
 
@@ -33,49 +32,41 @@ ROUNDS, SAMPLE = 2, 10
 
 
 def main() -> None:
-    """Print seconds of processor time and by the clock."""
+    os.environ["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # its list of fonts was made once
     with tempfile.TemporaryDirectory() as folder:
-        sweep = Path(folder) / "bench"
-        files = _write(sweep)
-        size = sum(file.stat().st_size for file in files) / 2**20
-        print(f"\n{RUNS} runs x {STEPS:,} steps x {METRICS} metrics, {size:,.0f} MiB of JSON lines, processor time; two of each")
-        ours, theirs = [], []
-        for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as cache:
-                os.environ["XDG_CACHE_HOME"] = cache
-                clock = time.perf_counter()
-                ours.append(timed(lambda: _read(sweep)))
-                clock = time.perf_counter() - clock
-                theirs.append(timed(lambda: pd.concat(pd.read_json(file, lines=True) for file in files[:SAMPLE])) * RUNS / SAMPLE)
-                cached = timed(lambda: _read(sweep))
-        print(f"  read cold: {_seconds(ours)}, {clock:.1f} s by the clock; pandas.read_json {_seconds(theirs)} in proportion "
-              f"({SAMPLE} runs read), {ratio(theirs, ours)} times as long; from the cache {cached:.1f} s")  # fmt: skip
-        for name in ("cold", "from the cache"):
-            spent, clocks = [], []
-            for _ in range(ROUNDS):
-                if name == "cold":
-                    cache = tempfile.mkdtemp(dir=folder)
-                before, clock = _children(), time.perf_counter()
-                command = [sys.executable, "-m", "faultline", "report", str(sweep)]
-                places = {"XDG_CACHE_HOME": cache, "MPLCONFIGDIR": matplotlib.get_cachedir()}  # its list of fonts was made once
-                subprocess.run(command, check=True, capture_output=True, env=os.environ | places)
-                spent.append(_children() - before)
-                clocks.append(time.perf_counter() - clock)
-            print(f"  faultline report, {name}: {_seconds(spent)}, {_seconds(clocks)} by the clock", flush=True)
+        files = _write(sweep := Path(folder) / "bench")
+        print(f"  {sum(file.stat().st_size for file in files) / 2**20:,.0f} MiB of JSON lines")
+        read, report = partial(_read, sweep), (sys.executable, "-m", "faultline", "report", str(sweep))
+        pairs = [_cold_and_cached(folder, read, timed) for _ in range(ROUNDS)]
+        theirs = [
+            timed(lambda: pd.concat(pd.read_json(file, lines=True) for file in files[:SAMPLE])) * RUNS / SAMPLE for _ in pairs
+        ]
+        _print("read", pairs)
+        print(f"  pandas.read_json takes {ratio(theirs, [cold for (cold, _), _ in pairs])} times as long in proportion, "
+              f"{SAMPLE} runs read", flush=True)  # fmt: skip
+        reported = partial(subprocess.run, report, check=True, capture_output=True)
+        _print("faultline report", [_cold_and_cached(folder, reported, of_children) for _ in range(ROUNDS)])
 
 
-def _seconds(each: list[float]) -> str:
-    return f"{min(each):.1f} to {max(each):.1f} s"
+def _cold_and_cached(folder: str, run: Callable[[], object], measure: Callable) -> list[tuple[float, float]]:
+    """(seconds of processor time, seconds by the clock) with an empty cache, and again with the full one."""
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
+    both = []
+    for _ in range(2):
+        began = time.perf_counter()
+        both.append((measure(run), time.perf_counter() - began))
+    return both
+
+
+def _print(what: str, pairs: list[list[tuple[float, float]]]) -> None:
+    for name, taken in zip(("cold", "from the cache"), zip(*pairs, strict=True), strict=True):
+        spent, clock = (f"{min(each):.1f} to {max(each):.1f} s" for each in zip(*taken, strict=True))
+        print(f"  {what}, {name}: {spent}, {clock} by the clock", flush=True)
 
 
 def _read(sweep: Path) -> None:
     steps = load(sweep).steps
     assert len(steps) == RUNS * (STEPS + 1), len(steps)
-
-
-def _children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _write(sweep: Path) -> list[Path]:
@@ -113,7 +104,3 @@ def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
         filler = rng.random(METRICS - len(row))
         lines.append(json.dumps(row | {f"x/{i}": float(value) for i, value in enumerate(filler)}) + "\n")
     return "".join(lines)
-
-
-if __name__ == "__main__":
-    main()

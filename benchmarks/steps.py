@@ -1,0 +1,34 @@
+"""Trainers that take turns, step by step."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from benchmarks.measure import timed
+from harness.compose import compose
+from harness.config import parse
+from harness.run.folder import RunFolder
+from harness.train.trainer import Trainer
+from harness.validate import check
+
+
+@contextmanager
+def trainer(root: str, *overrides: str) -> Iterator[Trainer]:
+    """A run's trainer before its first step, in a folder under `root`."""
+    config = parse(compose(*overrides, "tracking=disabled", f"run.root={root}"))
+    with RunFolder(config.path).claim() as folder:
+        yield Trainer(check(config), folder)
+
+
+def steps_in_turns(steps: Mapping[str, Callable[[int], object]], last: int) -> dict[str, dict[int, float]]:
+    """Processor seconds of each step of each run, from 1 to `last`."""
+    seconds: dict[str, dict[int, float]] = {name: {} for name in steps}
+    for number in range(1, last + 1):
+        for name, step in steps.items():
+            seconds[name][number] = timed(partial(step, number))
+    return seconds
+
+
+def in_span(seconds: dict[int, float], span: range, evaluated: int) -> list[float]:
+    """The seconds of a span of steps, without those that evaluate, every `evaluated` steps."""
+    return [seconds[step] for step in span if step % evaluated]

@@ -1,0 +1,141 @@
+"""Planned comparisons as data: which arms are compared with which, on which runs, by which test.
+
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and what families
+select by, as policy. `StudyPlan.compared` gives a row per comparison. The study computes its endpoint first, as the regret of a
+rule of choice in a regime: a plan reads one number a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind, ttest_rel
+
+from analysis.frames import markdown
+from analysis.statistics.tests import difference_p, holm_of_planned
+from harness.errors import UserError
+
+Test = Callable[..., float]
+"""(values of an arm [n], of its reference [m], paired=whether value i of both belongs together) -> p."""
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Comparisons that share Holm's adjustment.
+
+    pairs: (arm, its reference). test: None where only differences are reported. where: column -> value of the runs that count,
+    as {"policy": "the trainer's own policy"}. holds: differences of pairs [n] -> whether the hypothesis holds in each [n].
+    """
+
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    test: Test | None = difference_p
+    where: Mapping[str, object] = field(default_factory=dict)
+    holds: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
+    """The 95 % interval of the difference of the means, by Welch's t, or by Student's of the differences of pairs."""
+    low, high = (ttest_rel(x, y) if paired else ttest_ind(x, y, equal_var=False)).confidence_interval()
+    return low, high
+
+
+def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
+    """The least and the greatest difference of pairs, where they are too few for an interval."""
+    return (x - y).min(), (x - y).max()
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """The comparisons of a study, and the runs that they need.
+
+    endpoint: column of a run's value. paired: column whose values pair the arms, as seed or regime: each pair has the mean of
+    an arm's runs there; None where runs are not paired. limits: what stands beside a difference.
+    seeds: those that every arm needs; without any, whatever ran counts. more: arm -> seeds that it needs besides. together:
+    (arms, seeds) whose seeds count once all of the arms have them.
+    """
+
+    families: Sequence[Comparisons]
+    endpoint: str = "reward"
+    paired: str | None = None
+    limits: Callable[..., tuple[float, float]] = interval
+    seeds: Collection[int] = ()
+    more: Mapping[str, Collection[int]] = field(default_factory=dict)
+    together: Sequence[tuple[Collection[str], Collection[int]]] = ()
+
+    def complete(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the arms that have all their seeds, without those of other seeds; all rows of a plan without seeds."""
+        if not (self.seeds or self.more or self.together):
+            return runs
+        present = {arm: set(part.seed) for arm, part in runs.groupby("arm")}
+        needed = {arm: {*self.seeds, *self.more.get(arm, ())} for arm in present}
+        for arms, seeds in self.together:
+            if all(present.get(arm, set()) >= needed.get(arm, set()) | set(seeds) for arm in arms):
+                needed |= {arm: needed[arm] | set(seeds) for arm in arms}
+        kept = {arm: seeds for arm, seeds in needed.items() if present[arm] >= seeds}
+        return runs[np.array([seed in kept.get(arm, ()) for arm, seed in zip(runs.arm, runs.seed, strict=True)], dtype=bool)]
+
+    def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """A row per comparison whose two arms are complete.
+
+        Columns: family, what it selects by, arm, reference, mean, of reference, difference, low, high, p, holm_p, and holds and
+        pairs: in how many of how many pairs the hypothesis holds. A comparison that was planned and has no runs counts in its
+        family, with p = 1.
+        """
+        runs, rows = self.complete(runs), []
+        for family in self.families:
+            chosen = runs
+            for name, value in family.where.items():
+                chosen = chosen[chosen[name] == value]
+            arms = {arm: part for arm, part in chosen.groupby("arm")}
+            found = [self._row(family, *pair, *(arms[arm] for arm in pair)) for pair in family.pairs if arms.keys() >= set(pair)]
+            if family.test:
+                adjusted = holm_of_planned([row["p"] for row in found], len(family.pairs))
+                found = [row | {"holm_p": p} for row, p in zip(found, adjusted, strict=True)]
+            rows += found
+        selected = dict.fromkeys(name for family in self.families for name in family.where)
+        names = ["mean", "of reference", "difference", "low", "high", "p", "holm_p", "holds", "pairs"]
+        return pd.DataFrame(rows, columns=["family", *selected, "arm", "reference", *names])
+
+    def _row(self, family: Comparisons, arm: str, reference: str, one: pd.DataFrame, other: pd.DataFrame) -> dict[str, object]:
+        if self.paired:
+            means = [part.groupby(self.paired)[self.endpoint].mean().dropna() for part in (one, other)]
+            both = means[0].index.intersection(means[1].index)
+            x, y = (mean[both].to_numpy() for mean in means)
+        else:
+            x, y = (part[self.endpoint].to_numpy() for part in (one, other))
+        paired = self.paired is not None
+        difference = (x - y).mean() if paired else x.mean() - y.mean()
+        low, high = self.limits(x, y, paired)
+        row = {"family": family.name, **family.where, "arm": arm, "reference": reference}
+        row |= {"mean": x.mean(), "of reference": y.mean(), "difference": difference, "low": low, "high": high}
+        if family.test:
+            row["p"] = family.test(x, y, paired=paired)
+        if family.holds:
+            row |= {"holds": int(family.holds(x - y).sum()), "pairs": len(x)}
+        return row
+
+
+def recorded(folder: Path, remedy: str) -> pd.DataFrame:
+    """FOLDER/endpoints.csv, to the last bit. Raises UserError with the remedy where there is none."""
+    file = folder / "endpoints.csv"
+    if not file.is_file():
+        raise UserError(f"{file}: not there; {remedy}")
+    return pd.read_csv(file, float_precision="round_trip")
+
+
+def record(folder: Path, runs: pd.DataFrame) -> None:
+    """Write FOLDER/endpoints.csv, to the last bit: rewards that are equal must stay so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs.to_csv(folder / "endpoints.csv", index=False)
+
+
+def publish(folder: Path, *tables: pd.DataFrame) -> None:
+    """Write the tables to FOLDER/table.md, and print them."""
+    text = "\n\n".join(map(markdown, tables))
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
