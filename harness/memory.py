@@ -25,6 +25,7 @@ from harness.config import Config, HubConfig
 from harness.config.task import TextConfig
 from harness.errors import UserError
 from harness.models import policy_config
+from harness.precisions import COMPUTE
 from harness.tasks import TextTask
 from harness.train.model.head import CHUNK
 from harness.train.ranks import check_ranks
@@ -42,7 +43,6 @@ GATHERED = 2**28
 REDUCED, LIVE, UPDATED = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults, in numbers: a bucket of gradients (reduce_bucket_size), gathered weights that are kept
 (stage3_max_live_parameters), weights that an optimizer step takes at a time under ZeRO-3 (sub_group_size)."""
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MODELS = ("llama", "qwen2", "qwen3")
 PUBLISHED = Path(__file__).with_name("published.json")
 
@@ -112,7 +112,7 @@ def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
     parts = [*_states(config, sizes, ranks), *_activations(config, sizes, load), *_head(config, sizes, load, CHUNK[device])]
     a, psi = config.actor, sizes.numbers
     host = {"the model in fp32 while it is loaded, 4·Ψ": 4 * psi} | host
-    copies = 8 + 4 * _has_master(config) + BYTES[a.dtype]
+    copies = 8 + 4 * _has_master(config) + COMPUTE[a.dtype].bytes
     return Memory([part for part in parts + engines if any(part.at.values())], host, copies * psi)
 
 
@@ -184,7 +184,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     UPDATED numbers at a time. ZeRO-3 gathers weights for a pass and keeps LIVE of them, and the largest matrix beside them;
     while an engine takes the weights, GATHERED more.
     """
-    stage, psi, b = config.actor.zero_stage, s.numbers, BYTES[config.actor.dtype]
+    stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi
     by_n = "/N" if stage else ""
     weights = share if stage == 3 else psi
@@ -223,7 +223,7 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
     layer, and all of one layer in its turn. The backward pass holds gradients of three of SwiGLU's tensors and of the residual
     stream in fp32, 3·b·m + 4·h.
     """
-    b, tokens = BYTES[config.actor.dtype], load.tokens
+    b, tokens = COMPUTE[config.actor.dtype].bytes, load.tokens
     norm = (4 + 2 * b) * s.width
     layer = 2 * norm + 4 * b * s.queries + 4 * s.heads + b * load.row + 4 * b * s.mlp
     if s.qk_norm:
@@ -249,7 +249,7 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     chunks one exists at a time: the product in b bytes, its fp32 copy and log π, 8 + b (8 where b is 4), or log π, π and their
     product, 12, where the loss has an entropy. Their gradients add up in fp32, 4·V·h, and come in b bytes, b·V·h.
     """
-    b, numbers = BYTES[config.actor.dtype], load.answers * s.vocabulary
+    b, numbers = COMPUTE[config.actor.dtype].bytes, load.answers * s.vocabulary
     copy = b if b < 4 else 0
     if max(1, chunk // s.vocabulary) >= load.answers:
         gradient = b * s.head
@@ -277,7 +277,7 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
         engines = 1 + (needs_own_sampler(config) and not samples_as_trainer(config))
     elif r.engine.name == "vllm":
         engines = int(needs_own_sampler(config))
-        compute, parallel = BYTES[r.precision.compute], params.get("tensor_parallel", 1)
+        compute, parallel = COMPUTE[r.precision.compute].bytes, params.get("tensor_parallel", 1)
         quantised = 1 if r.precision.weights else compute
         weights = (quantised * s.matrices + compute * (s.numbers - s.matrices)) / parallel
         cache = params.get("kv_cache_gib", 1.0) * 2**30

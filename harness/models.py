@@ -23,9 +23,10 @@ from transformers import (
 
 from harness.config import HubConfig, MixtureConfig, ModelConfig
 from harness.errors import UserError, first_line
+from harness.precisions import COMPUTE
 from harness.tasks import Task, TokenTask
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.torch) for name, dtype in COMPUTE.items()}
 
 
 def device() -> torch.device:

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from harness.config import ActorConfig, ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, device, qwen3_config
+from harness.precisions import PRECISIONS
 from harness.progress import Progress
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
@@ -36,15 +37,7 @@ VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0
 """Factor on the random matrices, which gives the entropy of a trained policy rather than of a uniform one."""
 
-NORMAL = {
-    ("fp32", "compute"): 1e-5,
-    ("fp16", "compute"): 1.5e-3,
-    ("bf16", "compute"): 1.2e-2,
-    ("int8", "compute"): 3.5e-2,
-    ("fp8_tensor", "compute"): 0.12,
-    ("fp8_channel", "compute"): 0.12,
-    ("fp8_block", "compute"): 0.12,
-    ("fp8_block_w8a16", "compute"): 0.12,
+NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if row.normal is not None} | {
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }

@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import FUSED, architecture_of
-from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
+from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.recorded import Recorded, pack, unpack
@@ -92,7 +92,7 @@ class LocalEngine(RolloutEngine):
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
-        for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
+        for key, known in (("weights", WEIGHT_CASTS), ("activations", ACTIVATION_CASTS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
                 raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")

@@ -29,6 +29,7 @@ from algos.parameters import Count, Seed
 from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
+from harness.precisions import PRECISIONS, vllm_option
 from harness.rollouts import Rollout, RolloutEngine, Told, casts
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.check_weights import QUANTISED, tolerance
@@ -36,13 +37,11 @@ from harness.rollouts.lists import padded
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.vllm_outputs import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.rollouts.vllm_support import (
-    QUANTIZATIONS,
     can_sleep,
     can_tell_routes,
     forget_reloading,
     head_sizes,
     kv_cache_refusal,
-    option,
     package,
     remove_stale_segments,
     slow_formats,
@@ -109,7 +108,8 @@ class VllmEngine(RolloutEngine):
         self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
         self.told = min(top_k + TIES, shape.vocab_size) if record_support else 0
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
-        self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
+        named = vllm_option(precision.weights, precision.activations)
+        self.quantization = PRECISIONS[named].vllm if named in PRECISIONS else None
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.shape, self.tied = shape, shape.tie_word_embeddings
@@ -163,7 +163,7 @@ class VllmEngine(RolloutEngine):
         if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
         refusals = weight_formats()
-        formats = option(precision) or precision.name
+        formats = vllm_option(precision.weights, precision.activations) or precision.name
         if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")

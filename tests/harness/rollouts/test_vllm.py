@@ -13,11 +13,12 @@ from transformers import BertConfig
 from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
+from harness.precisions import PRECISIONS
 from harness.rollouts.check_weights import SyncCheck
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import unpack
 from harness.rollouts.vllm import VllmEngine
-from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, slow_formats, weight_formats
+from harness.rollouts.vllm_support import kv_cache_refusal, slow_formats, weight_formats
 from harness.tasks import PAD
 from harness.validate import check
 from tests.harness.held_runs import finished, stands_still, start, strike
@@ -40,9 +41,8 @@ BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attent
 
 
 def precision(option: str) -> PrecisionConfig:
-    name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
-    weights, activations, _ = QUANTIZATIONS[name]
-    return PrecisionConfig(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
+    row = PRECISIONS[option]
+    return PrecisionConfig(name=option, compute=row.compute, weights=row.weights, activations=row.activations)
 
 
 @functools.cache
