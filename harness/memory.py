@@ -29,6 +29,7 @@ from harness.precisions import COMPUTE
 from harness.tasks import TextTask
 from harness.train.model.head import CHUNK
 from harness.train.ranks import check_ranks
+from harness.zero import GATHERED, LIVE, REDUCED, UPDATED
 
 Moment = Literal["start", "sync", "sampling", "head", "layers", "step"]
 MOMENTS: tuple[Moment, ...] = ("start", "sync", "sampling", "head", "layers", "step")
@@ -38,11 +39,6 @@ HELD: tuple[Moment, ...] = ("sync", "sampling", "head", "layers", "step")
 TRAINING: tuple[Moment, ...] = ("head", "layers", "step")
 BACKWARD: tuple[Moment, ...] = ("head", "layers")
 
-GATHERED = 2**28
-"""Numbers that ZeRO-3 gathers at a time while the actor's weights are read; a single matrix may have more."""
-REDUCED, LIVE, UPDATED = 5 * 10**8, 10**9, 10**9
-"""DeepSpeed's defaults, in numbers: a bucket of gradients (reduce_bucket_size), gathered weights that are kept
-(stage3_max_live_parameters), weights that an optimizer step takes at a time under ZeRO-3 (sub_group_size)."""
 MODELS = ("llama", "qwen2", "qwen3")
 PUBLISHED = Path(__file__).with_name("published.json")
 

@@ -7,7 +7,7 @@ own scores have moved by more than the precision could hide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from harness.errors import UserError
 from harness.precisions import COMPUTE
 from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
-
-if TYPE_CHECKING:
-    from harness.train.model.actor import Actor
 
 QUANTISED = 1.0
 """Mean |log μ − log π| in nats that is let pass for weights, activations or a KV cache of 8 bits.
@@ -35,6 +32,13 @@ def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
     return COMPUTE[precision.compute].tolerance if precision.weights is None and kv_cache == "compute" else QUANTISED
 
 
+class TrainedPolicy(Protocol):
+    """What an engine is compared with: the actor."""
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
+        """log π [B, T] in nats of given tokens, and whatever else."""
+
+
 class SyncCheck:
     """Called after each load of the actor's current weights. prompts: [n, P]. uniforms: [n, T], the same every time."""
 
@@ -44,7 +48,7 @@ class SyncCheck:
         """The last answer of the engine that differed from the one before, and the actor's scores of it."""
 
     @torch.no_grad()
-    def __call__(self, engine: RolloutEngine, actor: Actor) -> float | None:
+    def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
         """Mean |log μ − log π| in nats; None if the actor's are not finite. UserError if the engine holds other weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]

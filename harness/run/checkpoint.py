@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import first_line
-from harness.run.folder import RunFolder, to_disk, writing
+from harness.files import to_disk, writing
+from harness.run.folder import RunFolder
 from harness.run.manifest import State, damage_of, digests, read_state
 from harness.train.model.actor import Saved
 from harness.train.ranks import Ranks, lost_a_rank

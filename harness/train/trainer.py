@@ -9,12 +9,12 @@ from torch import Tensor
 
 from harness.build import build_task, has_critic
 from harness.config import Config
-from harness.dumps.record import dump
+from harness.files import EventLog
 from harness.models import device
-from harness.run.folder import RunFolder
 from harness.seeding import seed_globals
 from harness.train.collector import Collector
 from harness.train.critic import Critic
+from harness.train.data.dump import dump
 from harness.train.data.rewards import COEF
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
@@ -34,7 +34,7 @@ class Trainer:
     the last step `load_weights` and `evaluate` judge the final weights.
     """
 
-    def __init__(self, config: Config, folder: RunFolder):
+    def __init__(self, config: Config, folder: EventLog):
         self.config, self.folder = config, folder
         task = build_task(config)
         if task.counts:
@@ -78,7 +78,7 @@ class Trainer:
         diagnosed = learner.diagnose(batch, step)
         collector.queue.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and collector.ranks.rank == 0:
-            dump(self.folder, step, sampled, batch, order, logp)
+            dump(self.folder.path, step, sampled, batch, order, logp)
         recorded = metrics | responses | shaped | updated | diagnosed
         return {name: float(value) for name, value in recorded.items()} | self.clock.metrics()
 
