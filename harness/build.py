@@ -84,8 +84,7 @@ def build_engine(config: Config) -> functools.partial:
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
         raise UserError(f"rollout.engine.name={named.name}: no class derived from harness.rollouts.RolloutEngine")
-    provided = ("kv_cache", "temperature", "top_p", "top_k", "stop", "record_support")
-    return bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
+    return bind(engine, "rollout.engine", named.params, inputs=("shape", "precision", "sampling"))
 
 
 def build_task(config: Config) -> Task:

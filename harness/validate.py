@@ -248,7 +248,7 @@ def _check_model_and_task(config: Config) -> None:
     if config.actor.compile:
         _check_compile(shape)
     _check_persistence(config)
-    check_routing(config, expert_count(shape), engine.tells())
+    check_routing(config, expert_count(shape), engine.reports_routes())
     _check_sampling_mask(config, engine.support_refusal(config.rollout.top_k), shape.vocab_size)
     if needs_own_sampler(config):
         try:

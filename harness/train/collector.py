@@ -14,7 +14,7 @@ from algos.corrections.apply import correct
 from harness.build import build_engine, needs_own_sampler, own_precision, samples_as_trainer
 from harness.config import Config, PrecisionConfig
 from harness.models import device, policy_config
-from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts import Rollout, RolloutEngine, Sampling
 from harness.rollouts.check_weights import SyncCheck
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.partial import continued
@@ -57,12 +57,12 @@ class Collector:
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.shape, self.replay = policy_config(config.model, task), REPLAYS[config.routing.replay]
         r = config.rollout
-        sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
-        if r.replay_sampling_mask:
-            sampling["record_support"] = True
-        if r.engine.params.get("noise_seed", 0) is None:
-            sampling["noise_seed"] = config.seed
-        self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, **sampling)
+        sampling = Sampling(
+            kv_cache=r.kv_cache, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, stop=stops(task),
+            record_support=r.replay_sampling_mask,
+        )  # fmt: skip
+        seed = {"noise_seed": config.seed} if r.engine.params.get("noise_seed", 0) is None else {}
+        self.engine: RolloutEngine = build_engine(config)(self.shape, r.precision, sampling, **seed)
         self.policy: LocalEngine | None = None
         if needs_own_sampler(config):
             own = self.engine if isinstance(self.engine, LocalEngine) and samples_as_trainer(config) else None
@@ -82,9 +82,10 @@ class Collector:
             length=task.answer_length, part=r.partial_tokens,
         )  # fmt: skip
 
-    def local_engine(self, precision: PrecisionConfig, **settings) -> LocalEngine:
-        """An embedded engine for this policy, at the temperature of the run."""
-        return LocalEngine(self.shape, precision, temperature=self.config.rollout.temperature, stop=stops(self.task), **settings)
+    def local_engine(self, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
+        """An embedded engine for this policy, at the temperature of the run. truncation: further fields of `Sampling`."""
+        sampling = Sampling(temperature=self.config.rollout.temperature, stop=stops(self.task), **truncation)
+        return LocalEngine(self.shape, precision, sampling, noise=noise)
 
     def load_weights(self, version: int) -> dict[str, float]:
         """Give the actor's weights to the engine, and to the trainer's own policy.
