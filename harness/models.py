@@ -52,6 +52,12 @@ def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) ->
     return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
 
 
+def qwen3_sizes(*, hidden: int, layers: int, heads: int, kv_heads: int, head: int, mlp: int) -> ModelConfig:
+    """The sizes of a Qwen3, as the section `model` of a config has them."""
+    attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head}
+    return ModelConfig(name="qwen3", hidden_size=hidden, num_hidden_layers=layers, intermediate_size=mlp, **attention)
+
+
 def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
     """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
     kind: type[Qwen3Config] | type[Qwen3MoeConfig] = Qwen3Config

@@ -257,9 +257,8 @@ def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[st
     """
     for name, (holds, _) in alarms.items():
         state[name] = [*state.get(name, []), step] if holds else []
-    lasting = (name for name in alarms if len(state[name]) >= consecutive)
-    name = next(lasting, None)
-    return None if name is None else {"onset": state[name][0], "cause": alarms[name][1]}
+    events = ({"onset": state[name][0], "cause": cause} for name, (_, cause) in alarms.items() if len(state[name]) >= consecutive)
+    return next(events, None)
 
 
 def _median(readings: list[Reading]) -> Reading:

@@ -33,7 +33,7 @@ def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
 
 
 class TrainedPolicy(Protocol):
-    """What an engine is compared with: the actor."""
+    """The actor, with which an engine is compared."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
         """log π [B, T] in nats of given tokens, and whatever else."""

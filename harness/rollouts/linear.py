@@ -62,7 +62,7 @@ class EngineMatrix(NamedTuple):
 
 
 class Arithmetic:
-    """What one precision computes."""
+    """The casts and products of one precision."""
 
     def __init__(self, precision: PrecisionConfig):
         self.weights, self.activations = precision.weights, precision.activations
@@ -94,7 +94,7 @@ class Arithmetic:
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-        """What `activation` gave, times a weight: [B, N], rounded once."""
+        """The product of rows that `activation` gave and a weight: [B, N], rounded once."""
         if self.weights == "fp8_block":
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:

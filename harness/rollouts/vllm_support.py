@@ -1,4 +1,4 @@
-"""What vLLM can compute on this machine. The only file besides `vllm.py` that imports vllm."""
+"""The abilities of vLLM on this machine. The only file besides `vllm.py` that imports vllm."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     return f"on a CPU head_dim must be divisible by 32, and it is {head_dim}" if head_dim % 32 else None
 
 
-def can_tell_routes() -> bool:
+def can_report_routes() -> bool:
     """Whether vLLM returns the experts of a mixture: an option of its later versions, and of their GPU model runner alone."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
