@@ -72,7 +72,7 @@ def refusing(given: str = "") -> Iterator[None]:
 
 
 def explanation(error: Exception, given: str = "") -> str | None:
-    """What is wrong and the remedy, in one line; None of a bug. given: shown where an error names no key."""
+    """One line of what is wrong and the remedy; None of a bug. given: shown where an error names no key."""
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)

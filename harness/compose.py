@@ -40,7 +40,7 @@ class Choices(NamedTuple):
 
 
 def choices(*overrides: str) -> Choices:
-    """What there is to choose, and what these overrides choose. Raises UserError if Hydra refuses them."""
+    """The groups and options there are, and those that these overrides choose. Raises UserError if Hydra refuses them."""
     with refusing(" ".join(overrides)):
         with hydra.initialize_config_module(MODULE, version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()

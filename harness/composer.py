@@ -79,7 +79,7 @@ class Composer:
 
 
 def refusal(error: Exception) -> str:
-    """What Hydra refuses, in one line that names the key and the remedy."""
+    """One line for what Hydra refuses, with the key and the remedy."""
     if isinstance(error, OverrideParseException):
         reason = " ".join(str(error).split()).partition(" See https")[0]
         return f"{error.override}: not KEY=VALUE as Hydra reads it ({reason}); quote a value as KEY='\"...\"'"

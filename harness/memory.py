@@ -64,17 +64,21 @@ class Memory(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of a model. numbers: Ψ. matrices: numbers in the linear layers but for the head. queries, keys: heads x width of a head."""
+    """The sizes of a model."""
 
     numbers: int
+    """Ψ."""
     matrices: int
+    """Numbers in the linear layers but for the head."""
     vocabulary: int
     width: int
     mlp: int
     layers: int
     heads: int
     queries: int
+    """Heads of queries x width of a head."""
     keys: int
+    """Heads of keys x width of a head."""
     qk_norm: bool
     tied: bool
 
@@ -85,13 +89,16 @@ class Sizes(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a rank computes at a time: tokens T of a micro-batch and their responses' tokens, tokens L of a row, rows R that it
-    samples."""
+    """The work of a rank at a time."""
 
     tokens: int
+    """Tokens T of a micro-batch."""
     answers: int
+    """Tokens of its responses."""
     row: int
+    """Tokens L of a row."""
     sampled: int
+    """Rows R that a rank samples."""
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
@@ -210,14 +217,20 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
 
 
 def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
-    """What the layers keep for the backward pass, and what that adds in one layer.
+    """Activations that the layers keep for the backward pass, and the gradients of one layer.
 
-    Of a token a layer keeps a bytes: of each of two RMS norms its input in fp32, the normalised and the scaled one,
-    (4 + 2b)·h; with norms of queries and keys (4 + b)·(q + k) more; queries, keys and values (as many as queries, since rows are
-    padded) and the output, 4·b·q, the sums of a softmax 4·heads, a row of the mask b·L; of SwiGLU the gate, its SiLU, the other
-    factor and the product, 4·b·m. The final norm keeps (4 + 2b)·h. Recomputation keeps the input alone, b·h of a token and
-    layer, and all of one layer in its turn. The backward pass holds gradients of three of SwiGLU's tensors and of the residual
-    stream in fp32, 3·b·m + 4·h.
+    A layer keeps a bytes for each token, the sum of these:
+
+        tensor                                                                bytes
+        input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
+        the same of the norms of queries and keys, where there are any        (4 + b)·(q + k)
+        queries; keys and values, as many as queries; the output              4·b·q
+        sums of the softmax                                                   4·heads
+        row of the mask                                                       b·L
+        gate, its SiLU, the other factor and the product of SwiGLU            4·b·m
+
+    The final norm keeps (4 + 2b)·h. Recomputation keeps b·h for each token and layer, and all of one layer in its turn. The
+    backward pass holds gradients of three tensors of SwiGLU and of the residual stream in fp32: 3·b·m + 4·h.
     """
     b, tokens = COMPUTE[config.actor.dtype].bytes, load.tokens
     norm = (4 + 2 * b) * s.width
@@ -259,7 +272,7 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
 
 
 def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
-    """Engines, and what they keep in host memory.
+    """The engines' parts of a GPU, and the bytes that they keep in host memory.
 
     The embedded engine holds values in fp32, the head apart from the embedding: 4·(Ψ + V·h) where they are tied, else 4·Ψ. While
     it loads, the copy of the actor's weights and the version before are there too: twice as much again. Its cache has 4-byte keys

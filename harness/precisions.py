@@ -23,7 +23,7 @@ class Dtype(NamedTuple):
     torch: str
     """Its name in torch."""
     bytes: int
-    """Of one number."""
+    """Bytes of one number."""
     tolerance: float
     """Mean |log μ − log π| in nats that is let pass after a load: 20 times or more what is normal (docs/vllm.md)."""
 

@@ -29,7 +29,7 @@ CAUSE_WINDOW = 50
 
 
 Event = dict[str, Any]
-"""What a detector reports: {"onset": step, ...} in plain JSON."""
+"""A detector's report: {"onset": step, ...} in plain JSON."""
 
 
 class Detector(Protocol):
@@ -75,11 +75,11 @@ class Detectors:
         return outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the events, and what each detector remembers."""
+        """The part of a checkpoint that is theirs: the events, and what each detector remembers."""
         return {"events": self.events, "detectors": {name: detector.state for name, detector in self.detectors.items()}}
 
     def restore(self, events: Mapping[str, Event], states: Mapping[str, dict[str, Any]]) -> None:
-        """The counterpart of `state`."""
+        """Go on from what `state` gave."""
         self.events = dict(events)
         for name, detector in self.detectors.items():
             detector.state = states[name]

@@ -33,7 +33,7 @@ from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds beside the models' own: its state, and the rollouts sampled ahead of their use."""
+    """A checkpoint's content beside its models: its state, and the rollouts sampled ahead of their use."""
 
     state: State
     rollouts: dict[str, Tensor]

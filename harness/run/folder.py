@@ -119,8 +119,8 @@ class RunFolder:
     @property
     def checkpoints(self) -> dict[int, Path]:
         """Step -> folder of each checkpoint that it keeps, the oldest first. A copy under another name is none."""
-        found = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
-        return dict(sorted((int(match[1]), path) for match, path in found.items() if match))
+        matches = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
+        return dict(sorted((int(match[1]), path) for match, path in matches.items() if match))
 
     @property
     def checkpointed(self) -> int:
