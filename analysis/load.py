@@ -18,7 +18,7 @@ from analysis.results import Results
 from analysis.sources import DOSE, is_control, source_of
 from analysis.store import Record, Source, cache, collect
 from harness.arms import Arm, arms
-from harness.collapse import outcome, replay
+from harness.collapse import detect, outcome
 from harness.config.trust import refuse_code
 from harness.errors import UserError
 from harness.run.folder import FINISHED
@@ -127,7 +127,7 @@ def _no_outcome(record: Record, trust: bool) -> str:
         detectors = record.config["collapse"]["detectors"]
         if not trust:
             refuse_code({f"collapse.detectors.{name}": name for name in detectors}, "config.json")
-        replay((), detectors)
+        detect((), detectors)
     except RegistryError as error:
         return f"its outcome is unknown: {error}; install the package of this detector"
     except (UserError, ValueError) as error:

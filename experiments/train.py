@@ -11,7 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from harness.boundary import command
-from harness.compose import check_choices, check_files, plain
+from harness.compose import check_files
+from harness.composer import check_choices, plain
 from harness.config import parse
 from harness.startup import uncollected
 

@@ -59,9 +59,9 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     losses apart already. Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but`
     are left out, as if no run differed in them.
     """
-    told = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
-    texts = {run: json.dumps(config) for run, config in told.items()}
-    names = _names({texts[run]: config for run, config in told.items()}, but)
+    named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
+    texts = {run: json.dumps(config) for run, config in named.items()}
+    names = _names({texts[run]: config for run, config in named.items()}, but)
     return {run: names[text] for run, text in texts.items()}
 
 
@@ -70,15 +70,15 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
-    found = {}
+    named = {}
     for run, values in flat.items():
         words: dict[str, list[str]] = defaultdict(list)
         for key in sorted(values):
             if (key, _context(key, values, plain[run])) in differing:
                 words[_part(key, plain[run])].append(f"{key}={json.dumps(values[key])}")
         parts = plain[run]._asdict().items()
-        found[run] = Arm(**{part: " ".join(filter(None, (name, *words[part]))) for part, name in parts})
-    return found
+        named[run] = Arm(**{part: " ".join(filter(None, (name, *words[part]))) for part, name in parts})
+    return named
 
 
 def _part(key: str, plain: Arm) -> str:
@@ -106,15 +106,15 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
     """(key, context) where runs of one context disagree. A run without the key disagrees with one that has it."""
-    found = set()
+    differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
             continue
         seen = defaultdict(set)
         for run, values in flat.items():
             seen[_context(key, values, plain[run])].add(_text(values, key))
-        found |= {(key, context) for context, texts in seen.items() if len(texts) > 1}
-    return found
+        differing |= {(key, context) for context, texts in seen.items() if len(texts) > 1}
+    return differing
 
 
 def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:

@@ -72,7 +72,7 @@ def refusing(given: str = "") -> Iterator[None]:
 
 
 def explanation(error: Exception, given: str = "") -> str | None:
-    """What is wrong and the remedy, in one line; None of a bug. given: shown where an error names no key."""
+    """One line of what is wrong and the remedy; None of a bug. given: shown where an error names no key."""
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -87,7 +87,7 @@ def explanation(error: Exception, given: str = "") -> str | None:
         return None
     if isinstance(error, RecursionError):
         return _short(given) + "a value is nested too deeply; write it with fewer brackets"
-    from harness.compose import refusal  # it imports Hydra, which is there if it has raised an error
+    from harness.composer import refusal  # it imports Hydra, which is there if it has raised an error
 
     own = type(error).__module__.partition(".")[0] in LIBRARIES  # else an accident within them, which names no key
     return refusal(error) if own else f"{_short(given)}no config can be made of this ({refusal(error)})"

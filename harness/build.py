@@ -17,7 +17,7 @@ from harness.collapse import DETECTORS
 from harness.config import Config, HubConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import hub_tokenizer
-from harness.rollouts import ENGINES, RolloutEngine
+from harness.rollouts import ENGINES, RolloutEngine, Sampling
 from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
@@ -104,19 +104,23 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
         raise UserError(f"rollout.engine.name={named.name}: no class derived from harness.rollouts.RolloutEngine")
-    provided = ("kv_cache", "temperature", "top_p", "top_k", "stop", "record_support")
-    bound = bind(engine, "rollout.engine", named.params, inputs=("shape", "precision"), provided=provided)
-    sampling = {"kv_cache": r.kv_cache, "temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k, "stop": stops(task)}
-    if r.replay_sampling_mask:
-        sampling["record_support"] = True
-    if named.params.get("noise_seed", 0) is None:
-        sampling["noise_seed"] = config.seed
-    return functools.partial(bound, shape, r.precision, **sampling)
+    bound = bind(engine, "rollout.engine", named.params, inputs=("shape", "precision", "sampling"))
+    sampling = Sampling(
+        kv_cache=r.kv_cache,
+        temperature=r.temperature,
+        top_p=r.top_p,
+        top_k=r.top_k,
+        stop=stops(task),
+        record_support=r.replay_sampling_mask,
+    )
+    seed = {"noise_seed": config.seed} if named.params.get("noise_seed", 0) is None else {}
+    return functools.partial(bound, shape, r.precision, sampling, **seed)
 
 
-def local_engine(plan: Plan, precision: PrecisionConfig, **settings) -> LocalEngine:
-    """An embedded engine for the policy of a run, at the run's temperature. settings: further parameters of LocalEngine."""
-    return LocalEngine(plan.shape, precision, temperature=plan.config.rollout.temperature, stop=stops(plan.task), **settings)
+def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
+    """An embedded engine for the policy of a run, at the run's temperature. truncation: further fields of `Sampling`."""
+    sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
+    return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
 
 def build_task(config: Config) -> Task:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import open_dict
 
-from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
 from harness.boundary import refusing
-from harness.config.names import RENAMED, write
-from harness.errors import UserError
+from harness.composer import composer, plain
+from harness.conf import MODULE
 from harness.yaml_file import read_yaml
-
-CONF = Path(__file__).parents[1] / "experiments" / "conf"
 
 
 def compose(*overrides: str) -> dict[str, Any]:
@@ -36,141 +25,10 @@ def compose(*overrides: str) -> dict[str, Any]:
         return composer()(overrides)
 
 
-@cache
-def composer() -> Composer:
-    """The composer outside of a multirun. Later calls cost nothing."""
-    with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
-        return Composer(GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True))
-
-
-def plain(composed: DictConfig) -> dict[str, Any]:
-    """A composed config as a dictionary, its interpolations resolved."""
-    values = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
-class Composer:
-    """Composes the runs of one multirun, whose own config is `config`.
-
-    Each choice of groups is composed once, which takes a fifth of a second. Another run with the same choice takes milliseconds.
-    """
-
-    def __init__(self, loader: ConfigLoader, config: DictConfig):
-        assert isinstance(loader, ConfigLoaderImpl)
-        self.loader, self.config = loader, config
-        self.parser = OverridesParser.create(config_loader=loader)
-        self.parsed: dict[str, tuple[Override, bool]] = {}
-        self.chosen: dict[tuple[str, ...], bytes] = {}
-
-    def __call__(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The resolved config of one run, without the node `hydra`. Raises what `harness.boundary` explains.
-
-        Hydra, too, applies values in their order, once all groups are composed, and interpolations are resolved after that.
-        """
-        parsed = [self._parse(override) for override in overrides]
-        groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
-        if groups not in self.chosen:
-            composed = self.loader.load_sweep_config(self.config, list(groups))
-            with open_dict(composed):
-                del composed["hydra"]
-            self.chosen[groups] = pickle.dumps(composed)  # copied so in a sixth of the time that deepcopy takes
-        config = pickle.loads(self.chosen[groups])
-        ConfigLoaderImpl._apply_overrides_to_config([override for override, is_group in parsed if not is_group], config)
-        return plain(config)
-
-    def _parse(self, text: str) -> tuple[Override, bool]:
-        """The override, and whether Hydra must compose anew for it: it chooses a group, or sets where groups are looked for."""
-        if text not in self.parsed:
-            (override,) = self.parser.parse_overrides([text])
-            check_choices([override])
-            is_value = isinstance(override.value(), dict) or not self.loader.repository.group_exists(override.key_or_group)
-            self.parsed[text] = override, not is_value or override.key_or_group.startswith("hydra.")
-        return self.parsed[text]
-
-
-def refusal(error: Exception) -> str:
-    """What Hydra refuses, in one line that names the key and the remedy."""
-    if isinstance(error, OverrideParseException):
-        reason = " ".join(str(error).split()).partition(" See https")[0]
-        return f"{error.override}: not KEY=VALUE as Hydra reads it ({reason}); quote a value as KEY='\"...\"'"
-    if isinstance(error, MissingConfigException) and error.options:
-        missing = error.missing_cfg_file or ""
-        options = _option_names(missing.rpartition("/")[0]) or error.options
-        return _plugged(missing) or f"{missing}: there is no such option; take one of {', '.join(options)}"
-    unchosen = re.match(r"Could not override '(.+?)'.*No match in the defaults list.*use (\+\S+)", str(error), re.S)
-    if unchosen and _option_names(unchosen[1]):
-        return f"{unchosen[1]}: not in the config so far; write {unchosen[2]}"
-    if unknown := re.match(r"Could not override '(.+?)'", str(error)):
-        if unknown[1] in RENAMED:
-            return f"{unknown[1]}: renamed; write {write(unknown[1])}"
-        if options := _options_with(unknown[1]):
-            several = "one of these first" if len(options) > 1 else "that first"
-            return f"{unknown[1]}: a key of {', '.join(options)} and not of the chosen option; choose {several}"
-        if filtered := re.match(r"correction\.reject\.(\w+)", unknown[1]):
-            own = f"+{filtered[0]}={{level: token, upper: 2}}"
-            return f"{filtered[0]}: the chosen correction has no such filter; add one by all of its keys, as '{own}'"
-        near = get_close_matches(unknown[1], _keys(compose()), 1, 0.8)
-        meant = f"the nearest is {near[0]}; " if near else ""
-        return f"{unknown[1]}: unknown key; {meant}python -m experiments.train --help lists them all"
-    return " ".join(str(error).split())
-
-
-def check_choices(overrides: Iterable[Override]) -> None:
-    """Raise UserError on an override that chooses what is no name of an option: Hydra's own error lacks the key."""
-    for override in overrides:
-        options, value = _option_names(override.key_or_group), override.value()
-        if not override.key_or_group:
-            raise UserError(f"{override.input_line}: no key; write KEY=VALUE")
-        deleted = override.is_delete()
-        if not options or override.is_sweep_override() or isinstance(value, dict) or (deleted and value is None):
-            continue
-        names = value if isinstance(value, list) and not deleted else [value]
-        if not all(isinstance(name, str) for name in names):
-            raise UserError(f"{override.input_line}: {override.key_or_group} takes one of {', '.join(options)}")
-
-
 def check_files(folder: str | None) -> None:
     """Raise UserError on a file below --config-dir that Hydra could not read, or could not end to read."""
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
         read_yaml(file)
-
-
-def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The keys of sections and of what they hold, with dots."""
-    below = [key for name, value in values.items() if isinstance(value, dict) for key in _keys(value, f"{prefix}{name}.")]
-    return [f"{prefix}{name}" for name in values] + below
-
-
-def _option_names(group: str) -> list[str]:
-    """The options of a group in experiments/conf, and its folders of options; none if there is no such group."""
-    if not re.fullmatch(r"\w[\w/]*", group) or not (CONF / group).is_dir():
-        return []
-    entries = sorted((CONF / group).iterdir())
-    folders = [f"{entry.name}/..." for entry in entries if entry.is_dir() and not entry.name.startswith("_")]
-    return [entry.stem for entry in entries if entry.suffix == ".yaml"] + folders
-
-
-def _options_with(key: str) -> list[str]:
-    """The options, as group=name, whose own file has the key."""
-    group, _, own = key.partition(".")
-    files = sorted((CONF / group).glob("*.yaml")) if own and _option_names(group) else []
-    return [f"{group}={file.stem}" for file in files if own in (read_yaml(file) or {})]
-
-
-def _plugged(option: str) -> str | None:
-    """How to choose a registered plug-in that has no config file, if `option` (group/name) is one."""
-    group, _, name = option.rpartition("/")
-    forms = {
-        "loss": (LOSSES, f"loss=pg loss.name={name} and +loss.KEY=VALUE for each parameter"),
-        "advantage": (ADVANTAGES, f"advantage=reinforce advantage.name={name} and +advantage.KEY=VALUE for each parameter"),
-        "kl": (KL, f"kl=k2 kl.name={name}"),
-        "correction": (CORRECTIONS, f"'+correction.reject.{name}={{function: {name}, params: {{KEY: VALUE}}}}'"),
-    }
-    if group not in forms or name not in forms[group][0].names():
-        return None
-    own = f"write it as DIR/{group}/{name}.yaml and put --config-dir DIR before the overrides"
-    return f"{group}={name}: a plug-in without a config file; use {forms[group][1]}, or {own}"
 
 
 class Choices(NamedTuple):
@@ -182,9 +40,9 @@ class Choices(NamedTuple):
 
 
 def choices(*overrides: str) -> Choices:
-    """What there is to choose, and what these overrides choose. Raises UserError if Hydra refuses them."""
+    """The groups and options there are, and those that these overrides choose. Raises UserError if Hydra refuses them."""
     with refusing(" ".join(overrides)):
-        with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
+        with hydra.initialize_config_module(MODULE, version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             assert isinstance(loader, ConfigLoaderImpl)
             composed = hydra.compose("config", list(overrides), return_hydra_config=True)

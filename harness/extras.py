@@ -16,7 +16,7 @@ EXTRAS = {
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """What is not installed, and the command that installs it; None where the module belongs to no extra."""
+    """The missing package and the command that installs it; None where the module belongs to no extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return extra and f"{module} is not installed; this installs it: pip install 'faultline[{extra}]'"

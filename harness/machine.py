@@ -1,4 +1,4 @@
-"""What decides which precisions a machine can compute in: its units and the kernels that were built for them, never its speed."""
+"""A machine as it decides which precisions it computes in: by its units and the kernels built for them, never by its speed."""
 
 from __future__ import annotations
 

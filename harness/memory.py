@@ -25,9 +25,11 @@ from harness.config import Config, HubConfig
 from harness.config.task import TextConfig
 from harness.errors import UserError
 from harness.models import policy_config
+from harness.precisions import COMPUTE
 from harness.tasks import TextTask
 from harness.train.model.head import CHUNK
 from harness.train.ranks import check_ranks
+from harness.zero import GATHERED, LIVE, REDUCED, UPDATED
 
 Moment = Literal["start", "sync", "sampling", "head", "layers", "step"]
 MOMENTS: tuple[Moment, ...] = ("start", "sync", "sampling", "head", "layers", "step")
@@ -37,12 +39,6 @@ HELD: tuple[Moment, ...] = ("sync", "sampling", "head", "layers", "step")
 TRAINING: tuple[Moment, ...] = ("head", "layers", "step")
 BACKWARD: tuple[Moment, ...] = ("head", "layers")
 
-GATHERED = 2**28
-"""Numbers that ZeRO-3 gathers at a time while the actor's weights are read; a single matrix may have more."""
-REDUCED, LIVE, UPDATED = 5 * 10**8, 10**9, 10**9
-"""DeepSpeed's defaults, in numbers: a bucket of gradients (reduce_bucket_size), gathered weights that are kept
-(stage3_max_live_parameters), weights that an optimizer step takes at a time under ZeRO-3 (sub_group_size)."""
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MODELS = ("llama", "qwen2", "qwen3")
 PUBLISHED = Path(__file__).with_name("published.json")
 
@@ -68,17 +64,21 @@ class Memory(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of a model. numbers: Ψ. matrices: numbers in the linear layers but for the head. queries, keys: heads x width of a head."""
+    """The sizes of a model."""
 
     numbers: int
+    """Ψ."""
     matrices: int
+    """Numbers in the linear layers but for the head."""
     vocabulary: int
     width: int
     mlp: int
     layers: int
     heads: int
     queries: int
+    """Heads of queries x width of a head."""
     keys: int
+    """Heads of keys x width of a head."""
     qk_norm: bool
     tied: bool
 
@@ -89,13 +89,16 @@ class Sizes(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a rank computes at a time: tokens T of a micro-batch and their responses' tokens, tokens L of a row, rows R that it
-    samples."""
+    """The work of a rank at a time."""
 
     tokens: int
+    """Tokens T of a micro-batch."""
     answers: int
+    """Tokens of its responses."""
     row: int
+    """Tokens L of a row."""
     sampled: int
+    """Rows R that a rank samples."""
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
@@ -112,7 +115,7 @@ def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
     parts = [*_states(config, sizes, ranks), *_activations(config, sizes, load), *_head(config, sizes, load, CHUNK[device])]
     a, psi = config.actor, sizes.numbers
     host = {"the model in fp32 while it is loaded, 4·Ψ": 4 * psi} | host
-    copies = 8 + 4 * _has_master(config) + BYTES[a.dtype]
+    copies = 8 + 4 * _has_master(config) + COMPUTE[a.dtype].bytes
     return Memory([part for part in parts + engines if any(part.at.values())], host, copies * psi)
 
 
@@ -184,7 +187,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     UPDATED numbers at a time. ZeRO-3 gathers weights for a pass and keeps LIVE of them, and the largest matrix beside them;
     while an engine takes the weights, GATHERED more.
     """
-    stage, psi, b = config.actor.zero_stage, s.numbers, BYTES[config.actor.dtype]
+    stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi
     by_n = "/N" if stage else ""
     weights = share if stage == 3 else psi
@@ -214,16 +217,22 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
 
 
 def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
-    """What the layers keep for the backward pass, and what that adds in one layer.
+    """Activations that the layers keep for the backward pass, and the gradients of one layer.
 
-    Of a token a layer keeps a bytes: of each of two RMS norms its input in fp32, the normalised and the scaled one,
-    (4 + 2b)·h; with norms of queries and keys (4 + b)·(q + k) more; queries, keys and values (as many as queries, since rows are
-    padded) and the output, 4·b·q, the sums of a softmax 4·heads, a row of the mask b·L; of SwiGLU the gate, its SiLU, the other
-    factor and the product, 4·b·m. The final norm keeps (4 + 2b)·h. Recomputation keeps the input alone, b·h of a token and
-    layer, and all of one layer in its turn. The backward pass holds gradients of three of SwiGLU's tensors and of the residual
-    stream in fp32, 3·b·m + 4·h.
+    A layer keeps a bytes for each token, the sum of these:
+
+        tensor                                                                bytes
+        input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
+        the same of the norms of queries and keys, where there are any        (4 + b)·(q + k)
+        queries; keys and values, as many as queries; the output              4·b·q
+        sums of the softmax                                                   4·heads
+        row of the mask                                                       b·L
+        gate, its SiLU, the other factor and the product of SwiGLU            4·b·m
+
+    The final norm keeps (4 + 2b)·h. Recomputation keeps b·h for each token and layer, and all of one layer in its turn. The
+    backward pass holds gradients of three tensors of SwiGLU and of the residual stream in fp32: 3·b·m + 4·h.
     """
-    b, tokens = BYTES[config.actor.dtype], load.tokens
+    b, tokens = COMPUTE[config.actor.dtype].bytes, load.tokens
     norm = (4 + 2 * b) * s.width
     layer = 2 * norm + 4 * b * s.queries + 4 * s.heads + b * load.row + 4 * b * s.mlp
     if s.qk_norm:
@@ -249,7 +258,7 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     chunks one exists at a time: the product in b bytes, its fp32 copy and log π, 8 + b (8 where b is 4), or log π, π and their
     product, 12, where the loss has an entropy. Their gradients add up in fp32, 4·V·h, and come in b bytes, b·V·h.
     """
-    b, numbers = BYTES[config.actor.dtype], load.answers * s.vocabulary
+    b, numbers = COMPUTE[config.actor.dtype].bytes, load.answers * s.vocabulary
     copy = b if b < 4 else 0
     if max(1, chunk // s.vocabulary) >= load.answers:
         gradient = b * s.head
@@ -263,7 +272,7 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
 
 
 def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
-    """Engines, and what they keep in host memory.
+    """The engines' parts of a GPU, and the bytes that they keep in host memory.
 
     The embedded engine holds values in fp32, the head apart from the embedding: 4·(Ψ + V·h) where they are tied, else 4·Ψ. While
     it loads, the copy of the actor's weights and the version before are there too: twice as much again. Its cache has 4-byte keys
@@ -277,7 +286,7 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
         engines = 1 + (needs_own_sampler(config) and not samples_as_trainer(config))
     elif r.engine.name == "vllm":
         engines = int(needs_own_sampler(config))
-        compute, parallel = BYTES[r.precision.compute], params.get("tensor_parallel", 1)
+        compute, parallel = COMPUTE[r.precision.compute].bytes, params.get("tensor_parallel", 1)
         quantised = 1 if r.precision.weights else compute
         weights = (quantised * s.matrices + compute * (s.numbers - s.matrices)) / parallel
         cache = params.get("kv_cache_gib", 1.0) * 2**30

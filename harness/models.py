@@ -23,9 +23,10 @@ from transformers import (
 
 from harness.config import HubConfig, MixtureConfig, ModelConfig
 from harness.errors import UserError, first_line
+from harness.precisions import COMPUTE
 from harness.tasks import Task, TokenTask
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.torch) for name, dtype in COMPUTE.items()}
 
 
 def device() -> torch.device:
@@ -49,6 +50,12 @@ def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) ->
     if not isinstance(task, TokenTask):
         raise UserError(f"model={model.name}: {type(task).__name__} lacks vocab_size or demonstrations; set model=hub")
     return qwen3_config(model, task.vocab_size, task.prompts().shape[1] + task.answer_length)
+
+
+def qwen3_sizes(*, hidden: int, layers: int, heads: int, kv_heads: int, head: int, mlp: int) -> ModelConfig:
+    """The sizes of a Qwen3, as the section `model` of a config has them."""
+    attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head}
+    return ModelConfig(name="qwen3", hidden_size=hidden, num_hidden_layers=layers, intermediate_size=mlp, **attention)
 
 
 def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:

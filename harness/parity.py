@@ -15,36 +15,22 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from harness.config import ActorConfig, ModelConfig, PrecisionConfig
+from harness.config import ActorConfig, PrecisionConfig
 from harness.errors import UserError
-from harness.models import build, device, qwen3_config
+from harness.models import build, device, qwen3_config, qwen3_sizes
+from harness.precisions import PRECISIONS
 from harness.progress import Progress
+from harness.rollouts import Sampling
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.train.model.actor import DeepSpeedActor
 
-SIZES = ModelConfig(
-    name="qwen3",
-    hidden_size=128,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=256,
-)  # multiples of 128: FP8 in blocks
+SIZES = qwen3_sizes(hidden=128, layers=3, heads=4, kv_heads=2, head=32, mlp=256)  # multiples of 128: FP8 in blocks
 VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0
 """Factor on the random matrices, which gives the entropy of a trained policy rather than of a uniform one."""
 
-NORMAL = {
-    ("fp32", "compute"): 1e-5,
-    ("fp16", "compute"): 1.5e-3,
-    ("bf16", "compute"): 1.2e-2,
-    ("int8", "compute"): 3.5e-2,
-    ("fp8_tensor", "compute"): 0.12,
-    ("fp8_channel", "compute"): 0.12,
-    ("fp8_block", "compute"): 0.12,
-    ("fp8_block_w8a16", "compute"): 0.12,
+NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if row.normal is not None} | {
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }
@@ -113,7 +99,7 @@ def _engines(shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str)
             refusal = str(error) if name == "vllm" else None
         else:
             settings: dict[str, Any] = {"kv_cache_gib": 0.25} if name == "vllm" else {}
-            engines[name] = kind(shape, precision, kv_cache=kv_cache, **settings)
+            engines[name] = kind(shape, precision, Sampling(kv_cache=kv_cache), **settings)
     return engines, refusal
 
 

@@ -30,5 +30,5 @@ class Progress:
             print(f"{what}  about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def skip(self, parts: float) -> None:
-        """These need not be done."""
+        """Take parts that need not be done off the whole."""
         self.whole -= parts

@@ -8,24 +8,27 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.config import Config
-    from harness.rollouts import Told
+    from harness.rollouts import ReportedRoutes
 
 
-class Replay(NamedTuple):
-    """meaning in a line. source: whose routes are replayed, None for nobody's. by_old: whether π_old is scored with them too.
-    weights: whether the weights of the experts are replayed, and not only which experts."""
+class RoutingReplay(NamedTuple):
+    """One value of `routing.replay`."""
 
     meaning: str
+    """In a line."""
     source: Literal["trainer", "engine"] | None
+    """The side whose routes are replayed; None for no replay."""
     by_old: bool
+    """Whether π_old is scored with them too."""
     weights: bool
+    """Whether the weights of the experts are replayed, and not only which experts."""
 
 
 REPLAYS = {
-    "none": Replay("every forward chooses its own experts", None, False, False),
-    "r2": Replay("π_θ takes the experts that the trainer chose for π_old", "trainer", False, False),
-    "r3": Replay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
-    "r3_weights": Replay(
+    "none": RoutingReplay("every forward chooses its own experts", None, False, False),
+    "r2": RoutingReplay("π_θ takes the experts that the trainer chose for π_old", "trainer", False, False),
+    "r3": RoutingReplay("π_old and π_θ take the experts that the engine chose", "engine", True, False),
+    "r3_weights": RoutingReplay(
         "π_old and π_θ take the engine's experts and weights, so no gradient reaches the router", "engine", True, True
     ),
 }
@@ -33,20 +36,20 @@ REPLAYS = {
 it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
 
 
-def check_routing(config: Config, experts: int, told: Told) -> None:
-    """Refuse a replay without effect or meaning. experts: of a layer of the model; told: by the engine."""
+def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
+    """Refuse a replay without effect or meaning. experts: of a layer of the model; reported: by the engine."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:
         return
     if not experts:
         raise UserError(f"{key} has no effect: model={config.model.name} has no experts; set routing.replay=none, or model=moe")
-    if replay.source == "engine" and told == "nothing":
+    if replay.source == "engine" and reported == "nothing":
         raise UserError(
             f"{key}: rollout.engine={config.rollout.engine.name} does not tell the experts that it chose here; "
             "use rollout/engine=local, or routing.replay=r2 or none"
         )
-    if replay.weights and told != "experts and weights":
+    if replay.weights and reported != "experts and weights":
         raise UserError(
             f"{key}: rollout.engine={config.rollout.engine.name} tells the experts it chose without their weights; "
             "use routing.replay=r3"

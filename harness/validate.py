@@ -245,7 +245,7 @@ def _check_model(config: Config, shape: PretrainedConfig) -> None:
     if config.actor.compile:
         _check_compile(shape)
     _check_persistence(config)
-    check_routing(config, expert_count(shape), engine.tells())
+    check_routing(config, expert_count(shape), engine.reports_routes())
     _check_sampling_mask(config, engine.support_refusal(rollout.top_k), shape.vocab_size)
     if needs_own_sampler(config):
         try:

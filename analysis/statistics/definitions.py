@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.labels import brief
 from analysis.statistics.arms import order
-from harness.collapse import replay
+from harness.collapse import detect
 
 DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
 """The definitions of a drawdown: δ x m."""
@@ -36,7 +36,7 @@ def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
     """The onsets by detector that these evaluations have, of the detectors that read them."""
-    return {name: event["onset"] for name, event in replay(rows, of_reward(config)).items()}
+    return {name: event["onset"] for name, event in detect(rows, of_reward(config)).items()}
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[boo
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]
-        fired.append(possible and bool(replay(rows, {"drawdown": configured | {"delta": delta, "consecutive": m}})))
+        fired.append(possible and bool(detect(rows, {"drawdown": configured | {"delta": delta, "consecutive": m}})))
     return fired
 
 

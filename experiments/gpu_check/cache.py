@@ -11,7 +11,7 @@ from experiments.gpu_check import model
 from experiments.gpu_check.model import Policy, Size
 from experiments.gpu_check.section import Table, number
 from harness.errors import UserError
-from harness.rollouts import casts
+from harness.rollouts import Sampling, casts
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.tasks import PAD
@@ -46,8 +46,7 @@ def check_cache(size: Size) -> Table:
         made = VllmEngine(
             policy.net.config,
             precision,
-            kv_cache=kv_cache,
-            stop=policy.task.stop,
+            Sampling(kv_cache=kv_cache, stop=policy.task.stop),
             kv_cache_gib=model.KV_CACHE_GIB,
             context=policy.prompts.shape[1] + size.answer,
         )
@@ -55,7 +54,7 @@ def check_cache(size: Size) -> Table:
         rollout = made.generate(policy.prompts, policy.uniforms)
         made.close()
         for rounding, cast in CACHES.get(kv_cache, {"none": None}).items():
-            engine = LocalEngine(policy.net.config, precision, stop=policy.task.stop)
+            engine = LocalEngine(policy.net.config, precision, Sampling(stop=policy.task.stop))
             engine.kv_cast = cast
             engine.load_weights(policy.net.named_parameters(), 0)
             written = rollout.tokens != PAD

@@ -15,7 +15,7 @@ from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
 from harness.models import device, hub_model, synchronize
-from harness.rollouts import Rollout, RolloutEngine
+from harness.rollouts import Rollout, RolloutEngine, Sampling
 from harness.rollouts.local import LocalEngine
 from harness.seeding import generator
 from harness.tasks import PAD
@@ -95,13 +95,13 @@ class Policy:
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         if kind == "local":
             LocalEngine.check(self.net.config, chosen, kv_cache)
-            return LocalEngine(self.net.config, chosen, kv_cache=kv_cache, stop=self.task.stop)
+            return LocalEngine(self.net.config, chosen, Sampling(kv_cache=kv_cache, stop=self.task.stop))
         from harness.rollouts.vllm import VllmEngine
 
         VllmEngine.check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
-        settings = {"kv_cache": kv_cache, "kv_cache_gib": KV_CACHE_GIB}
-        return VllmEngine(self.net.config, chosen, stop=self.task.stop, context=context, **settings)
+        sampling = Sampling(kv_cache=kv_cache, stop=self.task.stop)
+        return VllmEngine(self.net.config, chosen, sampling, context=context, kv_cache_gib=KV_CACHE_GIB)
 
     def scored(self, kind: str, arm: str) -> Scored:
         """Sample from an engine in an arm, and score. Raises UserError where the engine cannot compute so here."""

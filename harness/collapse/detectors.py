@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from algos.parameters import Count, Share
+from harness.collapse import Event
 
 Probability = Annotated[float, Interval(ge=0, le=1)]
 Factor = Annotated[float, Interval(gt=1, le=1e9)]
@@ -45,12 +46,11 @@ class Drawdown:
             "seen": 0,
             "down": 0,
             "onset": None,
-            "fired": False,
         }
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s = self.state
-        if "eval/reward" not in metrics or s["fired"]:
+        if "eval/reward" not in metrics:
             return None
         now = [metrics["eval/reward"], metrics["eval/stderr"]]
         s["seen"] += 1
@@ -64,7 +64,6 @@ class Drawdown:
         s["onset"] = step if s["down"] == 1 else s["onset"]
         if s["down"] < self.consecutive:
             return None
-        s["fired"] = True
         return {"onset": s["onset"], "best": s["best"][0], "reward": now[0]}
 
     def _down(self, now: Reading) -> bool:
@@ -84,11 +83,11 @@ class Learning:
 
     def __init__(self, *, solved: Probability):
         self.solved = solved
-        self.state: dict[str, Any] = {"first": None, "last": [], "fired": False}
+        self.state: dict[str, Any] = {"first": None, "last": []}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s = self.state
-        if "eval/reward" not in metrics or s["fired"]:
+        if "eval/reward" not in metrics:
             return None
         now = [metrics["eval/reward"], metrics["eval/stderr"]]
         s["first"] = s["first"] or now
@@ -97,7 +96,6 @@ class Learning:
         margin = 3 * max(error, error_first)
         if first < self.solved and not reward - first >= max(margin, 1e-12):
             return None
-        s["fired"] = True
         return {"onset": step, "reward": reward}
 
 
@@ -116,23 +114,18 @@ class Numerical:
         if hits > hits_window:
             raise ValueError(f"collapse.detectors.numerical.hits={hits}: must be at most hits_window={hits_window}")
         self.factor, self.window, self.hits, self.hits_window = factor, window, hits, hits_window
-        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": [], "fired": False}
+        self.state: dict[str, Any] = {"norms": [], "exceeded": [], "skipped": []}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s = self.state
-        if s["fired"]:
-            return None
         watched = ("actor/loss", "actor/grad_norm", "actor/entropy")
         bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
         if bad:
-            s["fired"] = True
             return {"onset": step, "cause": f"{bad[0]} is not finite"}
         if metrics.get("mismatch/dropped", 0) and "mismatch/ess_token" not in metrics:
-            s["fired"] = True
             return {"onset": step, "cause": "no rollout log-probability is finite"}
         s["skipped"] = [*s["skipped"], metrics.get("actor/skipped", 0.0)][-self.window :]
         if len(s["skipped"]) == self.window and sum(s["skipped"]) > self.window / 2:
-            s["fired"] = True
             return {"onset": step, "cause": "more than half of the optimizer steps skipped"}
         if "actor/grad_norm" not in metrics:
             return None  # skipped steps, or the last row, which holds an evaluation only
@@ -144,7 +137,6 @@ class Numerical:
             s["norms"] = [*s["norms"], norm][-self.window :]
         if len(steps) < self.hits:
             return None
-        s["fired"] = True
         return {"onset": steps[0], "cause": f"gradient norm above {self.factor:g} times its median"}
 
 
@@ -163,25 +155,20 @@ class Distribution:
             raise ValueError(f"collapse.detectors.distribution.first={first}: must be at most last={last}")
         self.ess, self.factor, self.null_band = ess, factor, null_band
         self.first, self.last, self.consecutive = first, last, consecutive
-        self.state: dict[str, Any] = {"reference": [], "low": [], "far": [], "fired": False}
+        self.state: dict[str, Any] = {"reference": [], "low": [], "far": []}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s, k3 = self.state, metrics.get("rollout_corr/k3_kl")
-        if k3 is None or s["fired"]:
+        if k3 is None:
             return None
         if self.first <= step <= self.last:
             s["reference"] = [*s["reference"], k3]
         far = step > self.last and s["reference"] and k3 > max(self.factor * median(s["reference"]), 3 * self.null_band)
-        s["low"] = [*s["low"], step] if metrics["mismatch/ess_sequence"] < self.ess else []
-        s["far"] = [*s["far"], step] if far else []
-        for steps, cause in (
-            (s["low"], f"sequence ESS below {self.ess:g}"),
-            (s["far"], f"K3 above {self.factor:g} times its start"),
-        ):
-            if len(steps) >= self.consecutive:
-                s["fired"] = True
-                return {"onset": steps[0], "cause": cause}
-        return None
+        alarms = {
+            "low": (metrics["mismatch/ess_sequence"] < self.ess, f"sequence ESS below {self.ess:g}"),
+            "far": (bool(far), f"K3 above {self.factor:g} times its start"),
+        }
+        return _lasting(s, step, self.consecutive, alarms)
 
 
 class Entropy:
@@ -195,18 +182,15 @@ class Entropy:
 
     def __init__(self, *, share: Fraction, consecutive: Count):
         self.share, self.consecutive = share, consecutive
-        self.state: dict[str, Any] = {"first": None, "low": [], "fired": False}
+        self.state: dict[str, Any] = {"first": None, "low": []}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s, entropy = self.state, metrics.get("actor/entropy")
-        if entropy is None or s["fired"]:
+        if entropy is None:
             return None
         s["first"] = entropy if s["first"] is None else s["first"]
-        s["low"] = [*s["low"], step] if entropy < self.share * s["first"] else []
-        if len(s["low"]) < self.consecutive:
-            return None
-        s["fired"] = True
-        return {"onset": s["low"][0], "cause": f"entropy below {self.share:g} of its start"}
+        alarms = {"low": (entropy < self.share * s["first"], f"entropy below {self.share:g} of its start")}
+        return _lasting(s, step, self.consecutive, alarms)
 
 
 class Length:
@@ -222,25 +206,20 @@ class Length:
 
     def __init__(self, *, share: Fraction, consecutive: Count):
         self.share, self.consecutive = share, consecutive
-        self.state: dict[str, Any] = {"long": [], "same": [], "varied": False, "fired": False}
+        self.state: dict[str, Any] = {"long": [], "same": [], "varied": False}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s, truncated = self.state, metrics.get("rollout/truncated")
-        if truncated is None or s["fired"]:
+        if truncated is None:
             return None
         same = metrics.get("rollout/same_length", 0.0)
         varied = s.get("varied", False)  # absent in checkpoints from before it was recorded
-        s["long"] = [*s["long"], step] if truncated > self.share else []
-        s["same"] = [*s.get("same", []), step] if varied and same > self.share else []
+        alarms = {
+            "long": (truncated > self.share, f"more than {self.share:g} of the responses cut off"),
+            "same": (varied and same > self.share, f"more than {self.share:g} of the responses of one length"),
+        }
         s["varied"] = varied or same <= self.share
-        for steps, cause in (
-            (s["long"], f"more than {self.share:g} of the responses cut off"),
-            (s["same"], f"more than {self.share:g} of the responses of one length"),
-        ):
-            if len(steps) >= self.consecutive:
-                s["fired"] = True
-                return {"onset": steps[0], "cause": cause}
-        return None
+        return _lasting(s, step, self.consecutive, alarms)
 
 
 class Weights:
@@ -255,24 +234,31 @@ class Weights:
 
     def __init__(self, *, low: Fraction, high: Factor, ess: Ess, masked: Fraction, consecutive: Count):
         self.low, self.high, self.ess, self.masked, self.consecutive = low, high, ess, masked, consecutive
-        self.state: dict[str, Any] = {"mean": [], "ess": [], "masked": [], "fired": False}
+        self.state: dict[str, Any] = {"mean": [], "ess": [], "masked": []}
 
-    def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Any] | None:
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s = self.state
-        if s["fired"] or "rollout_corr/rollout_rs_masked_fraction" not in metrics:
+        if "rollout_corr/rollout_rs_masked_fraction" not in metrics:
             return None
         mean, ess = (metrics.get(f"rollout_corr/rollout_is_{name}", 1.0) for name in ("mean", "eff_sample_size"))
         masked = metrics["rollout_corr/rollout_rs_masked_fraction"]
-        for name, bad, cause in (
-            ("mean", not self.low <= mean <= self.high, f"mean weight outside of {self.low:g} to {self.high:g}"),
-            ("ess", ess < self.ess, f"ESS of the weights below {self.ess:g}"),
-            ("masked", masked > self.masked, f"more than {self.masked:g} of the tokens rejected"),
-        ):
-            s[name] = [*s[name], step] if bad else []
-            if len(s[name]) >= self.consecutive:
-                s["fired"] = True
-                return {"onset": s[name][0], "cause": cause}
-        return None
+        alarms = {
+            "mean": (not self.low <= mean <= self.high, f"mean weight outside of {self.low:g} to {self.high:g}"),
+            "ess": (ess < self.ess, f"ESS of the weights below {self.ess:g}"),
+            "masked": (masked > self.masked, f"more than {self.masked:g} of the tokens rejected"),
+        }
+        return _lasting(s, step, self.consecutive, alarms)
+
+
+def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
+    """The event of the first alarm that has held for `consecutive` steps in a row, with its cause; the first step is its onset.
+
+    alarms: name -> (whether it holds at this step, its cause). state: under each name the steps in a row at which it has held.
+    """
+    for name, (holds, _) in alarms.items():
+        state[name] = [*state.get(name, []), step] if holds else []
+    events = ({"onset": state[name][0], "cause": cause} for name, (_, cause) in alarms.items() if len(state[name]) >= consecutive)
+    return next(events, None)
 
 
 def _median(readings: list[Reading]) -> Reading:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from harness.config.base import Count, Strict
 from harness.config.rollout import PrecisionConfig
-from harness.run.metrics import PROBED
+from harness.precisions import PROBED
 
 
 class EvaluationConfig(Strict):

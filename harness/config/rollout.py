@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
-
-MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
-"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+from harness.precisions import ActivationFormat, WeightFormat
 
 
 class PrecisionConfig(Strict):
@@ -19,9 +17,9 @@ class PrecisionConfig(Strict):
     """Name of the precision in tables and figures."""
     compute: Literal["fp32", "bf16", "fp16"]
     """Dtype of activations, norms, embeddings and head."""
-    weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4"] | None
+    weights: WeightFormat | None
     """Format of the linear layers' weights. null: the compute dtype."""
-    activations: Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"] | None
+    activations: ActivationFormat | None
     """Format of the linear layers' inputs. null: the compute dtype."""
 
     @model_validator(mode="after")

@@ -16,9 +16,10 @@ from harness.config.evaluation import CollapseConfig, DiagnosticsConfig, Evaluat
 from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
-from harness.config.rollout import MULTIPLES, RolloutConfig
+from harness.config.rollout import RolloutConfig
 from harness.config.task import ChainConfig, SumsConfig, TaskConfig, TextConfig
 from harness.config.warmstart import WarmStartConfig
+from harness.precisions import MULTIPLES
 
 
 class Config(Strict):

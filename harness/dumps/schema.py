@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 VERSION = 1
-"""Of the schema, in the parquet metadata under `VERSION_KEY`. A file of a later version is refused."""
+"""The schema's version, in the parquet metadata under `VERSION_KEY`. A file of a later version is refused."""
 VERSION_KEY = b"faultline.dump_version"
 ROUNDING = 1e-6
 """Nats by which a log-probability may exceed 0: fp32 rounding of a log-softmax near 0."""
@@ -49,7 +49,7 @@ ROUTED_EXPERTS = "routed_experts"
 """A further column of a mixture's own dumps, which no reader here needs: for each place that the engine computed, from the first
 token of the prompt to the last but one of the response, and for each layer the experts that it chose."""
 SAMPLING_MASK = "sampling_mask"
-"""Likewise of runs with rollout.replay_sampling_mask: for each token of the response the tokens that top_p and top_k left."""
+"""A further column of runs with rollout.replay_sampling_mask: the tokens that top_p and top_k left at each response token."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
 ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
 """Columns with one value per response token."""
@@ -103,7 +103,7 @@ class Responses(NamedTuple):
 
 
 def problems(table: pa.Table) -> list[Problem]:
-    """What is wrong with the rows of `table`, at most one problem a row, in order.
+    """The problems of the rows of `table`, at most one a row, in order.
 
     A required column that is absent is no problem of a row: see `absent`.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -19,8 +20,34 @@ if TYPE_CHECKING:
 ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "vllm": "harness.rollouts.vllm:VllmEngine"})
 
 
-Told = Literal["nothing", "experts", "experts and weights"]
-"""What an engine says of the routes of a mixture: `Rollout.expert_ids` and `Rollout.expert_weights`."""
+ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
+"""How much an engine reports of the routes of a mixture: `Rollout.expert_ids` and `Rollout.expert_weights`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How an engine samples: the settings that every engine takes."""
+
+    kv_cache: str = "compute"
+    """Dtype of the KV cache: "compute" for the precision's compute dtype, else fp8_e4m3 or fp8_e5m2 with scale 1."""
+    temperature: float = 1.0
+    """Softmax temperature."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens of this much mass; 1 for all."""
+    top_k: int = 0
+    """Sample from at most so many of the most probable tokens; 0 for all."""
+    stop: tuple[int, ...] = ()
+    """Tokens that end a response."""
+    record_support: bool = False
+    """Give `Rollout.support`, the tokens that top_p and top_k left. See `RolloutEngine.support_refusal`."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether top_p or top_k cuts probability away."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+UNTRUNCATED = Sampling()
 
 
 class Rollout(NamedTuple):
@@ -28,8 +55,8 @@ class Rollout(NamedTuple):
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
     the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
-    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not tell them. support: the
-    tokens that top_p and top_k left at each place (`recorded.Recorded`); None of an engine not built with `record_support`.
+    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not report them. support: the
+    tokens that top_p and top_k left at each place (`recorded.Recorded`); None without `Sampling.record_support`.
     turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
     are None for a task without an environment (`turns.py`).
     """
@@ -58,15 +85,15 @@ class Rollout(NamedTuple):
 class RolloutEngine(ABC):
     """Samples responses with the weights that it was given.
 
-    Life cycle: `check`, then built as `Engine(shape, precision, *, kv_cache, temperature, top_p, top_k, stop, **params)`. Then
-    for each version of the weights `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` at last.
+    Life cycle: `check`, then built as `Engine(shape, precision, sampling, **params)`. Then for each version of the weights
+    `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` at last.
 
-    shape: the transformers config. params: keyword-only and an engine's own; the config's `rollout.engine` names them, and they
-    are checked against the signature.
+    shape: the transformers config.
+    params: keyword-only and an engine's own. The config names them under `rollout.engine`, and the signature bounds them.
     """
 
     tolerance: float | None = None
-    """Nats by which the log-probabilities may be off the actor's after a load (`sync.py`); None if a load cannot go wrong."""
+    """Nats by which a load may be off the actor's log-probabilities (`check_weights.py`); None if a load cannot go wrong."""
 
     @classmethod
     @abstractmethod
@@ -74,14 +101,13 @@ class RolloutEngine(ABC):
         """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
 
     @classmethod
-    def tells(cls) -> Told:
-        """What the rollouts of a mixture of experts say of their routes on this machine."""
+    def reports_routes(cls) -> ReportedRoutes:
+        """How much the rollouts of a mixture of experts report of their routes on this machine."""
         return "nothing"
 
     @classmethod
     def support_refusal(cls, top_k: int) -> str | None:
-        """Why this engine cannot tell the tokens that truncated sampling left, None where it can. An engine that can takes the
-        keyword `record_support`, and then gives `Rollout.support`."""
+        """Why this engine cannot report the tokens that truncation left; None where it can, by `Sampling.record_support`."""
         return "it does not tell the tokens that it sampled from; use rollout/engine=local"
 
     @abstractmethod

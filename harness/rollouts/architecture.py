@@ -1,4 +1,4 @@
-"""What the embedded engine can compute: one description of Llama, Qwen2, Qwen3 and Qwen3-MoE, read off a transformers config.
+"""One description of Llama, Qwen2, Qwen3 and Qwen3-MoE, which the embedded engine computes, read off a transformers config.
 
 All are the same decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU. They differ in which
 matrices have a bias, in whether queries and keys are normalised per head, and in whether the SwiGLU is a mixture of experts.
@@ -28,24 +28,30 @@ SCALED_ROPES = ("linear", "llama3", "yarn")
 
 
 class Architecture(NamedTuple):
-    """heads, kv_heads, head_dim: of the attention. biased: the keys of FUSED with a bias. qk_norm: whether queries and keys are
-    normalised per head. tied: whether the head is the embedding. frequencies [head_dim/2]: radians per position; magnitude:
-    factor on the rotated queries and keys. experts: of each layer's mixture, 0 for a dense model; per_token: of them for a token;
-    renormalise: whether the weights of these sum to 1."""
+    """The sizes and variants of a decoder."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
+    """Added to the mean square in an RMS norm."""
     biased: frozenset[str]
+    """The keys of FUSED with a bias."""
     qk_norm: bool
+    """Whether queries and keys are normalised per head."""
     tied: bool
+    """Whether the head is the embedding."""
     frequencies: Tensor
+    """[head_dim/2]: radians per position."""
     magnitude: float
+    """Factor on the rotated queries and keys."""
     experts: int
+    """Experts of each layer's mixture, 0 for a dense model."""
     per_token: int
+    """Experts for a token."""
     renormalise: bool
+    """Whether the weights of a token's experts sum to 1."""
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables [positions, 1, head_dim] in fp32; the sign of the rotation is in the sine's first half."""

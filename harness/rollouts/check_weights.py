@@ -7,30 +7,36 @@ own scores have moved by more than the precision could hide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from harness.config import PrecisionConfig
 from harness.errors import UserError
+from harness.precisions import COMPUTE
 from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
-if TYPE_CHECKING:
-    from harness.train.model.actor import Actor
-
-TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.3}
-"""Mean |log μ − log π| in nats that is let pass: 20 times or more what is normal (docs/vllm.md)."""
 QUANTISED = 1.0
-"""The same for weights, activations or a KV cache of 8 bits. The weights of another policy give several nats."""
+"""Mean |log μ − log π| in nats that is let pass for weights, activations or a KV cache of 8 bits.
+
+The weights of another policy give several nats. Unquantised engines have the tolerance of their compute dtype.
+"""
 UNNOTICED = 0.1
 """Share of the tolerance by which the actor's scores may move before an engine that answers the same bits counts as stale."""
 
 
 def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
     """How far an engine in this precision may be off the actor, in nats."""
-    return TOLERANCES[precision.compute] if precision.weights is None and kv_cache == "compute" else QUANTISED
+    return COMPUTE[precision.compute].tolerance if precision.weights is None and kv_cache == "compute" else QUANTISED
+
+
+class TrainedPolicy(Protocol):
+    """The actor, with which an engine is compared."""
+
+    def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
+        """log π [B, T] in nats of given tokens, and whatever else."""
 
 
 class SyncCheck:
@@ -42,7 +48,7 @@ class SyncCheck:
         """The last answer of the engine that differed from the one before, and the actor's scores of it."""
 
     @torch.no_grad()
-    def __call__(self, engine: RolloutEngine, actor: Actor) -> float | None:
+    def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
         """Mean |log μ − log π| in nats; None if the actor's are not finite. UserError if the engine holds other weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]

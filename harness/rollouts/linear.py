@@ -7,6 +7,8 @@ fp32 accumulation with a 16-bit output gives, and on a CPU without 16-bit matrix
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,13 +17,36 @@ from harness.config import PrecisionConfig
 from harness.models import DTYPES
 from harness.rollouts import casts
 
-WEIGHTS = (None, "fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4")
-ACTIVATIONS = (None, "fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token")
+Cast = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+"""Values -> codes and scale."""
+
+
+def _whole(x: Tensor) -> tuple[Tensor, None]:
+    return x, None
+
+
+WEIGHT_CASTS: dict[str | None, Cast] = {
+    None: _whole,
+    "fp8_tensor": partial(casts.quantize_fp8, dim=None),
+    "fp8_channel": partial(casts.quantize_fp8, dim=-1),
+    "fp8_block": partial(casts.quantize_fp8_block, rows=casts.FP8_BLOCK),
+    "mxfp8": lambda weight: (casts.quantize_mxfp8(weight), None),
+    "int8_channel": partial(casts.quantize_int8, dim=-1),
+    "nvfp4": casts.quantize_nvfp4,
+}
+ACTIVATION_CASTS: dict[str | None, Cast] = {
+    None: _whole,
+    "fp8_token": partial(casts.quantize_fp8, dim=-1),
+    "fp8_group": partial(casts.quantize_fp8_block, rows=1),
+    "mxfp8": lambda x: (casts.quantize_mxfp8(x), None),
+    "int8_token": partial(casts.quantize_int8, dim=-1),
+    "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
+}
 INT8_EXACT_WIDTH = 1040
 """127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64."""
 
 
-class Weight(NamedTuple):
+class EngineMatrix(NamedTuple):
     """A matrix as an engine multiplies by it: codes [K, N], scale of the output (scalar, [N], or [⌈K/128⌉, N]), bias [N]."""
 
     codes: Tensor
@@ -37,7 +62,7 @@ class Weight(NamedTuple):
 
 
 class Arithmetic:
-    """What one precision computes."""
+    """The casts and products of one precision."""
 
     def __init__(self, precision: PrecisionConfig):
         self.weights, self.activations = precision.weights, precision.activations
@@ -47,42 +72,19 @@ class Arithmetic:
         """x (fp32) rounded to the compute dtype, held in fp32."""
         return casts.round_to(x, self.compute)
 
-    def weight(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
+    def weight(self, weight: Tensor, bias: Tensor | None = None) -> EngineMatrix:
         """A weight [N, K] in the precision's format."""
-        match self.weights:
-            case None:
-                codes, scale = weight, None
-            case "fp8_tensor":
-                codes, scale = casts.quantize_fp8(weight, None)
-            case "fp8_channel":
-                codes, scale = casts.quantize_fp8(weight, -1)
-            case "fp8_block":
-                codes, scale = casts.quantize_fp8_block(weight, casts.FP8_BLOCK)
-                scale = scale.repeat_interleave(casts.FP8_BLOCK, 0)[: len(weight)]
-                return Weight(codes.t().contiguous(), scale.t().contiguous(), bias)
-            case "mxfp8":
-                codes, scale = casts.quantize_mxfp8(weight), None
-            case "int8_channel":
-                codes, scale = casts.quantize_int8(weight, -1)
-            case "nvfp4":
-                codes, scale = casts.quantize_nvfp4(weight)
-        return Weight(codes.t().contiguous(), None if scale is None else scale.flatten(), bias)
+        codes, scale = WEIGHT_CASTS[self.weights](weight)
+        if self.weights == "fp8_block":
+            assert scale is not None
+            scale = scale.repeat_interleave(casts.FP8_BLOCK, 0)[: len(weight)].t().contiguous()
+        elif scale is not None:
+            scale = scale.flatten()
+        return EngineMatrix(codes.t().contiguous(), scale, bias)
 
     def activation(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Rows x [B, K] in the precision's format: codes, and a scale for each row, or for each 128 values of a row."""
-        match self.activations:
-            case "fp8_token":
-                return casts.quantize_fp8(x, -1)
-            case "fp8_group":
-                return casts.quantize_fp8_block(x, 1)
-            case "mxfp8":
-                return casts.quantize_mxfp8(x), None
-            case "int8_token":
-                return casts.quantize_int8(x, -1)
-            case "nvfp4_token":
-                return casts.quantize_nvfp4(x, -1)
-            case _:
-                return x, None
+        return ACTIVATION_CASTS[self.activations](x)
 
     @staticmethod
     def values(codes: Tensor, scale: Tensor | None) -> Tensor:
@@ -91,8 +93,8 @@ class Arithmetic:
             return codes
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
-    def product(self, codes: Tensor, scale: Tensor | None, weight: Weight) -> Tensor:
-        """What `activation` gave, times a weight: [B, N], rounded once."""
+    def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
+        """The product of rows that `activation` gave and a weight: [B, N], rounded once."""
         if self.weights == "fp8_block":
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:
@@ -101,7 +103,7 @@ class Arithmetic:
             y = _scaled(codes @ weight.codes, scale, weight.scale)
         return self.round(y if weight.bias is None else y.add_(weight.bias))
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
         """x [B, K] times a weight."""
         return self.product(*self.activation(x), weight)
 
@@ -112,7 +114,7 @@ def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor
     return y.mul_(of_weight if scale is None else scale * of_weight)
 
 
-def _sum_of_blocks(codes: Tensor, scale: Tensor | None, weight: Weight) -> Tensor:
+def _sum_of_blocks(codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
     """y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], added in fp32, g the blocks of 128 along K."""
     assert weight.scale is not None
     y = codes.new_zeros(len(codes), weight.codes.shape[1])

@@ -7,7 +7,7 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,9 @@ from algos.parameters import Seed
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import device
-from harness.rollouts import Rollout, RolloutEngine, Told, casts
+from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
-from harness.rollouts.linear import ACTIVATIONS, WEIGHTS, Arithmetic
+from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.recorded import Recorded, pack, unpack
@@ -38,27 +38,41 @@ go on after it, None if all do)."""
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
+class _Nodes(NamedTuple):
+    """The nodes of a tree of samples at one place."""
+
+    logits: Tensor
+    """[N, V], of the token after each node."""
+    routes: Routes | None
+    """The experts that computed these nodes; None of a dense model."""
+    cache: Cache
+    padding: Tensor | None
+    """[N]: how many of the first places of a node hold nothing; None where all hold something."""
+
+    def routes_of(self, node: Tensor) -> Routes:
+        """The routes of rows, by the node at which each stands. Of a mixture of experts alone."""
+        assert self.routes is not None
+        return self.routes.of(node)
+
+
 class LocalEngine(RolloutEngine):
     """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
 
-    record_support: tell the tokens that top_p and top_k left at each place, `Rollout.support`.
-    router_dtype, head_dtype: "fp32" keeps the router of a mixture, or the head, in fp32 whatever the precision's compute dtype.
-    noise, router_noise: synthetic, see `noise.py`. The first is on the weights of the linear layers before their cast. The second
-    is on the router that picks experts, and on the choice alone: their weights come from the router without it. noise_seed: of
-    both; in a config None is the seed of the run.
+    router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
+    head_dtype: the same of the head.
+    noise: size of synthetic noise on the weights of the linear layers, before their cast (`noise.py`).
+    noise_persistence: φ of that noise.
+    router_noise: size of synthetic noise on the choice of experts; their weights come from the router without it.
+    router_noise_persistence: φ of that noise.
+    noise_seed: seed of both noises; in a config null is the seed of the run.
     """
 
     def __init__(
         self,
         config: PretrainedConfig,
         precision: PrecisionConfig,
+        sampling: Sampling = UNTRUNCATED,
         *,
-        kv_cache: str = "compute",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        stop: tuple[int, ...] = (),
-        record_support: bool = False,
         router_dtype: Literal["compute", "fp32"] = "compute",
         head_dtype: Literal["compute", "fp32"] = "compute",
         noise: Size = 0.0,
@@ -67,15 +81,14 @@ class LocalEngine(RolloutEngine):
         router_noise_persistence: Persistence = 0.0,
         noise_seed: Seed | None = 0,
     ):
-        self.config, self.temperature = config, temperature
+        self.config, self.sampling = config, sampling
+        self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
-        self.record_support = record_support
-        self.top_p, self.top_k, self.stop = top_p, top_k, torch.tensor(stop, dtype=torch.int64, device=device())
         self.arithmetic = Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
-        self.kv_cast = KV_CASTS[kv_cache]
+        self.kv_cast = KV_CASTS[sampling.kv_cache]
         self.version: int | None = None
         self.device = device()
         self.shape = architecture_of(config)
@@ -92,13 +105,13 @@ class LocalEngine(RolloutEngine):
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
-        for key, known in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
+        for key, known in (("weights", WEIGHT_CASTS), ("activations", ACTIVATION_CASTS)):
             if (asked := getattr(precision, key)) not in known:
                 names = ", ".join(name or "null" for name in known)
                 raise UserError(f"rollout.precision.{key}={asked}: not computed by rollout.engine=local, which has {names}")
 
     @classmethod
-    def tells(cls) -> Told:
+    def reports_routes(cls) -> ReportedRoutes:
         return "experts and weights"
 
     @classmethod
@@ -189,7 +202,7 @@ class LocalEngine(RolloutEngine):
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """The same with the routes taken, None of a dense model. replay: what other weights or another engine recorded."""
+        """`score` with the routes taken, None of a dense model. replay: records of other weights or of another engine."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -224,40 +237,27 @@ class LocalEngine(RolloutEngine):
         width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
         start = prompts.shape[1]
-        if start + length > self.config.max_position_embeddings:
-            raise ValueError(f"{start + length} positions exceed the model's {self.config.max_position_embeddings}")
-        self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(start + length))
         asked = slice(width - start, width)  # the places of the prompts among those of routes
         first = differs(prompts)
         if replay is not None:
             first |= differs(replay.of(slice(None), asked).groups()[:, None])
-        roots = prompts[first]
-        missing = (roots == PAD).sum(1)
-        padding = missing if bool(missing.any()) else None
-        cache = self._allocate(len(roots), start + length)
-        given = None if replay is None else replay.of(first, asked)
-        logits, taken = self._forward(roots.clamp(min=0), 0, cache, padding, given)
-        tokens = torch.full((len(prompts), length), PAD, device=self.device)
-        chosen = torch.zeros(len(prompts), length, device=self.device)
+        nodes = self._roots(prompts[first], start + length, None if replay is None else replay.of(first, asked))
         rows = torch.arange(len(prompts), device=self.device)  # that go on
         node = first.cumsum(0) - 1  # where in the tree each of them stands
+        tokens = torch.full((len(prompts), length), PAD, device=self.device)
+        chosen = torch.zeros(len(prompts), length, device=self.device)
         routes = self._unrouted(len(prompts), width + length - 1)
         if routes is not None:
-            assert taken is not None
-            routes.put(rows, asked, taken.of(node))
+            routes.put(rows, asked, nodes.routes_of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
-        vocabulary = logits.shape[-1]
+        vocabulary = nodes.logits.shape[-1]
         recorded = self._unrecorded(len(prompts), length, vocabulary)
         for t in range(length):
-            logits = logits / self.temperature
+            logits = nodes.logits / self.sampling.temperature
             logp = (logits if support is not None else self._kept(logits)).log_softmax(-1)
             drawn, going = pick(t, logp, node, rows)
             tokens[rows, t] = drawn
-            if support is None:
-                chosen[rows, t] = logp[node, drawn]
-            else:
-                own = logits[node].masked_fill(~unpack(support[rows, t], vocabulary), -torch.inf).log_softmax(-1)
-                chosen[rows, t] = own.gather(-1, drawn[:, None])[:, 0]
+            chosen[rows, t] = logp[node, drawn] if support is None else _within(support[rows, t], logits[node], drawn)
             if recorded is not None:
                 recorded[rows, t] = pack(logp > -torch.inf)[node]
             if going is not None:
@@ -266,20 +266,33 @@ class LocalEngine(RolloutEngine):
                 break
             place = slice(width + t, width + t + 1)
             given = None if replay is None else replay.of(rows, place)
-            nodes, node, given = children(node * vocabulary + drawn, given)
-            parents = nodes // vocabulary
-            if not torch.equal(parents, torch.arange(len(logp), device=self.device)):
-                cache = self._branch(cache, parents, start + t)
-                padding = None if padding is None else padding[parents]
-            logits, taken = self._forward((nodes % vocabulary)[:, None], start + t, cache, padding, given)
+            keys, node, given = children(node * vocabulary + drawn, given)
+            nodes = self._children(nodes, keys // vocabulary, keys % vocabulary, start + t, given)
             if routes is not None:
-                assert taken is not None
-                routes.put(rows, place, taken.of(node))
+                routes.put(rows, place, nodes.routes_of(node))
         return tokens, chosen, Recorded(routes, recorded)
+
+    def _roots(self, prompts: Tensor, places: int, replay: Routes | None) -> _Nodes:
+        """The nodes of different prompts [N, P], with room for so many places."""
+        if places > self.config.max_position_embeddings:
+            raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
+        self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
+        missing = (prompts == PAD).sum(1)
+        padding = missing if bool(missing.any()) else None
+        cache = self._allocate(len(prompts), places)
+        return _Nodes(*self._forward(prompts.clamp(min=0), 0, cache, padding, replay), cache, padding)
+
+    def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
+        """The nodes after `nodes`: each comes from one of them by a token at the place `at`."""
+        cache, padding = nodes.cache, nodes.padding
+        if not torch.equal(parents, torch.arange(len(nodes.logits), device=self.device)):
+            cache = self._branch(cache, parents, at)
+            padding = None if padding is None else padding[parents]
+        return _Nodes(*self._forward(tokens[:, None], at, cache, padding, replay), cache, padding)
 
     def _unrecorded(self, rows: int, length: int, vocabulary: int) -> Tensor | None:
         shape = (rows, length, -(-vocabulary // 8))
-        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.record_support else None
+        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.sampling.record_support else None
 
     def _unrouted(self, rows: int, places: int) -> Routes | None:
         s = self.shape
@@ -287,12 +300,13 @@ class LocalEngine(RolloutEngine):
 
     def _kept(self, logits: Tensor) -> Tensor:
         """−inf but for the top_k most probable tokens, and of those the fewest that hold top_p of what the top_k hold."""
-        if self.top_k:
-            logits = logits.masked_fill(logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
-        if self.top_p < 1:
+        top_k, top_p = self.sampling.top_k, self.sampling.top_p
+        if top_k:
+            logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
+        if top_p < 1:
             ranked, places = logits.sort(-1, descending=True)
             probability = ranked.softmax(-1)
-            beyond = probability.cumsum(-1) - probability >= self.top_p  # of the mass before it: the first always stays
+            beyond = probability.cumsum(-1) - probability >= top_p  # of the mass before it: the first always stays
             logits = logits.masked_fill(beyond.gather(-1, places.argsort(-1)), -torch.inf)
         return logits
 
@@ -338,7 +352,7 @@ class LocalEngine(RolloutEngine):
         return self._cos[positions], self._sin[positions]
 
     def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
-        """What a query does not see, [1 or B, 1, L, groups·n]: later places, and those before its row begins."""
+        """The places hidden from a query, [1 or B, 1, L, groups·n]: later ones, and those before its row begins."""
         groups = self.heads // self.kv_heads
         later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
         if padding is None:
@@ -396,3 +410,9 @@ class LocalEngine(RolloutEngine):
     def _allocate(self, rows: int, length: int) -> Cache:
         shape = (rows, self.kv_heads, length, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
+
+
+def _within(support: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """log-probabilities [N] of tokens, renormalised over the tokens of `support` [N, ⌈V/8⌉]."""
+    logp = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf).log_softmax(-1)
+    return logp.gather(-1, tokens[:, None])[:, 0]

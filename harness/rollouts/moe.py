@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.rollouts.linear import Arithmetic, Weight
+from harness.rollouts.linear import Arithmetic, EngineMatrix
 from harness.rollouts.routes import Routes, has_route
 
 
@@ -32,7 +32,7 @@ class Router(NamedTuple):
 class Mixture:
     """One block. experts: for each, the weights of its two layers."""
 
-    def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[Weight, Weight]]):
+    def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[EngineMatrix, EngineMatrix]]):
         self.arithmetic, self.router, self.experts = arithmetic, router, experts
 
     def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:

@@ -1,4 +1,4 @@
-"""What an engine records while it samples, and a later pass over the same responses replays: experts, and sampling masks."""
+"""Records of an engine while it samples, which a later pass over the same responses replays: experts, and sampling masks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from harness.rollouts.routes import Routes
 
 
 class Recorded(NamedTuple):
-    """Of B responses. routes: the experts to take; None: each pass chooses its own.
-
-    support [B, T, ⌈V/8⌉] uint8: the tokens that top_p and top_k left at each place, as `pack` makes it, all 0 after the end of a
-    response. A pass renormalises over them; None: over all tokens.
-    """
+    """What a pass over B responses replays."""
 
     routes: Routes | None = None
+    """The experts to take; None: each pass chooses its own."""
     support: Tensor | None = None
+    """[B, T, ⌈V/8⌉] uint8: the tokens that top_p and top_k left at each place, as `pack` makes it; all 0 after a response's end.
+
+    A pass renormalises over them; None: over all tokens."""
 
     def of(self, rows: Any) -> Recorded:
-        """Some rows."""
+        """The records of some rows."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
-        """The function of each tensor that is there."""
+        """The records with `function` applied to each tensor that is there."""
         routes = None if self.routes is None else self.routes.map(function)
         return Recorded(routes, None if self.support is None else function(self.support))
 
@@ -46,7 +46,7 @@ def pack(support: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, vocabulary: int) -> Tensor:
-    """The counterpart of `pack`: [..., V] bool."""
+    """Bits of `pack` as [..., V] bool."""
     return (bits[..., None] >> _places(bits) & 1).flatten(-2)[..., :vocabulary].bool()
 
 

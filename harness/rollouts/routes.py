@@ -1,4 +1,4 @@
-"""Which experts of a mixture computed each token: what an engine records while it samples, and what a later pass may replay."""
+"""The experts of a mixture that computed each token: an engine records them as it samples, and a later pass may replay them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Routes(NamedTuple):
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def layer(self, number: int) -> Routes:
-        """Those of one layer for the rows x places [B·L, ...]: the counterpart of `stack`."""
+        """The routes of one layer for the rows x places [B·L, ...]: the counterpart of `stack`."""
         return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
-        """Some rows, at some places."""
+        """The routes of some rows, at some places."""
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
@@ -71,7 +71,7 @@ def id_dtype(experts: int) -> torch.dtype:
 
 
 def no_route(dtype: torch.dtype) -> int:
-    """What stands in place of an expert where nothing was computed."""
+    """The number in place of an expert where nothing was computed."""
     return torch.iinfo(dtype).max
 
 

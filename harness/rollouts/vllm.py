@@ -29,20 +29,19 @@ from algos.parameters import Count, Seed
 from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
-from harness.rollouts import Rollout, RolloutEngine, Told, casts
+from harness.precisions import PRECISIONS, vllm_option
+from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.check_weights import QUANTISED, tolerance
 from harness.rollouts.lists import padded
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.vllm_outputs import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.rollouts.vllm_support import (
-    QUANTIZATIONS,
+    can_report_routes,
     can_sleep,
-    can_tell_routes,
     forget_reloading,
     head_sizes,
     kv_cache_refusal,
-    option,
     package,
     remove_stale_segments,
     slow_formats,
@@ -72,26 +71,25 @@ PREFILL_TOKENS = 16384
 class VllmEngine(RolloutEngine):
     """See RolloutEngine. Tensors may be on a GPU; responses are on the device of the prompts.
 
-    record_support: tell the tokens that top_p and top_k left, by their log-probabilities: vLLM 0.32 returns such sets by itself
+    `Sampling.record_support` is read off the log-probabilities of the most probable tokens: vLLM 0.32 returns such sets by itself
     (`return_sampling_mask`) from the model runner of GPUs alone.
-    kv_cache_gib: memory of the KV cache. context: prompt and response tokens that fit; None for the model's limit.
+
+    kv_cache_gib: memory of the KV cache.
+    context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: nats; None for the precision's own, and for no check where there is noise.
-    noise, noise_persistence, noise_seed: as LocalEngine has them, and with the same values.
+    sync_tolerance: nats by which a load may be off; None for the precision's own, and for no check where there is noise.
+    noise: size of synthetic noise on the weights of the linear layers, with the values that LocalEngine has (`noise.py`).
+    noise_persistence: φ of that noise.
+    noise_seed: its seed; in a config null is the seed of the run.
     """
 
     def __init__(
         self,
         shape: PretrainedConfig,
         precision: PrecisionConfig,
+        sampling: Sampling = UNTRUNCATED,
         *,
-        kv_cache: str = "compute",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        stop: tuple[int, ...] = (),
-        record_support: bool = False,
         kv_cache_gib: Annotated[float, Interval(ge=1e-3, le=1e6)] = 1.0,
         context: Count | None = None,
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
@@ -102,26 +100,22 @@ class VllmEngine(RolloutEngine):
         noise_seed: Seed | None = 0,
     ):
         # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
-        usual = tolerance(precision, kv_cache) if top_p == 1 and not top_k else QUANTISED
+        usual = QUANTISED if sampling.truncated else tolerance(precision, sampling.kv_cache)
         self.tolerance = sync_tolerance or (None if noise else usual)
         self.noise = Noise(noise, noise_persistence, noise_seed)
-        self.precision = precision
-        self.sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": list(stop)}
-        self.told = min(top_k + TIES, shape.vocab_size) if record_support else 0
+        self.precision, self.sampling = precision, sampling
+        self.ranked = min(sampling.top_k + TIES, shape.vocab_size) if sampling.record_support else 0
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
-        self.quantization = QUANTIZATIONS[option(precision) or precision.name][2]
+        named = vllm_option(precision.weights, precision.activations)
+        self.quantization = PRECISIONS[named].vllm if named in PRECISIONS else None
         self.compute = DTYPES[precision.compute]
         self.version: int | None = None
         self.shape, self.tied = shape, shape.tie_word_embeddings
-        self.routed = bool(expert_count(shape)) and can_tell_routes()
-        if tensor_parallel < 1 or _ranks() % tensor_parallel:
-            raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
+        self.routed = bool(expert_count(shape)) and can_report_routes()
         self.tensor_parallel = tensor_parallel
-        if tensor_parallel > 1 and not torch.cuda.is_available():
-            remove_stale_segments(dist.get_rank())
-            dist.barrier()  # before another rank makes its own
+        _check_ranks(tensor_parallel)
         self.expected = _parameters(shape)
-        llm = package().LLM
+        package()
         if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
         self.sleeps, self.asleep = sleep, False
@@ -129,31 +123,33 @@ class VllmEngine(RolloutEngine):
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
             _write_config(Path(folder), shape, self.quantization)
-            self.llm = llm(
-                model=folder,
-                load_format="dummy",
-                skip_tokenizer_init=True,
-                dtype=self.compute,
-                quantization=None if self.quantization == "int8" else self.quantization,
-                kv_cache_dtype="auto" if kv_cache == "compute" else kv_cache,
-                kv_cache_memory_bytes=int(kv_cache_gib * 2**30),
-                max_model_len=self.context,
-                max_num_seqs=MAX_SEQUENCES,
-                max_num_batched_tokens=max(PREFILL_TOKENS, self.context),
-                enable_chunked_prefill=False,
-                max_logprobs=max(self.told, 1),
-                logprobs_mode="processed_logprobs",
-                enforce_eager=not torch.cuda.is_available(),
-                tensor_parallel_size=tensor_parallel,
-                **_memory(),
-                enable_sleep_mode=sleep,
-                **({"enable_return_routed_experts": True} if self.routed else {}),
-                # With ranks around, vLLM must take their process group instead of making one.
-                distributed_executor_backend="external_launcher" if _ranks() > 1 else None,
-                seed=0,  # of dummy weights only: each request brings its own
-            )
+            self.llm = package().LLM(model=folder, **self._options(kv_cache_gib))
         # Without this its end, when it is garbage-collected, would destroy the process group, which the actor uses.
         self.llm.llm_engine.engine_core._finalizer.detach()
+
+    def _options(self, kv_cache_gib: float) -> dict[str, Any]:
+        """How vLLM is started."""
+        options = {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": self.compute,
+            "quantization": None if self.quantization == "int8" else self.quantization,
+            "kv_cache_dtype": "auto" if self.sampling.kv_cache == "compute" else self.sampling.kv_cache,
+            "kv_cache_memory_bytes": int(kv_cache_gib * 2**30),
+            "max_model_len": self.context,
+            "max_num_seqs": MAX_SEQUENCES,
+            "max_num_batched_tokens": max(PREFILL_TOKENS, self.context),
+            "enable_chunked_prefill": False,
+            "max_logprobs": max(self.ranked, 1),
+            "logprobs_mode": "processed_logprobs",
+            "enforce_eager": not torch.cuda.is_available(),
+            "tensor_parallel_size": self.tensor_parallel,
+            "enable_sleep_mode": self.sleeps,
+            # With ranks around, vLLM must take their process group instead of making one.
+            "distributed_executor_backend": "external_launcher" if _ranks() > 1 else None,
+            "seed": 0,  # of dummy weights only: each request brings its own
+        }
+        return options | _memory() | ({"enable_return_routed_experts": True} if self.routed else {})
 
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
@@ -163,7 +159,7 @@ class VllmEngine(RolloutEngine):
         if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
         refusals = weight_formats()
-        formats = option(precision) or precision.name
+        formats = vllm_option(precision.weights, precision.activations) or precision.name
         if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
@@ -207,7 +203,7 @@ class VllmEngine(RolloutEngine):
             padded(logp, length, 0.0, torch.float32).to(prompts.device),
             torch.full((len(samples), length), version, device=prompts.device),
             expert_ids(samples, prompts, length, self.shape) if self.routed else None,
-            support=support(samples, length, self.shape.vocab_size, self.told).to(prompts.device) if self.told else None,
+            support=support(samples, length, self.shape.vocab_size, self.ranked).to(prompts.device) if self.ranked else None,
         )
 
     @classmethod
@@ -217,8 +213,8 @@ class VllmEngine(RolloutEngine):
         return f"it tells the tokens that it left one by one; set rollout.top_k to 1 to {LARGEST_TOP_K}, use rollout/engine=local"
 
     @classmethod
-    def tells(cls) -> Told:
-        return "experts" if can_tell_routes() else "nothing"
+    def reports_routes(cls) -> ReportedRoutes:
+        return "experts" if can_report_routes() else "nothing"
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         samples = self._ask(prompts, length, None)
@@ -248,12 +244,14 @@ class VllmEngine(RolloutEngine):
                 f"rollout.engine.context={self.context}: {prompts.shape[1]} prompt tokens and {length} of a response do not fit"
             )
         make = functools.partial(
-            package().SamplingParams, max_tokens=length, logprobs=self.told, ignore_eos=True, detokenize=False
+            package().SamplingParams, max_tokens=length, logprobs=self.ranked, ignore_eos=True, detokenize=False
         )
+        own, stop = self.sampling, list(self.sampling.stop)
         if uniforms is None:
-            sampling = make(temperature=0.0, stop_token_ids=self.sampling["stop_token_ids"])
+            sampling = make(temperature=0.0, stop_token_ids=stop)
         else:
-            sampling = [make(**self.sampling, seed=seed) for seed in _seeds(self._of_group(uniforms))]
+            make = functools.partial(make, temperature=own.temperature, top_p=own.top_p, top_k=own.top_k, stop_token_ids=stop)
+            sampling = [make(seed=seed) for seed in _seeds(self._of_group(uniforms))]
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
@@ -322,6 +320,15 @@ def _memory() -> dict[str, float]:
 
 def _ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _check_ranks(tensor_parallel: int) -> None:
+    """Check that ranks can hold engines together. On a CPU it also removes what killed ones left in shared memory."""
+    if tensor_parallel < 1 or _ranks() % tensor_parallel:
+        raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
+    if tensor_parallel > 1 and not torch.cuda.is_available():
+        remove_stale_segments(dist.get_rank())
+        dist.barrier()  # before another rank makes its own
 
 
 def _seeds(uniforms: Tensor) -> list[int]:

@@ -1,4 +1,4 @@
-"""What vLLM's answers tell of responses, as the tensors of a `Rollout`."""
+"""vLLM's outputs as the tensors of a `Rollout`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""Of sampling masks: vLLM tells each token that was left with its log-probability, and leaves those that tie with the last."""
+"""The largest top_k with sampling masks, and how many tokens more are asked for: vLLM leaves those that tie with the last."""
 
 
-def support(samples: list[Any], length: int, vocabulary: int, told: int) -> Tensor:
-    """`Rollout.support`: the tokens that have a finite log-probability after the truncation, of the `told` most probable ones.
+def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
+    """`Rollout.support`: the tokens that have a finite log-probability after the truncation, of the `ranked` most probable ones.
 
-    Raises UserError where all that were told are finite, so that there may be more.
+    Raises UserError where all of these are finite, so that there may be more.
     """
     rows = []
     for sample in samples:
         left = torch.zeros(length, vocabulary, dtype=torch.bool)
         for place, entries in enumerate(sample.logprobs):
             finite = [token for token, entry in entries.items() if entry.logprob > -torch.inf]
-            if len(finite) >= told < vocabulary:
+            if len(finite) >= ranked < vocabulary:
                 raise UserError(
                     f"rollout.replay_sampling_mask=true: {len(finite)} tokens of vLLM tie at rollout.top_k; lower it, or sample "
                     "in a wider rollout.precision"
@@ -46,8 +46,8 @@ def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: Pretrain
     ).ids
     for row, (sample, padding) in enumerate(zip(samples, (prompts == PAD).sum(1).tolist(), strict=True)):
         places = width - padding + len(sample.token_ids) - 1  # all but the last token
-        told = torch.as_tensor(sample.routed_experts)
-        if told.shape[1:] != ids.shape[2:] or len(told) < places:
-            raise RuntimeError(f"vLLM told the experts of {list(told.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
-        ids[row, padding : padding + places] = told[:places].to(ids)
+        experts = torch.as_tensor(sample.routed_experts)
+        if experts.shape[1:] != ids.shape[2:] or len(experts) < places:
+            raise RuntimeError(f"vLLM told the experts of {list(experts.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
+        ids[row, padding : padding + places] = experts[:places].to(ids)
     return ids

@@ -1,4 +1,4 @@
-"""What vLLM can compute on this machine. The only file besides `vllm.py` that imports vllm."""
+"""The abilities of vLLM on this machine. The only file besides `vllm.py` that imports vllm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.machine import FP8_KERNELS, Machine
+from harness.precisions import vllm_refusals
 
 # Read when vllm is imported: one process, nothing sent home, no port beyond loopback, its log for errors only.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -23,18 +23,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it reports that triton is missing, which no CPU needs
-
-QUANTIZATIONS = {
-    "fp32, bf16, fp16": (None, None, None),
-    "fp8_tensor": ("fp8_tensor", "fp8_token", "fp8_per_tensor"),
-    "fp8_channel": ("fp8_channel", "fp8_token", "fp8_per_channel"),
-    "fp8_block": ("fp8_block", "fp8_group", "fp8_per_block"),
-    "fp8_block_w8a16": ("fp8_block", None, "fp8_per_block"),
-    "int8": ("int8_channel", "int8_token", "int8"),
-}
-"""Options of rollout/precision: formats of weights and activations, vLLM's name for them. vLLM quantises to FP8 when it loads.
-For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they are, without a word), so the weights are
-given to it as those of a quantised checkpoint."""
 
 FP8_BY_REFERENCE = (
     "no native FP8 product on this CPU: oneDNN's reference code computes it, about 100 times slower than bf16 with the "
@@ -95,24 +83,7 @@ def _registered(name: str) -> bool:
 
 def weight_formats() -> dict[str, str | None]:
     """Options of rollout/precision -> why vLLM cannot compute in them on this machine, None where it can."""
-    machine = this_machine()
-    refusals: dict[str, str | None] = dict.fromkeys(QUANTIZATIONS)
-    if machine.gpu is not None:
-        refusals["fp8_block_w8a16"] = "a GPU quantises activations too: use fp8_block"
-        if not machine.gpu_fp8:
-            refusals |= {name: f"{machine.gpu} has no FP8 units" for name in refusals if "fp8" in name}
-        return refusals
-    if "static_scaled_fp8_quant" not in machine.kernels:
-        refusals["fp8_tensor"] = "its CPU build has no per-tensor FP8 quantisation"
-    if not machine.amx_fp8:
-        refusals["fp8_block"] = "this CPU has no AMX-FP8"
-    if machine.amx_fp8:
-        refusals["fp8_block_w8a16"] = "this CPU multiplies in W8A8: use fp8_block"
-    elif not machine.amx:
-        refusals["fp8_block_w8a16"] = "this CPU has no AMX"
-    elif "fp8_scaled_mm_cpu" not in machine.kernels:
-        refusals["fp8_block_w8a16"] = "its CPU build has no product of FP8 weights in blocks"
-    return refusals
+    return vllm_refusals(this_machine())
 
 
 def slow_formats() -> dict[str, str]:
@@ -132,7 +103,7 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
     return f"on a CPU head_dim must be divisible by 32, and it is {head_dim}" if head_dim % 32 else None
 
 
-def can_tell_routes() -> bool:
+def can_report_routes() -> bool:
     """Whether vLLM returns the experts of a mixture: an option of its later versions, and of their GPU model runner alone."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
@@ -155,12 +126,6 @@ def can_sleep() -> bool:
 def head_sizes() -> tuple[int, ...]:
     """Sizes of an attention head that vLLM takes on a CPU; empty on a GPU. Another size fails at the first forward only."""
     return this_machine().head_sizes
-
-
-def option(precision: PrecisionConfig) -> str | None:
-    """The key of QUANTIZATIONS for this precision; None where vLLM has no such combination."""
-    formats = (precision.weights, precision.activations)
-    return next((name for name, (*own, _) in QUANTIZATIONS.items() if tuple(own) == formats), None)
 
 
 def forget_reloading(model: torch.nn.Module) -> None:

@@ -25,14 +25,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import first_line
-from harness.run.folder import RunFolder, to_disk, writing
+from harness.files import to_disk, writing
+from harness.run.folder import RunFolder
 from harness.run.manifest import State, damage_of, digests, read_state
 from harness.train.model.actor import Saved
 from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds beside the models' own: its state, and the rollouts sampled ahead of their use."""
+    """A checkpoint's content beside its models: its state, and the rollouts sampled ahead of their use."""
 
     state: State
     rollouts: dict[str, Tensor]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Unavailable, UserError
+from harness.files import to_disk, writing
 from harness.run import jsonl
 from harness.run.metrics import check_named
 
@@ -33,26 +34,7 @@ STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", 
 FINISHED = ("done", "collapsed")
 CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
 LAST_STEP = 10**9
-"""As `steps` of a config is bounded."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write under `path`, such as a full disk, into an Unavailable with its remedy."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
-        raise Unavailable(f"{path}: cannot write ({error.strerror}); {remedy}") from error
-
-
-def to_disk(path: Path) -> None:
-    """Wait until what was written to a file, or the names in a folder, would survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+"""Upper bound of `config.steps`."""
 
 
 class RunFolder:
@@ -137,8 +119,8 @@ class RunFolder:
     @property
     def checkpoints(self) -> dict[int, Path]:
         """Step -> folder of each checkpoint that it keeps, the oldest first. A copy under another name is none."""
-        found = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
-        return dict(sorted((int(match[1]), path) for match, path in found.items() if match))
+        matches = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
+        return dict(sorted((int(match[1]), path) for match, path in matches.items() if match))
 
     @property
     def checkpointed(self) -> int:

@@ -16,7 +16,7 @@ LARGEST = 4 << 30
 
 
 def loads(text: bytes) -> Any:
-    """What the JSON says. Raises ValueError on anything else, on endless nesting and on half a surrogate pair too."""
+    """The content of a JSON text. Raises ValueError on anything else, on endless nesting and on half a surrogate pair too."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.build import Plan
-from harness.collapse import outcome
+from harness.collapse import Detectors
 from harness.config import Config
 from harness.errors import Unavailable, UserError
 from harness.run import checkpoint
 from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
 from harness.run.mirrors import Mirrors
 from harness.run.provenance import provenance
-from harness.run.signals import Preempted, Progress, StopRequest, stop_signals
+from harness.run.signals import Preempted, RunProgress, StopRequest, stop_signals
 from harness.train.ranks import Ranks, check_ranks, join
 from harness.train.trainer import Trainer
 from harness.validate import check
@@ -32,9 +32,7 @@ class Run:
     def __init__(self, plan: Plan, folder: RunFolder):
         self.config, self.folder, self.ranks = plan.config, folder, join()
         self.trainer = Trainer(plan, folder)
-        self.detectors = {name: make() for name, make in plan.detectors.items()}
-        self.events: dict[str, dict[str, Any]] = {}
-        """The event of each detector that has reported one."""
+        self.detectors = Detectors({name: make() for name, make in plan.detectors.items()})
 
     def train(self, request: StopRequest) -> str:
         """Train to the end, from the last checkpoint if there is one, and return the final state.
@@ -45,11 +43,11 @@ class Run:
         step = self.resume()
         request.at_once = False
         folder.status("running", step=step, steps=c.steps)
-        track, progress = Mirrors(c, folder.path, step), Progress(step, c.steps)
+        track, progress = Mirrors(c, folder.path, step), RunProgress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
         try:
             self._record_missing_events(step, track)
-            while step < c.steps and not (c.collapse.stop and self.collapsed):
+            while step < c.steps and not (c.collapse.stop and self.detectors.collapsed):
                 metrics = self.trainer.step(step)
                 self.record(step, metrics, track)
                 step += 1
@@ -61,12 +59,12 @@ class Run:
                 if stop and step < c.steps:
                     ending = {"state": "preempted"}
                     raise Preempted(stop)
-            if not (c.collapse.stop and self.collapsed):
+            if not (c.collapse.stop and self.detectors.collapsed):
                 self.record(step, self.trainer.load_weights() | self.trainer.evaluate(), track)
-            state = "collapsed" if self.collapsed else "done"
+            state = "collapsed" if self.detectors.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
-            ended = outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
-            exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in ended.present().items()}}
+            outcome = self.detectors.outcome().present()
+            exit_code, ending = 0, {"state": state, **{f"collapse/{key}": value for key, value in outcome.items()}}
             self.trainer.sampler.engine.close()  # else a process of several runs would hold the memory of all of them
             return state
         except Exception as error:
@@ -81,28 +79,20 @@ class Run:
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
             self.folder.log_event("all_rejected", step)
-        for name, detector in self.detectors.items():
-            event = detector.observe(step, metrics)
-            if event:
-                self.events[name] = event
-                self._record_event(step, name, track)
+        for name in self.detectors.observe(step, metrics):
+            self._record_event(step, name, track)
 
     def _record_missing_events(self, step: int, track: Mirrors) -> None:
         """Record the events from before the checkpoint that this folder lacks. The folder of a branch lacks all of them."""
         recorded = {event.get("detector") for event in self.folder.events()}
-        for name in self.events.keys() - recorded:
+        for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
 
     def _record_event(self, step: int, name: str, track: Mirrors) -> None:
         """Record a detector's event in the folder and in its mirror."""
-        role, event = self.detectors[name].role, self.events[name]
+        role, event = self.detectors.role(name), self.detectors.events[name]
         self.folder.log_event(role, step, detector=name, **event)
         track.event(step, role, name, event)
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether a detector of collapse has reported."""
-        return any(self.detectors[name].role == "collapse" for name in self.events)
 
     def resume(self) -> int:
         """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
@@ -110,22 +100,15 @@ class Run:
         if loaded is None:
             return 0
         state = loaded.state
-        self.events = dict(state.events)
+        self.detectors.restore(state.events, state.detectors)
         self.trainer.restore(state.updates, loaded.rollouts)
-        for name, detector in self.detectors.items():
-            detector.state = state.detectors[name]
         self.folder.log_event("resumed", state.step)
         return state.step
 
     def save(self, step: int) -> None:
         """Write the checkpoint of `step`, the next one to train."""
         updates, rollouts = self.trainer.state()
-        state = {
-            "step": step,
-            "updates": updates,
-            "events": self.events,
-            "detectors": {name: detector.state for name, detector in self.detectors.items()},
-        }
+        state = {"step": step, "updates": updates, **self.detectors.state()}
         checkpoint.save(self.folder, self.ranks, self.trainer.models, state, rollouts, self.config.checkpoint.keep)
 
 

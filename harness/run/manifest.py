@@ -34,7 +34,7 @@ def read_state(folder: Path) -> State:
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in `folder`; None if nothing is."""
+    """The damage of the checkpoint in `folder`; None if there is none."""
     try:
         expected = loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError) as error:

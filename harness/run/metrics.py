@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from harness.precisions import PROBED
+
 
 class Metric(NamedTuple):
     """meaning in a line, its unit, and whether it is a wall-clock reading, which no resume reproduces."""
@@ -16,9 +18,6 @@ class Metric(NamedTuple):
     unit: str
     timing: bool = False
 
-
-PROBED = ("bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8", "nvfp4", "nvfp4_w4a4")
-"""Precisions that `evaluation.probe` may name."""
 
 METRICS = {
     "reward/rollout": Metric("mean reward of the sampled responses", "0..1"),

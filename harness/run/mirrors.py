@@ -11,7 +11,7 @@ from harness.run.wandb import Tracker
 
 
 class Mirrors:
-    """Those that `tracking` asks for. first: the step with which this process begins. None of them ever stops a run."""
+    """The mirrors that `tracking` asks for. None of them ever stops a run. first: the step with which this process begins."""
 
     def __init__(self, config: Config, folder: Path, first: int):
         self.wandb, self.event_files = Tracker(config, folder), EventFiles(config, folder, first)

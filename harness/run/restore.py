@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.config import Config, parse_recorded
 from harness.config.trust import plugin_names, refuse_code
 from harness.errors import UserError
-from harness.run.folder import RunFolder, writing
+from harness.files import writing
+from harness.run.folder import RunFolder
 from harness.run.manifest import damage_of, read_state
 
 if TYPE_CHECKING:

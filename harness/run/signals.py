@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Progress:
+class RunProgress:
     """Prints a line every few seconds: the step, the latest metrics, and how long the rest will take."""
 
     EVERY = 5.0

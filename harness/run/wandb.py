@@ -29,7 +29,7 @@ FINISH_SECONDS = 60
 """How long the end of a run waits for an upload; what is left can be sent with `wandb sync`."""
 
 FILES = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
-"""Of a report."""
+"""Files of a report that are pushed."""
 REPORT = "report-"
 """How the id of a W&B run begins that holds a report; those of training runs are hexadecimal."""
 

@@ -42,7 +42,7 @@ class Sums(Text):
 
 
 def value(written: str) -> int:
-    """What a sum of products comes to: 23 for "3 + 4 * 5"."""
+    """The value of a sum of products: 23 for "3 + 4 * 5"."""
     products = re.findall(r"([+-]?) ?(\d+(?: \* \d+)*)", written)
     return sum((-1 if sign == "-" else 1) * math.prod(map(int, product.split(" * "))) for sign, product in products)
 

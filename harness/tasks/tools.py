@@ -52,7 +52,7 @@ class Tools(arithmetic.Sums):
 
 
 def reply(expression: str) -> str:
-    """What the calculator answers, at most REPLY_LENGTH characters."""
+    """The calculator's answer, at most REPLY_LENGTH characters."""
     written = f" = {calculate(expression)}\n"
     assert len(written) <= REPLY_LENGTH
     return written

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from harness.build import Plan
-from harness.dumps.record import dump
+from harness.files import EventLog
 from harness.models import device
-from harness.run.folder import RunFolder
 from harness.seeding import seed_globals
+from harness.train.data.dump import dump
 from harness.train.data.rewards import COEF
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
@@ -30,7 +30,7 @@ class Trainer:
     the last step `load_weights` and `evaluate` judge the final weights.
     """
 
-    def __init__(self, plan: Plan, folder: RunFolder):
+    def __init__(self, plan: Plan, folder: EventLog):
         self.config, self.folder = plan.config, folder
         if plan.task.counts:
             folder.log_event("prompts", 0, **plan.task.counts)
@@ -69,7 +69,7 @@ class Trainer:
         metrics |= learner.diagnose(made, logp, step)
         sampler.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and sampler.ranks.rank == 0:
-            dump(self.folder, step, responses, made.batch, order, logp)
+            dump(self.folder.path, step, responses, made.batch, order, logp)
         return {name: float(value) for name, value in metrics.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:

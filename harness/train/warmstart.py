@@ -23,10 +23,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from harness.config import Config, HubConfig, PrecisionConfig, WarmStartConfig
 from harness.errors import UserError
+from harness.files import writing
 from harness.models import build, device, hub_model, policy_config
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.local import LocalEngine
-from harness.run.folder import writing
 from harness.seeding import derive, generator
 from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing.hooks import balance_loss

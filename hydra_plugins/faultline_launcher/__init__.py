@@ -21,7 +21,7 @@ from rich.progress import track
 
 from algos.parameters import Count, check_values
 from harness.boundary import refusing
-from harness.compose import Composer
+from harness.composer import Composer
 from harness.config import Config, parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.collapse import replay
+from harness.collapse import detect
 from harness.compose import compose
 from harness.run.folder import RunFolder
 
@@ -103,7 +103,7 @@ def fill(
     if config["evaluation"]["policy"] == "both":  # the sampling policy never learns
         for row in kept:
             row |= {"eval/rollout_reward": 0.3, "eval/rollout_stderr": 0.01} if "eval/reward" in row else {}
-    events = replay(kept, config["collapse"]["detectors"])
+    events = detect(kept, config["collapse"]["detectors"])
     with folder.claim():
         folder.write("config.json", config)
         for row in kept:

@@ -13,7 +13,7 @@ from analysis.load import load
 from analysis.report import report
 from analysis.statistics import definitions
 from analysis.verdicts import _warned
-from harness.collapse import replay
+from harness.collapse import detect
 from tests.analysis.synthetic import FP8, FP32, write
 
 
@@ -159,7 +159,7 @@ def test_every_definition_counts_what_its_own_detector_finds():
     assert counted.loc["d"].isna().all()
     for (delta, m), column in counted.items():
         own = {"drawdown": detector | {"delta": delta, "consecutive": m}}
-        fired = pd.Series({run: bool(replay(rows, own)) for run, rows in walks.items()})
+        fired = pd.Series({run: bool(detect(rows, own)) for run, rows in walks.items()})
         assert column.drop("d").to_dict() == fired.groupby(runs.arm.drop("lost")).sum().to_dict()
     assert counted[(0.2, 1)].sum() > 2 * counted[(0.7, 5)].sum() > 0 and counted[(0.2, 1)].sum() < 60
 

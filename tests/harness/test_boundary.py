@@ -1,4 +1,4 @@
-"""What becomes of an error at the edge: one line and exit code 2 for what a user can mend, its traceback for a bug."""
+"""Errors at the edge: one line and exit code 2 for what a user can mend, its traceback for a bug."""
 
 import json
 import os
@@ -145,7 +145,7 @@ def test_a_file_is_read_as_hydra_reads_it(tmp_path):
 
 
 def test_a_pipe_that_nobody_reads_ends_the_command_quietly():
-    """As `| head` does: 100,000 lines are more than a pipe holds, and one is less, which is noticed at the flush."""
+    """Like `| head`: 100,000 lines are more than a pipe holds, and one is less, which is noticed at the flush."""
     for lines in (1, 100_000):
         script = f"from harness.boundary import command\nwith command():\n    input()\n    print('line\\n' * {lines})"
         child = subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)

@@ -1,11 +1,16 @@
 """A grid is composed quickly, and as Hydra composes it."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.compose import Composer, compose, composer
+from harness.compose import compose
+from harness.composer import Composer, composer
 from harness.errors import UserError
 
 ROWS = [
@@ -75,3 +80,13 @@ def test_groups_of_a_folder_of_ones_own(tmp_path):
     (tmp_path / "loss/mine.yaml").write_text("name: ppo\neps_low: 0.1\neps_high: 0.3\n")
     composed = compose("loss=mine", f"hydra.searchpath=[file://{tmp_path}]")
     assert composed["loss"] == {"name": "ppo", "eps_low": 0.1, "eps_high": 0.3}
+
+
+def test_one_file_below_experiments_names_its_folder_of_options():
+    """An arrow that no import contract sees: a path or a module by its text."""
+    named = re.compile(r"experiments(\.conf|/conf)?")
+    knowing = set()
+    for file in (file for room in ("algos", "harness", "faultline", "analysis") for file in Path(room).rglob("*.py")):
+        texts = (node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant))
+        knowing |= {str(file) for text in texts if isinstance(text, str) and named.fullmatch(text)}
+    assert knowing == {"harness/conf.py"}

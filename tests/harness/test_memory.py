@@ -18,7 +18,7 @@ from harness.rollouts.local import LocalEngine
 from harness.train.model import head
 from harness.train.model.actor import DeepSpeedActor
 from harness.train.model.engine import _groups
-from tests.harness.live_memory import live_bytes, measure, phase
+from tests.harness.memory_profile import count_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 SMALL = 131_072
@@ -119,7 +119,7 @@ def test_the_embedded_engine(config, precision):
     shape = shape_of(made)
     net = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     engine = LocalEngine(shape, made.rollout.precision)
-    with live_bytes() as measured:
+    with count_bytes() as measured:
         with phase("load"):
             engine.load_weights(net.named_parameters(), 0)
         with phase("reload"):

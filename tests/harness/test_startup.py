@@ -1,4 +1,4 @@
-"""What a start leaves out: garbage collection within `uncollected`, and libraries that a command does not need."""
+"""A start leaves out much: garbage collection within `uncollected`, and libraries that a command does not need."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from algos.registry import installed
 from harness.startup import environment, uncollected
-from tests.harness.held_runs import CONTEXT
+from tests.harness.paused_runs import CONTEXT
 
 COMPUTING = ("torch", "numpy", "scipy", "pandas", "pyarrow", "transformers", "deepspeed", "matplotlib", "wandb", "optuna")
 
@@ -55,7 +55,7 @@ def test_who_collects_by_hand_goes_on_to(thawed):
     ids=["train --help", "train --cfg job", "faultline --help", "report --help"],
 )
 def test_a_command_that_computes_nothing_imports_nothing_to_compute_with(command, without):
-    """Of a process of its own, once it has printed."""
+    """The memory of a process of its own, once it has printed."""
     shown = f"print(*sorted(set({without}) & set(sys.modules)), file=sys.stderr)"
     code = f"import sys\ntry: {command}\nexcept SystemExit: pass\n{shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -72,7 +72,7 @@ def test_a_variable_is_set_within_and_comes_back_as_it_was(monkeypatch):
 
 
 COMPILERS = ("torch._inductor.compile_fx", "networkx", "setuptools", "distutils")
-"""What torch.compile imports, and what looks for a C compiler."""
+"""Modules that torch.compile imports, and those that look for a C compiler."""
 
 
 def _train_a_step(said) -> None:

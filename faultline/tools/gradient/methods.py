@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from algos.reductions import Counts
 from algos.registry import LOSSES
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.presets import presets
+from harness.conf import CONF
 from harness.config import PluginConfig
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
@@ -85,7 +85,7 @@ def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
     """
     if own is not None and own.name == name:
         return functools.partial(LOSSES[name], **own.params)
-    path = Path(__file__).parents[3] / "experiments" / "conf" / "loss" / f"{name}.yaml"
+    path = CONF / "loss" / f"{name}.yaml"
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"loss {name}: unknown; known are {', '.join(known)}")

@@ -7,12 +7,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from algos.corrections.spec import Proximal
+from harness.conf import CONF
 from harness.config import explained
 from harness.config.objective import CorrectionConfig
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
-FOLDER = Path(__file__).parents[3] / "experiments" / "conf" / "correction"
+FOLDER = CONF / "correction"
 
 
 class Preset(BaseModel):

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from harness.config import ActorConfig
 from harness.errors import UserError
-from harness.memory import GATHERED
 from harness.rollouts.recorded import Recorded
 from harness.startup import environment
 from harness.train.model.equal_rows import Index, distinct
 from harness.train.model.layout import Layout
 from harness.train.ranks import join
+from harness.zero import GATHERED
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from harness.config import PrecisionConfig
 from harness.rollouts.architecture import FUSED
-from harness.rollouts.linear import Arithmetic, Weight
+from harness.rollouts.linear import Arithmetic, EngineMatrix
 
 
 def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> None:
@@ -38,7 +38,7 @@ class _Fused:
 
     def __init__(self, arithmetic: Arithmetic, modules: list[nn.Linear]):
         self.arithmetic, self.modules = arithmetic, modules
-        self._waiting: dict[int, Weight] = {}
+        self._waiting: dict[int, EngineMatrix] = {}
 
     def forward(self, number: int, x: Tensor) -> Tensor:
         """What layer `number` gives for x [..., K]."""
@@ -49,32 +49,32 @@ class _Fused:
         return y.view(*x.shape[:-1], -1)
 
     @torch.no_grad()
-    def _cast(self) -> list[Weight]:
+    def _cast(self) -> list[EngineMatrix]:
         whole = self.arithmetic.weight(torch.cat([self.arithmetic.round(module.weight.float()) for module in self.modules]))
         sizes = [len(module.weight) for module in self.modules]
         codes = whole.codes.split(sizes, -1)
         by_column = whole.scale is not None and whole.scale.shape[-1] == whole.codes.shape[-1]
         scales = whole.scale.split(sizes, -1) if by_column else [whole.scale] * len(sizes)  # type: ignore[union-attr]
-        return [Weight(*parts) for parts in zip(codes, scales, strict=True)]
+        return [EngineMatrix(*parts) for parts in zip(codes, scales, strict=True)]
 
 
 class _CastProduct(torch.autograd.Function):
     """x [B, K], weight [N, K] and bias [N] or None, which get the gradient; the weight as it was cast -> y [B, N]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, cast: Weight) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, cast: EngineMatrix) -> Tensor:
         codes, scale = arithmetic.activation(arithmetic.round(x.float()))
         ctx.save_for_backward(codes, scale, cast.codes, cast.scale)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         codes, scale, *of_weight = _widened(x.dtype, codes, scale, cast.codes, cast.scale, bias)
-        return arithmetic.product(codes, scale, Weight(*of_weight)).to(x.dtype)
+        return arithmetic.product(codes, scale, EngineMatrix(*of_weight)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight, of_bias = ctx.dtypes
         of_y, codes, scale, *cast = _widened(of_y.dtype, of_y, *ctx.saved_tensors)
-        x, weight = Arithmetic.values(codes, scale), Weight(*cast).values()
+        x, weight = Arithmetic.values(codes, scale), EngineMatrix(*cast).values()
         gradient_of_bias = None if of_bias is None else of_y.sum(0).to(of_bias)
         return (of_y @ weight.t()).to(of_x), (of_y.t() @ x).to(of_weight), gradient_of_bias, None, None
 

@@ -1,10 +1,11 @@
 """Detectors on hand-made curves."""
 
+import json
 import math
 
 import pytest
 
-from harness.collapse import DETECTORS, Outcome, outcome, replay
+from harness.collapse import DETECTORS, Detectors, Outcome, detect, outcome
 from harness.collapse.detectors import Distribution, Drawdown, Entropy, Learning, Length, Numerical, Weights
 
 
@@ -72,16 +73,21 @@ def test_zero_right_of_a_few_is_not_certainty():
     assert drawdown(curve, n=20, floor=0.0) is None and drawdown(curve, n=200, floor=0.0)["onset"] == 20
 
 
-def test_drawdown_reports_once_and_survives_a_resume_at_any_point():
+def test_a_detector_reports_once_and_survives_a_resume_at_any_point():
+    """A second fall is no second event, whether the state goes through a checkpoint's JSON before, within or after the first."""
     curve = [*RISE, 0.0, 0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0]
+
+    def made():
+        return Detectors({"drawdown": Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1)})
+
     for cut in range(len(curve)):
-        events, detector = [], Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1)
+        onsets, detectors = [], made()
         for i, reward in enumerate(curve):
             if i == cut:
-                state, detector = detector.state, Drawdown(delta=0.5, consecutive=3, warm=0, floor=0.1)
-                detector.state = state
-            events.append(detector.observe(5 * i, evaluation(reward)))
-        assert [e["onset"] for e in events if e] == [40]
+                saved, detectors = json.loads(json.dumps(detectors.state())), made()
+                detectors.restore(saved["events"], saved["detectors"])
+            onsets += [event["onset"] for event in detectors.observe(5 * i, evaluation(reward)).values()]
+        assert onsets == [40] and detectors.collapsed and detectors.outcome() == Outcome("collapsed", 40, "drawdown")
 
 
 def numerical(norms, losses=None):
@@ -207,7 +213,7 @@ def test_responses_that_do_not_end_warn():
     told = [old.observe(i, {"rollout/truncated": 0.0, "rollout/same_length": s}) for i, s in enumerate((0.2, 0.6, 0.6, 0.6))]
     assert told[:3] == [None] * 3 and told[3]["onset"] == 1
     with pytest.raises(ValueError, match=r"^collapse.detectors.length.share=1.5: must be a number > 0 and < 1$"):
-        replay([], {"length": {"share": 1.5, "consecutive": 3}})
+        detect([], {"length": {"share": 1.5, "consecutive": 3}})
 
 
 def test_the_alarms_of_verl_warn():
@@ -226,7 +232,7 @@ def test_the_alarms_of_verl_warn():
     assert warned(sound, (1, 1, 0.51), (1, 1, 0.6)) == {"onset": 1, "cause": "more than 0.5 of the tokens rejected"}
     alone = [{"rollout_corr/rollout_rs_masked_fraction": 0.6}] * 2  # of a correction without a weight
     settings = {"low": 0.5, "high": 2.0, "ess": 0.3, "masked": 0.5, "consecutive": 2}
-    (event,) = replay(({"step": i, **row} for i, row in enumerate(alone)), {"weights": settings}).values()
+    (event,) = detect(({"step": i, **row} for i, row in enumerate(alone)), {"weights": settings}).values()
     assert event["onset"] == 0
 
 
@@ -251,10 +257,10 @@ SETTINGS = {
 }
 
 
-def test_replay_finds_what_a_run_saw_as_it_went():
+def test_detect_finds_what_a_run_saw_as_it_went():
     rows = [{"step": 5 * i, **evaluation(r), "actor/loss": 0.0} for i, r in enumerate([*RISE, 0.0, 0.0, 0.0])]
     rows[9]["actor/loss"] = math.nan
-    events = replay(rows, SETTINGS)
+    events = detect(rows, SETTINGS)
     assert {name: event["onset"] for name, event in events.items()} == {"learning": 10, "numerical": 45, "drawdown": 40}
 
 

@@ -137,7 +137,7 @@ def test_a_mask_of_numbers_is_read_if_they_are_0_and_1(tmp_path):
 
 
 OF_WEIGHTS = ("correction/raw_", "rollout_corr/rollout_is_")
-"""What a run logs of the distribution of its weights, which a replay of many corrections leaves out."""
+"""The metrics of the distribution of a run's weights, which a replay of many corrections leaves out."""
 
 
 @pytest.mark.parametrize(("correction", "minibatches"), [("token_truncate", 2), ("verl/decoupled_geo_rs_seq_tis", 1)])

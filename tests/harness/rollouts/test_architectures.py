@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.rollouts.architecture import architecture_of
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
+from tests.harness.engines import FP32
+from tests.harness.engines import loaded as engine
 
 VOCABULARY = 97
 SIZES = dict(
@@ -29,14 +30,6 @@ SHAPES = {
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen3, biases": Qwen3Config(**SIZES, head_dim=8, attention_bias=True),
 }
-FORMATS = {"fp32": ("fp32", None, None), "bf16": ("bf16", None, None), "fp8": ("bf16", "fp8_channel", "fp8_token")}
-
-
-def engine(net, name: str = "fp32", **more) -> LocalEngine:
-    compute, weights, activations = FORMATS[name]
-    made = LocalEngine(net.config, PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations), **more)
-    made.load_weights(net.named_parameters(), 0)
-    return made
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -79,7 +72,7 @@ def test_fp32_agrees_with_transformers(net, asked):
     assert (out.logp - reference(net, asked[0], out.tokens)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_channel"])
 def test_the_control_is_exact_with_ragged_prompts_and_answers(net, asked, name):
     """Scoring takes the path of sampling when rows end at different places: the same bits, so a ratio of exactly 1."""
     made = engine(net, name, stop=(3, 11, 40, 41, 42, 43, 44, 45))
@@ -127,7 +120,7 @@ def test_greedy_agrees_with_transformers(net, asked):
 
 
 def test_weights_that_a_model_does_not_have_are_refused(net):
-    made = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
+    made = LocalEngine(net.config, FP32)
     weights = dict(net.named_parameters())
     with pytest.raises(ValueError, match=r"does not have: layers\.0\.self_attn\.o_proj\.zero"):
         made.load_weights({**weights, "model.layers.0.self_attn.o_proj.zero": torch.zeros(1)}.items(), 0)

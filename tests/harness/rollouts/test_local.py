@@ -4,41 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ModelConfig, PrecisionConfig
-from harness.models import build, qwen3_config
+from harness.models import build, qwen3_config, qwen3_sizes
+from harness.precisions import PRECISIONS
 from harness.rollouts.local import LocalEngine
 from harness.tasks import PAD
-
-PRECISIONS = {
-    "fp32": ("fp32", None, None),
-    "bf16": ("bf16", None, None),
-    "fp16": ("fp16", None, None),
-    "fp8_tensor": ("bf16", "fp8_tensor", "fp8_token"),
-    "fp8_channel": ("bf16", "fp8_channel", "fp8_token"),
-    "fp8_block": ("bf16", "fp8_block", "fp8_group"),
-    "fp8_block_w8a16": ("bf16", "fp8_block", None),
-    "mxfp8": ("bf16", "mxfp8", "mxfp8"),
-    "int8": ("bf16", "int8_channel", "int8_token"),
-    "nvfp4": ("bf16", "nvfp4", None),
-}
-
-
-def precision(name: str) -> PrecisionConfig:
-    compute, weights, activations = PRECISIONS[name]
-    return PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations)
+from tests.harness.engines import loaded, precision
 
 
 @pytest.fixture(scope="module")
 def net():
-    sizes = ModelConfig(
-        name="qwen3",
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=96,
-    )
+    sizes = qwen3_sizes(hidden=64, layers=2, heads=4, kv_heads=2, head=32, mlp=96)
     net = build(qwen3_config(sizes, 13, 40), seed=1)
     with torch.no_grad():
         for parameter in net.parameters():  # gains off 1 and sharp logits, so that no term can be missing unnoticed
@@ -56,9 +31,7 @@ def asked():
 
 
 def engine(net, name, **more) -> LocalEngine:
-    made = LocalEngine(net.config, precision(name), **more)
-    made.load_weights(net.named_parameters(), version=3)
-    return made
+    return loaded(net, name, 3, **more)
 
 
 def reference(net, prompts, tokens, temperature=1.0):

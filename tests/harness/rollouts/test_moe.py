@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.architecture import architecture_of
@@ -12,15 +11,9 @@ from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, has_route, id_dtype, no_route
 from harness.tasks import PAD
+from tests.harness.engines import FP32, loaded
 
-PRECISIONS = {
-    "fp32": ("fp32", None, None),
-    "bf16": ("bf16", None, None),
-    "fp8_tensor": ("bf16", "fp8_tensor", "fp8_token"),
-    "int8": ("bf16", "int8_channel", "int8_token"),
-    "nvfp4": ("bf16", "nvfp4", None),
-    "nvfp4_w4a4": ("bf16", "nvfp4", "nvfp4_token"),
-}
+NAMES = ("fp32", "bf16", "fp8_tensor", "int8", "nvfp4", "nvfp4_w4a4")
 SIZES = dict(
     vocab_size=31, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     moe_intermediate_size=32, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[],
@@ -59,10 +52,7 @@ def asked():
 
 
 def engine(net, name: str = "fp32", version: int = 0, **more) -> LocalEngine:
-    compute, weights, activations = PRECISIONS[name]
-    made = LocalEngine(net.config, PrecisionConfig(name=name, compute=compute, weights=weights, activations=activations), **more)
-    made.load_weights(net.named_parameters(), version)
-    return made
+    return loaded(net, name, version, **more)
 
 
 def by_transformers(net, prompts, tokens):
@@ -105,7 +95,7 @@ def test_fp32_agrees_with_transformers_in_value_and_in_choice(asked, changes):
         assert (share < 1).all()
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_scoring_along_the_sampling_path_gives_the_same_bits_and_routes(net, asked, name):
     made = engine(net, name, stop=(0,))
     out = made.generate(*asked)
@@ -114,7 +104,7 @@ def test_scoring_along_the_sampling_path_gives_the_same_bits_and_routes(net, ask
     assert torch.equal(routes.ids, out.expert_ids) and torch.equal(routes.weights, out.expert_weights)
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_replaying_its_own_routes_changes_no_bit(net, asked, name):
     made = engine(net, name, stop=(0,))
     out = made.generate(*asked)
@@ -161,7 +151,7 @@ def test_replayed_weights_count(net, asked):
     out = engine(net).generate(*asked)
     silent = engine(net).score(asked[0], out.tokens, Recorded(Routes(out.expert_ids, torch.zeros_like(out.expert_weights))))
     muted = {name: torch.zeros_like(w) if "down_proj" in name else w for name, w in net.named_parameters()}
-    without = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
+    without = LocalEngine(net.config, FP32)
     without.load_weights(muted.items(), 0)
     assert torch.equal(silent, without.score(asked[0], out.tokens))
 
@@ -238,7 +228,7 @@ def test_what_it_does_not_compute_is_refused_by_name(changes, reason):
 def test_nan_weights_give_nan_log_probabilities_not_an_exception(net, asked):
     broken = {name: w.detach().clone() for name, w in net.named_parameters()}
     broken["model.layers.0.mlp.gate.weight"][:] = float("nan")
-    made = LocalEngine(net.config, PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
+    made = LocalEngine(net.config, FP32)
     made.load_weights(broken.items(), 0)
     assert not made.generate(*asked).logp.isfinite().any()
 

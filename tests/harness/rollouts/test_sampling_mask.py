@@ -15,7 +15,6 @@ from algos.losses import pg
 from algos.objective import Objective
 from algos.reductions import Counts
 from faultline.tools.gradient.sampled import SampledGradients
-from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.local import LocalEngine
@@ -28,6 +27,7 @@ from harness.train.model.equal_rows import distinct
 from harness.train.model.head import ScoringHead
 from harness.validate import check
 from sweeps.branch import _check_waiting
+from tests.harness.engines import engine_of
 from tests.harness.train.model.test_actor import SHAPE
 from tests.harness.train.test_trainer import folder_of, stepped
 
@@ -36,7 +36,6 @@ OLD = policies(SPACE)[0]
 R = rewards(SPACE)
 LEFT = OLD.topk(2, dim=-1).values[:, -1:] <= OLD
 """top_k=2 of three symbols: in each of the 13 states the two that π_old, here also μ's own policy, likes most."""
-FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def test_bits_are_numpys():
@@ -106,8 +105,8 @@ def test_an_engine_without_truncation_replays_the_log_probabilities_to_the_bit(t
     generator = torch.Generator().manual_seed(0)
     net = build(SHAPE, 0)
     shared = {"temperature": 0.7, "stop": (3,)}
-    truncating = LocalEngine(net.config, FP32, top_p=top_p, top_k=top_k, record_support=True, **shared)
-    whole = LocalEngine(net.config, FP32, **shared)
+    truncating = engine_of(LocalEngine, net.config, top_p=top_p, top_k=top_k, record_support=True, **shared)
+    whole = engine_of(LocalEngine, net.config, **shared)
     for engine in (truncating, whole):
         engine.load_weights(net.named_parameters(), 0)
     prompts = torch.randint(0, SHAPE.vocab_size, (3, 4), generator=generator).repeat_interleave(8, 0)
@@ -148,7 +147,7 @@ def test_the_control_is_exact_with_masks_alone(tiny):
 
 @pytest.mark.slow
 def test_the_gradient_laboratory_replays_masks(tiny):
-    """Of a checkpoint: the batch of the engine is at ratio 1, and the network's gradient is that of the renormalised policy."""
+    """From a checkpoint: the batch of the engine is at ratio 1, and the network's gradient is that of the renormalised policy."""
     config = tiny(*TOP, REPLAY, "steps=1", "checkpoint.every=1")
     train(config)
     with parts_at(find(config.path)) as parts:

@@ -10,39 +10,25 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from harness.config import ModelConfig, PrecisionConfig
 from harness.errors import UserError
-from harness.models import build, qwen3_config
+from harness.models import build, qwen3_config, qwen3_sizes
 from harness.rollouts.check_weights import SyncCheck
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import unpack
 from harness.rollouts.vllm import VllmEngine
-from harness.rollouts.vllm_support import QUANTIZATIONS, kv_cache_refusal, slow_formats, weight_formats
+from harness.rollouts.vllm_support import kv_cache_refusal, slow_formats, weight_formats
 from harness.tasks import PAD
 from harness.validate import check
-from tests.harness.held_runs import finished, stands_still, start, strike
+from tests.harness.engines import engine_of, precision
+from tests.harness.paused_runs import is_paused, signal_when_paused, start, wait_for_end
 from tests.harness.train.test_trainer import folder_of, stepped, untimed
 from tests.waiting import until
 
 pytestmark = pytest.mark.vllm
 ENGINE = "rollout/engine=vllm"
-SIZES = ModelConfig(
-    name="qwen3",
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=256,
-)  # multiples of 128: FP8 in blocks
+SIZES = qwen3_sizes(hidden=128, layers=2, heads=4, kv_heads=2, head=32, mlp=256)  # multiples of 128: FP8 in blocks
 VOCABULARY, CONTEXT = 17, 320
 BERT = BertConfig(vocab_size=17, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
-
-
-def precision(option: str) -> PrecisionConfig:
-    name = option if option in QUANTIZATIONS else "fp32, bf16, fp16"
-    weights, activations, _ = QUANTIZATIONS[name]
-    return PrecisionConfig(name=option, compute=option if weights is None else "bf16", weights=weights, activations=activations)
 
 
 @functools.cache
@@ -62,7 +48,7 @@ def net(seed=1, tied=False):
 
 @functools.cache
 def engine(option: str, kv_cache: str, temperature: float) -> VllmEngine:
-    return VllmEngine(net().config, precision(option), kv_cache=kv_cache, temperature=temperature, kv_cache_gib=0.25)
+    return engine_of(VllmEngine, net().config, precision(option), kv_cache=kv_cache, temperature=temperature, kv_cache_gib=0.25)
 
 
 def loaded(option: str, kv_cache: str = "compute", *, temperature: float = 1.0, seed: int = 1) -> VllmEngine:
@@ -109,7 +95,7 @@ def test_a_precision_is_computed_as_such_or_refused_before_the_start(option, kv_
             VllmEngine.check(net().config, precision(option), kv_cache)
         if not torch.cuda.is_available() and "block" not in option:  # the refusal is right: vLLM itself fails, only later
             with pytest.raises(UserError, match=r"rollout.engine=vllm: cannot start with a qwen3 model"):
-                VllmEngine(net().config, precision(option), kv_cache=kv_cache)
+                engine_of(VllmEngine, net().config, precision(option), kv_cache=kv_cache)
     else:
         with pytest.warns(match="slower than bf16") if option in slow_formats() else contextlib.nullcontext():
             VllmEngine.check(net().config, precision(option), kv_cache)
@@ -158,7 +144,7 @@ def test_responses_repeat_and_do_not_depend_on_their_neighbours():
 
 def test_shorter_prompts_and_responses_that_end():
     """A prompt padded on its left is the prompt; a response ends with its stop token, which counts, and PAD follows."""
-    made = VllmEngine(net().config, precision("fp32"), kv_cache_gib=0.25, stop=(3, 5))
+    made = engine_of(VllmEngine, net().config, precision("fp32"), kv_cache_gib=0.25, stop=(3, 5))
     made.load_weights(net().named_parameters(), version=0)
     prompts, uniforms = asked()
     padded = torch.cat([torch.full((len(prompts), 2), PAD), prompts], 1)
@@ -177,7 +163,7 @@ def test_shorter_prompts_and_responses_that_end():
 
 
 def test_sampling_follows_the_distribution_and_its_temperature_is_reported():
-    """Of 4000 first tokens, each share is within five standard deviations, √(p(1−p)/n) ≤ 0.008, of its probability."""
+    """Each share of 4000 first tokens is within five standard deviations, √(p(1−p)/n) ≤ 0.008, of its probability."""
     prompts = torch.full((4000, 5), 2)
     made = loaded("fp32", temperature=0.6)
     rollout = made.generate(prompts, torch.rand(4000, 1, generator=torch.Generator().manual_seed(3)))
@@ -198,8 +184,8 @@ def test_new_weights_count_at_once_after_long_prompts_too():
 
 
 def test_a_head_that_is_the_embedding_follows_each_load():
-    """As in most small models of the hub. vLLM packs a head for the CPU; a copy of the weights before would sample from those."""
-    made = VllmEngine(net(tied=True).config, precision("fp32"), kv_cache_gib=0.25)
+    """Most small models tie them. vLLM packs a head for the CPU; a copy of the weights before would sample from those."""
+    made = engine_of(VllmEngine, net(tied=True).config, precision("fp32"), kv_cache_gib=0.25)
     for seed in (1, 2):
         made.load_weights(net(seed, tied=True).named_parameters(), version=seed)
         assert off(made.generate(*asked(rows=8)), asked(rows=8)[0], seed, tied=True).abs().max() < 1e-4
@@ -256,9 +242,9 @@ def test_noise_is_the_local_engines_at_every_version():
     """Same seed, same noise: what vLLM sampled has the probabilities of the local engine with that noise, within fp32's rounding
     (1e-4), and neither those without it nor those of another version. The check after a sync, which it would fail, is off."""
     settings = {"noise": 0.2, "noise_persistence": 0.5, "noise_seed": 3}
-    made = VllmEngine(net().config, precision("fp32"), kv_cache_gib=0.25, **settings)
+    made = engine_of(VllmEngine, net().config, precision("fp32"), kv_cache_gib=0.25, **settings)
     assert made.tolerance is None
-    local = LocalEngine(net().config, precision("fp32"), **settings)
+    local = engine_of(LocalEngine, net().config, precision("fp32"), **settings)
     prompts = torch.randint(0, 16, (8, 4), generator=torch.Generator().manual_seed(2))
     uniforms = torch.rand(8, 12, generator=torch.Generator().manual_seed(3))
     for version in (1, 4):
@@ -296,9 +282,12 @@ def test_lost_weights_are_for_the_collapse_detectors():
     ("call", "message"),
     [
         (lambda: loaded("fp32").generate(*asked(prompt=310)), r"context=320: 310 prompt tokens and 12 of a response do not fit"),
-        (lambda: VllmEngine(net().config, precision("fp32"), kv_cache_gib=1e-6), r"rollout.engine=vllm: .*cache"),
-        (lambda: VllmEngine(net().config, precision("fp32"), tensor_parallel=2), r"tensor_parallel=2: must divide .* ranks, 1"),
-        (lambda: VllmEngine(BERT, precision("fp32")), r"rollout.engine=vllm: cannot start with a bert model: "),
+        (lambda: engine_of(VllmEngine, net().config, precision("fp32"), kv_cache_gib=1e-6), r"rollout.engine=vllm: .*cache"),
+        (
+            lambda: engine_of(VllmEngine, net().config, precision("fp32"), tensor_parallel=2),
+            r"tensor_parallel=2: must divide .* ranks, 1",
+        ),
+        (lambda: engine_of(VllmEngine, BERT, precision("fp32")), r"rollout.engine=vllm: cannot start with a bert model: "),
     ],
 )
 def test_wrong_input_is_one_line(call, message):
@@ -324,7 +313,7 @@ def test_the_fp8_cache_of_a_cpu_is_rounded_towards_zero():
 
 @pytest.mark.gpu
 def test_an_engine_at_rest_lends_its_memory_and_comes_back_with_the_same_answers():
-    made = VllmEngine(net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
+    made = engine_of(VllmEngine, net().config, precision("bf16"), kv_cache_gib=1, sleep=True)
     made.load_weights(net().named_parameters(), 1)
     before, free = made.generate(*asked()), torch.cuda.mem_get_info()[0]
     made.sleep()
@@ -350,21 +339,21 @@ def test_a_killed_run_resumes_bit_for_bit(tiny):
     overrides = [ENGINE, "rollout/precision=bf16", f"rollout.kv_cache={kv_cache}"]
     overrides += ["steps=6", "checkpoint.every=2", "rollout.engine.kv_cache_gib=0.25"]
     undisturbed = tiny(*overrides, "run.sweep=vllm-undisturbed")
-    finished(start(undisturbed))
+    wait_for_end(start(undisturbed))
     config = tiny(*overrides, "run.sweep=vllm-killed")
     process = start(config, "row 3")
-    until(lambda: stands_still(process), process.is_alive)
+    until(lambda: is_paused(process), process.is_alive)
     listening = {c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN}
-    strike(process, signal.SIGKILL)
-    finished(process, code=-signal.SIGKILL)
-    finished(start(config))
+    signal_when_paused(process, signal.SIGKILL)
+    wait_for_end(process, code=-signal.SIGKILL)
+    wait_for_end(start(config))
     assert untimed(folder_of(config).metrics()) == untimed(folder_of(undisturbed).metrics())
     assert listening <= {"127.0.0.1", "::1"}
 
 
 def test_the_tokens_that_truncation_left_are_told_by_their_log_probabilities():
     """Against the definition by transformers: the four most probable tokens, of them the fewest that hold 0.7 of their mass."""
-    made = VllmEngine(net().config, precision("fp32"), top_k=4, top_p=0.7, record_support=True, kv_cache_gib=0.25)
+    made = engine_of(VllmEngine, net().config, precision("fp32"), top_k=4, top_p=0.7, record_support=True, kv_cache_gib=0.25)
     made.load_weights(net().named_parameters(), 0)
     generator = torch.Generator().manual_seed(0)
     prompts, uniforms = torch.randint(0, VOCABULARY, (4, 6), generator=generator), torch.rand(4, 5, generator=generator)
@@ -379,7 +368,7 @@ def test_the_tokens_that_truncation_left_are_told_by_their_log_probabilities():
     assert left.sum(-1).min() < left.sum(-1).max() <= 4
     masked = logits.masked_fill(~left, -torch.inf).log_softmax(-1).gather(-1, rollout.tokens[..., None])[..., 0]
     torch.testing.assert_close(rollout.logp, masked, atol=1e-4, rtol=0)
-    made.told = 2  # as if more had tied than were asked for
+    made.ranked = 2  # as if more had tied than were asked for
     with pytest.raises(UserError, match=r"tokens of vLLM tie at rollout\.top_k; lower it"):
         made.generate(prompts, uniforms)
     made.close()
@@ -394,7 +383,7 @@ def test_sets_that_vllm_cannot_tell_are_refused(tiny, top_k):
 
 def test_a_closed_engine_gives_its_cache_back():
     """vLLM itself keeps the layers of an engine, and they its cache of 2^28 bytes."""
-    made, caches = VllmEngine(net().config, precision("fp32"), kv_cache_gib=0.25), []
+    made, caches = engine_of(VllmEngine, net().config, precision("fp32"), kv_cache_gib=0.25), []
     made.load_weights(net().named_parameters(), 7)
     made.llm.apply_model(
         lambda model: caches.extend(weakref.ref(layer.kv_cache) for layer in model.modules() if hasattr(layer, "kv_cache"))

@@ -1,4 +1,4 @@
-"""What vLLM computes on each kind of machine, what it is refused, and which package of it a machine gets. Starts no engine."""
+"""vLLM on each kind of machine: what it computes, what it refuses, and which package of it a machine gets. Starts no engine."""
 
 import contextlib
 import re

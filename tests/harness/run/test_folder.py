@@ -44,7 +44,7 @@ def test_a_line_cut_short_costs_only_itself(folder):
 
 
 def test_rows_are_counted_against_a_step(folder):
-    """Of steps 0 to 5 the rows 2 and 4 are missing. A branch that began with step 3 lacks row 4 alone."""
+    """The rows 2 and 4 of steps 0 to 5 are missing. A branch that began with step 3 lacks row 4 alone."""
     for step in (0, 1, 3, 5):
         folder.log_metrics(step, {"actor/loss": 0.0})
     assert [folder.missing_rows(step) for step in (0, 2, 3, 5, 6)] == [0, 0, 1, 2, 2]

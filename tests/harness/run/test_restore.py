@@ -1,4 +1,4 @@
-"""What starts from a checkpoint of another run: the gradient laboratory and branches."""
+"""Starts from a checkpoint of another run: the gradient laboratory and branches."""
 
 import subprocess
 import sys

@@ -9,7 +9,7 @@ import pytest
 import harness.run.loop
 from harness.run.folder import FINISHED, RunFolder
 from harness.run.loop import Run, train
-from tests.harness.held_runs import finished, start, strike
+from tests.harness.paused_runs import signal_when_paused, start, wait_for_end
 from tests.harness.train.test_trainer import folder_of, untimed
 from tests.waiting import until
 
@@ -26,14 +26,14 @@ def lines(folder: RunFolder) -> int:
 
 def killed(config, point: str) -> None:
     process = start(config, point)
-    strike(process, signal.SIGKILL)
-    finished(process, code=-signal.SIGKILL)
+    signal_when_paused(process, signal.SIGKILL)
+    wait_for_end(process, code=-signal.SIGKILL)
 
 
 @pytest.fixture
 def undisturbed(tiny):
     config = tiny(*OVERRIDES, "run.sweep=undisturbed")
-    finished(start(config))  # the first time; it is skipped when it is done
+    wait_for_end(start(config))  # the first time; it is skipped when it is done
     return untimed(folder_of(config).metrics())
 
 
@@ -44,7 +44,7 @@ def test_sigkill_at_any_point(tiny, undisturbed, points):
     folder = folder_of(config)
     for point in points:
         killed(config, point)
-    finished(start(config))
+    wait_for_end(start(config))
     assert folder.state in FINISHED  # whether so small a run collapses is the processor's last bits' choice
     assert untimed(folder.metrics()) == undisturbed
 
@@ -74,23 +74,23 @@ def test_a_signal_saves_a_checkpoint_and_the_run_resumes(tiny, undisturbed, numb
     config = tiny(*OVERRIDES, f"run.sweep=signal-{code}")
     folder = folder_of(config)
     process = start(config, "row 3")
-    strike(process, number)
-    finished(process, code=code)
+    signal_when_paused(process, number)
+    wait_for_end(process, code=code)
     assert folder.state == "preempted" and lines(folder) == 3
     assert [(e["signal"], e["step"]) for e in folder.events() if e["kind"] == "preempted"] == [(number.name, 3)]
-    finished(start(config))
+    wait_for_end(start(config))
     assert untimed(folder.metrics()) == undisturbed
     assert lines(folder) == 21  # no step was done twice
 
 
 def test_a_signal_ends_a_warm_start_at_once(tiny):
-    """It has nothing to save, and may take longer than a cluster waits: an hour's worth of steps here."""
+    """The warm start has nothing to save, and may take longer than a cluster waits: an hour's worth of steps here."""
     config = tiny(*OVERRIDES, "run.sweep=cold", "warmstart.steps=100000")
     folder = folder_of(config)
     process = start(config)
     until(lambda: "warm start 50/" in log(folder), process.is_alive)
     process.terminate()
-    finished(process, code=128 + signal.SIGTERM)
+    wait_for_end(process, code=128 + signal.SIGTERM)
     assert folder.state == "preempted" and not folder.metrics()
     assert [(e["step"], e["signal"]) for e in folder.events() if e["kind"] == "preempted"] == [(0, "SIGTERM")]
     # The signal may fall between a line of progress and its end.
@@ -138,9 +138,9 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tiny, undisturbed,
             rows = (folder.path / "metrics.jsonl").read_text().splitlines(keepends=True)
             del rows[folder.checkpointed - 2]
             (folder.path / "metrics.jsonl").write_text("".join(rows))
-    finished(start(config))
-    told = [e for e in folder.events() if e["kind"] == "checkpoint_damaged"]
-    assert len(told) == 1 and told[0]["step"] == int(newest.name.removeprefix("step-"))
+    wait_for_end(start(config))
+    damaged = [e for e in folder.events() if e["kind"] == "checkpoint_damaged"]
+    assert len(damaged) == 1 and damaged[0]["step"] == int(newest.name.removeprefix("step-"))
     assert "using the checkpoint before it" in (folder.path / "log.txt").read_text()
     assert untimed(folder.metrics()) == undisturbed
 
@@ -149,9 +149,9 @@ def test_a_disk_that_refuses_a_checkpoint_loses_nothing_recorded(tiny, undisturb
     """The kernel refuses a file beyond 50 kB, in the middle of torch.save: room for the records, not for a checkpoint."""
     config = tiny(*OVERRIDES, "run.sweep=full")
     folder = folder_of(config)
-    finished(start(config, largest=50_000), code=75)  # what its surroundings refused: it may be tried again
+    wait_for_end(start(config, largest=50_000), code=75)  # what its surroundings refused: it may be tried again
     log = (folder.path / "log.txt").read_text()
     assert "cannot write" in log and "resumes from its last checkpoint" in log and "Traceback" not in log
     assert folder.state == "interrupted" and lines(folder) == 5 and not list((folder.path / "checkpoints").iterdir())
-    finished(start(config))
+    wait_for_end(start(config))
     assert untimed(folder.metrics()) == undisturbed

@@ -9,7 +9,7 @@ import pytest
 import wandb
 
 from harness.run.folder import RunFolder
-from tests.harness.held_runs import finished, stands_still, start, strike
+from tests.harness.paused_runs import is_paused, signal_when_paused, start, wait_for_end
 from tests.harness.train.test_trainer import folder_of
 from tests.waiting import until
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def run(config) -> RunFolder:
     """In a process of its own, as W&B keeps state in the process that called it."""
-    finished(start(config))
+    wait_for_end(start(config))
     return folder_of(config)
 
 
@@ -87,12 +87,12 @@ def test_a_job_that_is_cancelled_ends_its_log_with_where_it_was_saved(tiny, monk
     config = tiny("tracking=wandb", "tracking.mode=offline", "steps=5", "seed=6")
     folder = folder_of(config)
     process = start(config, "row 3")
-    until(lambda: stands_still(process), process.is_alive)
+    until(lambda: is_paused(process), process.is_alive)
     (mirror,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "wandb-core"]
     mirror.terminate()
     until(lambda: mirror.status() == psutil.STATUS_ZOMBIE, process.is_alive)
-    strike(process, signal.SIGTERM)
-    finished(process, code=128 + signal.SIGTERM)
+    signal_when_paused(process, signal.SIGTERM)
+    wait_for_end(process, code=128 + signal.SIGTERM)
     told = (folder.path / "log.txt").read_text()
     assert "Traceback" not in told and "ConnectionResetError" not in told
     assert told.splitlines()[-1] == f"preempted: {folder.path}: SIGTERM, saved at step 3/5; goes on from there"

@@ -12,7 +12,7 @@ from faultline.tools.gradient.methods import EXACT, methods
 from faultline.tools.gradient.sampled import SampledGradients
 from harness.build import build_task
 from harness.compose import compose
-from harness.config import HubConfig, PrecisionConfig, TextConfig, parse
+from harness.config import HubConfig, TextConfig, parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
@@ -26,6 +26,7 @@ from harness.train.model.actor import DeepSpeedActor
 from harness.train.trainer import Trainer
 from harness.train.warmstart import start
 from harness.validate import check
+from tests.harness.engines import FP32, engine_of
 from tests.harness.train.model.test_actor import settings
 from tests.harness.train.test_trainer import folder_of
 
@@ -35,7 +36,6 @@ WORDS = ["<eos>", "<unk>", "user", "assistant", ":", "+", "=", "?", *"0123456789
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"
 )
-FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 
 
 def agrees(response: str, record: dict) -> float:
@@ -195,7 +195,7 @@ def test_gradient_checkpointing_and_micro_batches_change_no_number(text):
 def test_truncated_sampling_reports_what_it_sampled_from(model, top_p, top_k):
     """Against the definition, token by token: the kept tokens renormalised, and nothing else ever sampled."""
     net = hub_model(type("H", (), {"path": model}))
-    engine = LocalEngine(net.config, FP32, top_p=top_p, top_k=top_k, temperature=0.5)
+    engine = engine_of(LocalEngine, net.config, FP32, top_p=top_p, top_k=top_k, temperature=0.5)
     engine.load_weights(net.named_parameters(), 0)
     prompts, uniforms = torch.randint(0, 18, (40, 4)), torch.rand(40, 3)
     rollout = engine.generate(prompts, uniforms)
@@ -212,7 +212,7 @@ def test_truncated_sampling_reports_what_it_sampled_from(model, top_p, top_k):
 
 
 def test_remax_compares_with_a_greedy_response_that_is_punished_for_its_length_too(text):
-    """Of six tokens at most the last four cost a quarter each; the metrics have the task's rewards."""
+    """The last four of at most six tokens cost a quarter each; the metrics have the task's rewards."""
     config = text("advantage=remax", "overlong.buffer=4")
     with folder_of(config).claim() as folder:
         trainer = Trainer(check(config), folder)

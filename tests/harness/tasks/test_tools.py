@@ -18,7 +18,7 @@ from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 from harness.build import build_task
 from harness.compose import compose
-from harness.config import PrecisionConfig, parse
+from harness.config import parse
 from harness.errors import UserError
 from harness.models import hub_model
 from harness.rollouts.local import LocalEngine
@@ -28,12 +28,12 @@ from harness.run.loop import train
 from harness.tasks import PAD, EnvironmentTask, stops
 from harness.validate import check
 from tests.algos.algo_cases import LOSS_PARAMS
+from tests.harness.engines import FP32, engine_of
 from tests.harness.tasks.tools_model import CALL, IDS, make
 from tests.harness.train.test_ranks import assert_same, torchrun
 from tests.harness.train.test_ranks import run as on_two_ranks
 from tests.harness.train.test_trainer import folder_of
 
-FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 TASK = ["task=tools", "task.operators=+", "task.digits=1", "task.train=24", "task.held_out=8", "task.max_prompt=100"]
 TASK += ["task.turns=2", "task.turn_length=10"]
 PLUS = ["task.turn_length=6", "rollout.prompts=4", "rollout.group_size=4", "evaluation.prompts=4", "evaluation.samples=2"]
@@ -61,7 +61,7 @@ def engine(config):
     def made(*overrides: str, uniform=False):
         chosen = config(*overrides, uniform=uniform)
         task, net = build_task(chosen), hub_model(chosen.model)
-        local = LocalEngine(net.config, FP32, stop=stops(task))
+        local = engine_of(LocalEngine, net.config, FP32, stop=stops(task))
         local.load_weights(net.named_parameters(), 3)
         return task, local
 
@@ -123,9 +123,9 @@ def test_turns_are_recorded_token_by_token(engine):
     metrics = turn_metrics(rollout)
     assert metrics["rollout/turns"] == (2 + 1 + 2 + 1 + 1 + 2) / 6 and metrics["rollout/environment_tokens"] == (5 + 5 + 7) / 6
     values = [task.records[row.tobytes()]["value"] for row in task.train[: len(script)]]
-    said = [3, None, None, 1111111111, None, None]  # the last number after the last reply
+    answers = [3, None, None, 1111111111, None, None]  # the last number after the last reply
     rewards = task.reward(prompts.numpy(), rollout.tokens.numpy()).tolist()
-    assert rewards == [float(answer == value) for answer, value in zip(said, values, strict=True)]
+    assert rewards == [float(answer == value) for answer, value in zip(answers, values, strict=True)]
 
 
 def test_a_response_depends_on_its_own_row_alone(engine):
@@ -142,7 +142,7 @@ def test_a_response_depends_on_its_own_row_alone(engine):
 
 
 def test_the_greedy_response_has_turns_too(engine):
-    """Of equally probable tokens the first is taken, which ends the response; a policy that always calls does so in each turn."""
+    """The first of equally probable tokens is taken, which ends the response; a policy that always calls does so in each turn."""
     task, local = engine(uniform=True)
     prompts = torch.from_numpy(task.train[:2])
     assert (respond_greedily(local, task, prompts)[:, 0] == 0).all()
@@ -251,7 +251,7 @@ def test_vllm_answers_in_turns(engine):
     from harness.rollouts.vllm import VllmEngine
 
     task, local = engine()
-    made = VllmEngine(local.config, FP32, stop=stops(task), kv_cache_gib=0.25)
+    made = engine_of(VllmEngine, local.config, FP32, stop=stops(task), kv_cache_gib=0.25)
     made.load_weights(hub_model(type("Hub", (), {"path": local.config._name_or_path})).named_parameters(), 3)
     prompts = torch.from_numpy(task.train).repeat_interleave(4, 0)
     uniforms = torch.rand(len(prompts), task.answer_length, generator=torch.Generator().manual_seed(0))

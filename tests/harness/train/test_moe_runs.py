@@ -21,7 +21,7 @@ from harness.train.trainer import Trainer
 from harness.validate import check
 from sweeps.branch import _seeded
 from tests.harness.conftest import TINY
-from tests.harness.held_runs import finished, start_ranks
+from tests.harness.paused_runs import start_ranks, wait_for_end
 
 pytestmark = pytest.mark.slow
 
@@ -243,7 +243,7 @@ def test_what_an_engine_does_not_tell_cannot_be_replayed(tiny, monkeypatch, told
     """vLLM computes the mixture. On a CPU it does not tell its experts, on a GPU it tells them without their weights."""
     # Whether vLLM is installed is not asked here.
     monkeypatch.setattr(VllmEngine, "check", classmethod(lambda cls, *rest, **params: None))
-    monkeypatch.setattr(VllmEngine, "tells", classmethod(lambda cls: told))
+    monkeypatch.setattr(VllmEngine, "reports_routes", classmethod(lambda cls: told))
     with pytest.raises(UserError, match=reason):
         check(tiny("rollout/engine=vllm", "rollout/precision=fp32", f"routing.replay={replay}"))
 
@@ -287,7 +287,7 @@ def test_two_ranks_under_replay_train_as_one(tiny):
     config = tiny(*shared, "run.sweep=one-rank-of-experts")
     train(config)
     pair = tiny(*shared, "run.sweep=two-ranks-of-experts")
-    finished(*start_ranks(pair))
+    wait_for_end(*start_ranks(pair))
     fixed = [
         [{key: value for key, value in row.items() if key.startswith(("routing/", "actor/", "rollout_corr/k3"))} for row in rows]
         for rows in (RunFolder(pair.path).metrics(), RunFolder(config.path).metrics())

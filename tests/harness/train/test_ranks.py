@@ -20,7 +20,7 @@ from harness.run.loop import train
 from harness.train.model.actor import DeepSpeedActor
 from harness.train.ranks import check_ranks
 from tests.harness.conftest import TINY
-from tests.harness.held_runs import finished, pending, port, stands_still, start_ranks, strike
+from tests.harness.paused_runs import is_paused, port, signal_pending, signal_when_paused, start_ranks, wait_for_end
 from tests.harness.train.test_trainer import folder_of, untimed
 from tests.waiting import PATIENCE, until
 
@@ -109,9 +109,9 @@ def test_a_dead_rank_is_named_and_the_other_stops(tiny, victim):
     config = tiny(*SHARED, *length)
     folder = folder_of(config)
     ranks = start_ranks(config, tuple("row 7" if rank == victim else "" for rank in (0, 1)))
-    strike(ranks[victim], signal.SIGKILL)
-    finished(ranks[victim], code=-signal.SIGKILL)
-    finished(ranks[1 - victim], code=os.EX_TEMPFAIL)
+    signal_when_paused(ranks[victim], signal.SIGKILL)
+    wait_for_end(ranks[victim], code=-signal.SIGKILL)
+    wait_for_end(ranks[1 - victim], code=os.EX_TEMPFAIL)
     output = (folder.path / ("log.txt" if victim else "log-1.txt")).read_text()
     assert f"rank {victim} died" in output and f"rank {1 - victim} stops too" in output
     assert folder.state == "interrupted" and f"rank {victim} died" in folder.read("status.json")["error"]
@@ -165,18 +165,18 @@ def test_two_ranks_stopped_and_started_again_give_the_same_bits(tiny, root):
     """SIGTERM to torchrun reaches both ranks, which save together; two ranks then go on as if nothing had been."""
     shared = [*SHARED, "actor.zero_stage=2", "actor.dtype=bf16", "steps=8"]
     undisturbed, stopped = (tiny(*shared, f"run.sweep={name}-pair") for name in ("undisturbed", "stopped"))
-    finished(*start_ranks(undisturbed))
-    command = torchrun("row 5", *TINY, f"run.root={root}", *shared, "run.sweep=stopped-pair", module="tests.harness.held_runs")
+    wait_for_end(*start_ranks(undisturbed))
+    command = torchrun("row 5", *TINY, f"run.root={root}", *shared, "run.sweep=stopped-pair", module="tests.harness.paused_runs")
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    until(lambda: any(map(stands_still, psutil.Process(launcher.pid).children())), lambda: launcher.poll() is None)
-    (held,) = filter(stands_still, psutil.Process(launcher.pid).children())
+    until(lambda: any(map(is_paused, psutil.Process(launcher.pid).children())), lambda: launcher.poll() is None)
+    (held,) = filter(is_paused, psutil.Process(launcher.pid).children())
     launcher.terminate()
-    until(lambda: pending(held.pid, signal.SIGTERM), lambda: launcher.poll() is None)
+    until(lambda: signal_pending(held.pid, signal.SIGTERM), lambda: launcher.poll() is None)
     held.resume()
     launcher.communicate(timeout=PATIENCE)
     folder = folder_of(stopped)
     assert folder.state == "preempted" and folder.read("status.json")["step"] == 5
-    finished(*start_ranks(stopped))
+    wait_for_end(*start_ranks(stopped))
     assert [event["step"] for event in folder.events() if event["kind"] == "resumed"] == [5]
     assert untimed(folder.metrics()) == untimed(folder_of(undisturbed).metrics())
 
@@ -233,7 +233,7 @@ def test_two_ranks_with_vllm_train_as_one(tiny, group, k3, engine):
     config = tiny(*VLLM, *engine, f"run.sweep=vllm-one-{group}")
     train(config)
     pair = tiny(*VLLM, *engine, f"rollout.engine.tensor_parallel={group}", f"run.sweep=vllm-two-{group}")
-    finished(*start_ranks(pair))
+    wait_for_end(*start_ranks(pair))
     rows, expected = folder_of(pair).metrics(), folder_of(config).metrics()
     assert k3[0] < expected[0]["rollout_corr/k3_kl"] < k3[1]  # the format is really there
     assert_same(rows, expected)

@@ -7,14 +7,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.install_smollm2 import FOLDER
 from harness.build import build_task
 from harness.compose import compose
-from harness.config import PrecisionConfig, parse
+from harness.config import parse
 from harness.errors import UserError
 from harness.models import hub_config
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.turns import respond
 from harness.tasks import PAD, stops
+from tests.harness.engines import FP32, engine_of
 
-FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 pytestmark = [pytest.mark.llm, pytest.mark.slow]
 
 
@@ -30,7 +30,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def engine(net, tokenizer):
-    made = LocalEngine(net.config, FP32, stop=(tokenizer.eos_token_id,))
+    made = engine_of(LocalEngine, net.config, FP32, stop=(tokenizer.eos_token_id,))
     made.load_weights(net.named_parameters(), 0)
     return made
 
@@ -77,7 +77,7 @@ def test_the_engine_agrees_with_transformers_in_fp64_and_is_exact_to_itself(engi
 def test_it_uses_a_calculator(net, tokenizer):
     """90 · 94 is beyond it without one. The reply is the environment's, and what it has written is kept token by token."""
     task = build_task(parse(compose("tracking=disabled", "model=smollm2", "warmstart=none", "task=tools")))
-    local = LocalEngine(net.config, FP32, stop=stops(task))
+    local = engine_of(LocalEngine, net.config, FP32, stop=stops(task))
     local.load_weights(net.float().named_parameters(), 0)
     row = next(row for row in task.train if task.records[row.tobytes()]["prompt"][-1]["content"] == "What is 90 * 94?")
     prompts = torch.from_numpy(row)[None]

@@ -10,7 +10,7 @@ from pyarrow.parquet import read_table
 
 from algos.registry import LOSSES
 from harness.build import build_task, local_engine, own_precision, samples_as_trainer
-from harness.collapse import replay
+from harness.collapse import detect
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.loop import Run, train
@@ -171,7 +171,7 @@ def test_a_rollout_without_one_finite_log_probability_is_an_event(tiny, monkeypa
         )
         metrics = run.trainer.step(0)
     assert metrics["mismatch/dropped"] == 16 * 4 and "rollout_corr/k3_kl" not in metrics
-    assert run.detectors["numerical"].observe(0, metrics)["cause"] == "no rollout log-probability is finite"
+    assert run.detectors.observe(0, metrics)["numerical"]["cause"] == "no rollout log-probability is finite"
 
 
 def test_a_run_goes_on_after_its_weights_are_lost(tiny, monkeypatch):
@@ -190,7 +190,7 @@ def test_a_run_goes_on_after_its_weights_are_lost(tiny, monkeypatch):
     events = [event for event in folder_of(config).events() if event["kind"] == "collapse"]
     assert events[0]["detector"] == "numerical" and events[0]["onset"] == 1
     online = {e["detector"]: e["onset"] for e in folder_of(config).events() if "detector" in e}
-    offline = replay(folder_of(config).metrics(), config.collapse.detectors)
+    offline = detect(folder_of(config).metrics(), config.collapse.detectors)
     assert online == {name: event["onset"] for name, event in offline.items()}
     assert [row["step"] for row in folder_of(config).metrics()] == [0, 1, 2, 3]
 

@@ -11,6 +11,6 @@ if __name__ == "__main__":
     os.environ[POINT] = sys.argv[1]
     main(sys.argv[2:])
 elif __name__ == "__mp_main__":  # a run: multiprocessing has it import the program that started it
-    from tests.harness.held_runs import stand_still_at
+    from tests.harness.paused_runs import pause_at
 
-    stand_still_at(os.environ[POINT])
+    pause_at(os.environ[POINT])

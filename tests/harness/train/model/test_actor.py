@@ -4,19 +4,11 @@ import psutil
 import pytest
 import torch
 
-from harness.config import ActorConfig, ModelConfig
-from harness.models import build, qwen3_config
+from harness.config import ActorConfig
+from harness.models import build, qwen3_config, qwen3_sizes
 from harness.train.model.actor import DeepSpeedActor
 
-SIZES = ModelConfig(
-    name="qwen3",
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=32,
-    intermediate_size=48,
-)
+SIZES = qwen3_sizes(hidden=32, layers=2, heads=2, kv_heads=1, head=32, mlp=48)
 SHAPE = qwen3_config(SIZES, 11, 32)
 
 

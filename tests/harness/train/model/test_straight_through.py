@@ -8,7 +8,7 @@ from harness.compose import compose
 from harness.config import ModelConfig, PrecisionConfig, parse
 from harness.errors import UserError
 from harness.models import build, qwen3_config
-from harness.rollouts.linear import Arithmetic, Weight
+from harness.rollouts.linear import Arithmetic, EngineMatrix
 from harness.rollouts.local import LocalEngine
 from harness.run.folder import run_folders
 from harness.run.loop import train
@@ -71,7 +71,7 @@ def test_the_gradient_is_that_of_the_written_out_equation_in_fp64(name):
         layer.bias.data.copy_(torch.randn(len(layer.bias), generator=generator))
     x = torch.randn(2, 3, 160, generator=generator).double()
     weight = torch.cat([layer.weight.detach() for layer in layers]).float()
-    quantised = Weight(*wide(made.weight(weight))).values().t()
+    quantised = EngineMatrix(*wide(made.weight(weight))).values().t()
     codes = Arithmetic.values(*wide(made.activation(x.flatten(0, 1).float()))).view_as(x)
 
     fused, leaf = _Fused(made, layers), x.clone().requires_grad_()

@@ -7,7 +7,6 @@ import torch
 from pyarrow.parquet import read_table
 
 import faultline
-from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import Rollout
@@ -18,12 +17,12 @@ from harness.train.data.queue import RolloutQueue
 from harness.train.options.partial import continued
 from harness.train.trainer import Trainer
 from harness.validate import check
+from tests.harness import engines
 from tests.harness.train.data.test_queue import assert_resumes_to_the_bit
 from tests.harness.train.model.test_actor import SHAPE
 from tests.harness.train.routing import test_hooks as test_routing
 from tests.harness.train.test_trainer import folder_of
 
-FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None)
 STOP = (3, 4)
 
 
@@ -39,9 +38,7 @@ def asked(seed=0, rows=24, length=6):
 
 
 def loaded(net, version, **settings) -> LocalEngine:
-    engine = LocalEngine(net.config, FP32, stop=STOP, **settings)
-    engine.load_weights(net.named_parameters(), version)
-    return engine
+    return engines.loaded(net, version=version, stop=STOP, **settings)
 
 
 def in_parts(engines, prompts, uniforms, part):
@@ -72,7 +69,7 @@ def test_by_unmoved_weights_the_parts_are_the_whole_to_the_bit(kind, part):
 
 
 def test_each_token_has_the_log_probability_and_the_version_of_the_weights_that_drew_it():
-    """What the second version conditions on was drawn by the first, and is computed anew by the second."""
+    """The second version conditions on tokens of the first, and computes them anew."""
     first, second = loaded(dense(0), 3), loaded(dense(1), 5)
     prompts, uniforms = asked()
     rollout = in_parts([first, second], prompts, uniforms, 3)

@@ -1,24 +1,21 @@
-"""A run's own dump: the batch of one step."""
+"""The dump that a run writes of one step's batch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
+from algos.batch import Batch
 from harness.dumps.files import write
 from harness.dumps.schema import ROUTED_EXPERTS, SAMPLING_MASK
-from harness.run.folder import RunFolder, writing
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from algos.batch import Batch
-    from harness.train.data.responses import Responses
+from harness.files import writing
+from harness.train.data.responses import Responses
 
 
-def dump(folder: RunFolder, step: int, responses: Responses, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
-    """Write dumps/step-<step>.parquet in the run folder. Raises UserError when the disk refuses.
+def dump(folder: Path, step: int, responses: Responses, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
+    """Write dumps/step-<step>.parquet in the run folder. Raises Unavailable when the disk refuses.
 
     order: the rows of each mini-batch. logp [B, T]: log π_θ of each token just before its own optimizer step; it fills the
     column logp_old of a run that scores no π_old.
@@ -44,6 +41,6 @@ def dump(folder: RunFolder, step: int, responses: Responses, batch: Batch, order
     columns["step"] = np.full(len(minibatch), step)
     columns["group"] = responses.prompt_numbers.cpu().numpy()
     columns["minibatch"] = minibatch
-    path = folder.path / "dumps" / f"step-{step:08d}.parquet"
+    path = folder / "dumps" / f"step-{step:08d}.parquet"
     with writing(path):
         write(path, columns)

@@ -1,7 +1,7 @@
-"""Runs in processes of their own, which stand still at a point that a test names, so that a blow falls there on any machine.
+"""Runs in processes of their own, which pause at a point that a test names, so that a signal meets them there on any machine.
 
-They are forked from a server that has imported what they need, as a launcher forks them. `python -m tests.harness.held_runs
-POINT OVERRIDES...` is `experiments.train` standing still at that point, for the ranks that torchrun starts.
+They are forked from a server that has imported what they need, as a launcher forks them. `python -m tests.harness.paused_runs
+POINT OVERRIDES...` is `experiments.train` paused at that point, for the ranks that torchrun starts.
 """
 
 import multiprocessing
@@ -39,7 +39,7 @@ def _number(folder: Path) -> int:
     return int(folder.name.rpartition("-")[2])
 
 
-def stand_still_at(point: str) -> None:
+def pause_at(point: str) -> None:
     """This process stops itself, as by SIGSTOP, at a point as "row 7"; at none if it is empty."""
     if not point:
         return
@@ -84,7 +84,7 @@ def _run(config: str, log: str, point: str, largest: int, environment: dict[str,
     os.environ.clear()
     os.environ.update(environment)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    stand_still_at(point)
+    pause_at(point)
     if "RANK" not in environment:
         pool.run_in_child(config, log)
         return
@@ -96,28 +96,28 @@ def _run(config: str, log: str, point: str, largest: int, environment: dict[str,
             joined.watch._leave()  # at its exit, which multiprocessing's processes do not come to
 
 
-def finished(*processes, code=0) -> None:
-    """Wait for them, which end with `code`."""
+def wait_for_end(*processes, code=0) -> None:
+    """Wait until the processes have ended, each with `code`."""
     for process in processes:
         process.join(PATIENCE)
         assert process.exitcode == code
 
 
-def stands_still(process) -> bool:
-    """Whether the process, psutil's or one of `start`, has reached its point."""
+def is_paused(process) -> bool:
+    """Whether the process, psutil's or one of `start`, has paused at its point."""
     return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
 
 
-def strike(process, number: signal.Signals) -> None:
-    """Wait until the process stands still at its point, send it the signal and let it go on."""
-    until(lambda: stands_still(process), process.is_alive)
+def signal_when_paused(process, number: signal.Signals) -> None:
+    """Wait until the process has paused at its point, send it the signal and let it go on."""
+    until(lambda: is_paused(process), process.is_alive)
     os.kill(process.pid, number)
     if number != signal.SIGKILL:
         os.kill(process.pid, signal.SIGCONT)
 
 
-def pending(pid: int, number: signal.Signals) -> bool:
-    """Whether a signal waits for a process that stands still."""
+def signal_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a signal waits for a paused process."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:")]
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
@@ -125,5 +125,5 @@ def pending(pid: int, number: signal.Signals) -> bool:
 if __name__ == "__main__":
     from experiments.train import main
 
-    stand_still_at(sys.argv[1] if os.environ["RANK"] == "0" else "")
+    pause_at(sys.argv[1] if os.environ["RANK"] == "0" else "")
     main(sys.argv[2:])

@@ -32,8 +32,8 @@ class Phase(NamedTuple):
     largest: int
 
 
-def of_one_rank(collective: Callable) -> Callable:
-    """What the collective does on one rank: its input, if it has one, is its output.
+def on_one_rank(collective: Callable) -> Callable:
+    """The collective on one rank: its input, if it has one, is its output.
 
     Gloo makes a copy of its own, which its thread frees. The profiler would now and then not see that.
     """
@@ -51,13 +51,13 @@ def of_one_rank(collective: Callable) -> Callable:
 
 
 @contextmanager
-def live_bytes() -> Iterator[dict[str, Phase]]:
+def count_bytes() -> Iterator[dict[str, Phase]]:
     """Counts what this thread allocates within. Fills the phases, marked by `phase`, when it ends."""
     phases: dict[str, Phase] = {}
     gc.collect()  # an engine of before, freed within, would count below zero
     enabled = gc.isenabled()
     gc.disable()  # in another thread it would free what is counted here, and the profiler would not see that
-    alone = {name: of_one_rank(getattr(TorchBackend, name)) for name in COLLECTIVES}
+    alone = {name: on_one_rank(getattr(TorchBackend, name)) for name in COLLECTIVES}
     try:
         with patch.multiple(TorchBackend, **alone), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield phases
@@ -80,7 +80,7 @@ def live_bytes() -> Iterator[dict[str, Phase]]:
 
 
 def phase(name: str) -> record_function:
-    """A context whose bytes `live_bytes` tells under this name. What is garbage when it begins is freed."""
+    """A context whose bytes `count_bytes` tells under this name. What is garbage when it begins is freed."""
     gc.collect()
     return record_function(MARK + name)
 
@@ -101,7 +101,7 @@ def measure(config, rows: int, chunk: int) -> dict[str, Phase]:
     head.CHUNK["cpu"] = chunk
     shape = shape_of(config)
     net = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation="sdpa")
-    with live_bytes() as phases:
+    with count_bytes() as phases:
         with phase("build"):
             actor = DeepSpeedActor(copy.deepcopy(net), config.actor)
         for step in range(2):

@@ -1,0 +1,104 @@
+"""Number formats and precisions in one table: names, sizes, vLLM's names, and which machine computes them. Torch-free.
+
+The casts themselves are in `harness/rollouts/casts.py`. The options of experiments/conf/rollout/precision are the rows of
+PRECISIONS, which a test compares; a config may combine the formats in other ways.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from harness.machine import Machine
+
+WeightFormat = Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4"]
+ActivationFormat = Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"]
+
+MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
+"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+
+
+class Dtype(NamedTuple):
+    """A dtype of activations, norms, embeddings and head."""
+
+    torch: str
+    """Its name in torch."""
+    bytes: int
+    """Bytes of one number."""
+    tolerance: float
+    """Mean |log μ − log π| in nats that is let pass after a load: 20 times or more what is normal (docs/vllm.md)."""
+
+
+COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
+
+
+class Precision(NamedTuple):
+    """One option of rollout/precision."""
+
+    compute: str
+    """A key of COMPUTE."""
+    weights: WeightFormat | None = None
+    """Format of the linear layers' weights; None for the compute dtype."""
+    activations: ActivationFormat | None = None
+    """Format of the linear layers' inputs; None for the compute dtype."""
+    vllm: str | None = None
+    """vLLM's name of the formats; None where it does not have them, or where nothing is quantised."""
+    normal: float | None = None
+    """Mean |Δ| in nats up to which two engines agree on the model of `harness.parity`; None where they are not compared."""
+    probed: bool = True
+    """Whether `evaluation.probe` may name it."""
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", normal=1e-5, probed=False),
+    "bf16": Precision("bf16", normal=1.2e-2),
+    "fp16": Precision("fp16", normal=1.5e-3),
+    "fp8_tensor": Precision("bf16", "fp8_tensor", "fp8_token", "fp8_per_tensor", 0.12),
+    "fp8_channel": Precision("bf16", "fp8_channel", "fp8_token", "fp8_per_channel", 0.12),
+    "fp8_block": Precision("bf16", "fp8_block", "fp8_group", "fp8_per_block", 0.12),
+    "fp8_block_w8a16": Precision("bf16", "fp8_block", None, "fp8_per_block", 0.12, probed=False),
+    "mxfp8": Precision("bf16", "mxfp8", "mxfp8"),
+    "int8": Precision("bf16", "int8_channel", "int8_token", "int8", 3.5e-2),
+    "nvfp4": Precision("bf16", "nvfp4"),
+    "nvfp4_w4a4": Precision("bf16", "nvfp4", "nvfp4_token"),
+}
+"""vLLM quantises to FP8 when it loads. For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they
+are, without a word), so the weights are given to it as those of a quantised checkpoint."""
+
+PROBED = tuple(name for name, precision in PRECISIONS.items() if precision.probed)
+"""Precisions that `evaluation.probe` may name."""
+UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precision.weights is None)
+
+
+def vllm_option(weights: str | None, activations: str | None) -> str | None:
+    """The precision of these formats by which vLLM is asked, UNQUANTISED for none; None where it has no such combination."""
+    if weights is None and activations is None:
+        return UNQUANTISED
+    rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)
+    return next((name for name, row in rows if (row.weights, row.activations) == (weights, activations)), None)
+
+
+def vllm_refusals(machine: Machine) -> dict[str, str | None]:
+    """Precision -> why vLLM cannot compute in it on this machine, None where it can. UNQUANTISED are one entry."""
+    refusals: dict[str, str | None] = {UNQUANTISED: None}
+    refusals |= {name: _refusal(name, machine) for name, precision in PRECISIONS.items() if precision.vllm is not None}
+    return refusals
+
+
+def _refusal(name: str, machine: Machine) -> str | None:
+    if machine.gpu is not None:
+        if "fp8" in name and not machine.gpu_fp8:
+            return f"{machine.gpu} has no FP8 units"
+        return "a GPU quantises activations too: use fp8_block" if name == "fp8_block_w8a16" else None
+    match name:
+        case "fp8_tensor" if "static_scaled_fp8_quant" not in machine.kernels:
+            return "its CPU build has no per-tensor FP8 quantisation"
+        case "fp8_block" if not machine.amx_fp8:
+            return "this CPU has no AMX-FP8"
+        case "fp8_block_w8a16" if machine.amx_fp8:
+            return "this CPU multiplies in W8A8: use fp8_block"
+        case "fp8_block_w8a16" if not machine.amx:
+            return "this CPU has no AMX"
+        case "fp8_block_w8a16" if "fp8_scaled_mm_cpu" not in machine.kernels:
+            return "its CPU build has no product of FP8 weights in blocks"
+        case _:
+            return None
