@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
-"""What padding may hold: engines leave NaN, −inf and uninitialised memory there."""
+"""Values that padding may hold: engines leave NaN, −inf and uninitialised memory there."""
 
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:

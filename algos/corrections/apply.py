@@ -10,9 +10,12 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.corrections.spec import Correction, Plugin, Reject, Weight
-from algos.parameters import SMALL, check
+from algos.parameters import check
 from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, binary_kl, sizes
 from algos.registry import CORRECTIONS
+
+LEAST_PROBABILITY = 1e-6
+"""Bound of a probability and of its complement in `binary_kl`, so that its logarithms are finite; prime-rl's for KPop."""
 
 
 class Corrected(NamedTuple):
@@ -179,9 +182,9 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
 def _larger_binary_kl(ratio: Ratio) -> Tensor:
     """max(KL(π ‖ μ), KL(μ ‖ π)) of the two events that a token is the sampled one or another; 0 off the mask.
 
-    Where one policy is sure of its token, 1 − p = 0, its p is taken as 1 − 1e-9, so that the value is finite.
+    Probabilities are bounded to [1e-6, 1 − 1e-6], since a policy that is sure of its token has 1 − p = 0.
     """
-    most = math.log1p(-SMALL)
-    old = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(max=most)
-    mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(max=most)
-    return torch.maximum(binary_kl(old, mu), binary_kl(mu, old)).to(ratio.l.dtype)
+    least, most = math.log(LEAST_PROBABILITY), math.log1p(-LEAST_PROBABILITY)
+    pi = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(least, most)
+    mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(least, most)
+    return torch.maximum(binary_kl(pi, mu), binary_kl(mu, pi)).to(ratio.l.dtype)

@@ -127,8 +127,8 @@ def weight(rho: float, spec) -> float:
 
 
 def _two_events(logp: float, logq: float) -> float:
-    """KL((p, 1 − p) ‖ (q, 1 − q)), both probabilities at most 1 − 1e-9."""
-    logp, logq = (min(x, math.log1p(-1e-9)) for x in (logp, logq))
+    """KL((p, 1 − p) ‖ (q, 1 − q)), both probabilities in [1e-6, 1 − 1e-6]."""
+    logp, logq = (min(max(x, math.log(1e-6)), math.log1p(-1e-6)) for x in (logp, logq))
     rest_p, rest_q = -math.expm1(logp), -math.expm1(logq)
     return math.exp(logp) * (logp - logq) + rest_p * math.log(rest_p / rest_q)
 

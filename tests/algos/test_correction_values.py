@@ -250,6 +250,18 @@ def test_a_token_whose_rollout_probability_is_a_fill_value_is_rejected():
     assert correct(batch, Correction(reject={"k3": spec})).kept.tolist() == [[False, True]]
 
 
+def test_kpop_keeps_a_token_of_which_the_engine_was_sure():
+    """μ = 1, π = .992: KL(π‖μ) = .992·log .992 + .008·log(.008/1e-6) = .0639, below KPop's .1; π = .98 gives .178.
+
+    Probabilities are bounded to [1e-6, 1 − 1e-6] as in prime-rl's KPop: at 1e-9 the first would be .119, and rejected.
+    A probability of 1e-9 counts as 1e-6 too, so against μ = 1e-6 its statistic is 0.
+    """
+    old, rollout = torch.tensor([[0.992, 0.98, 1e-9]]).log(), torch.tensor([[1.0, 1.0, 1e-6]]).log()
+    batch, kpop = Batch(rollout, torch.ones(1, 3).bool(), old), Reject("token", "binary_kl", upper=0.1)
+    assert statistic(Ratio(batch), kpop)[0].tolist() == pytest.approx([0.0639, 0.178, 0], abs=3e-4)
+    assert correct(batch, Correction(reject={"kpop": kpop})).kept.tolist() == [[True, False, True]]
+
+
 @pytest.mark.parametrize("name", get_args(Statistic))
 def test_a_filter_takes_a_batch_without_a_column(name):
     batch = Batch(torch.zeros(2, 0), torch.ones(2, 0).bool(), torch.zeros(2, 0))
@@ -261,13 +273,13 @@ def test_a_filter_takes_a_batch_without_a_column(name):
 def test_binary_kl_by_hand():
     """π = ½, μ = ¼: KL(π‖μ) = ½·log 2 + ½·log ⅔ = .143841, KL(μ‖π) = ¼·log ½ + ¾·log 1.5 = .130812. The other way alike.
 
-    π = ½, μ = 1: KL(μ‖π) = log 2, KL(π‖μ) = ½·log ½ + ½·log(½/1e-9) = 9.668, the 1e-9 being the least that 1 − μ counts.
+    π = ½, μ = 1: KL(μ‖π) = log 2, KL(π‖μ) = ½·log ½ + ½·log(½/1e-6) = 6.215, the 1e-6 being the least that 1 − μ counts.
     """
     rollout, old = f64([[0.25, 0.5, 1.0, 0.3]]).log(), f64([[0.5, 0.25, 0.5, 0.3]]).log()
     ratio = Ratio(Batch(rollout, torch.ones(1, 4).bool(), old))
-    expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3)] * 2 + [0.5 * math.log(0.5) + 0.5 * math.log(0.5e9), 0]
+    expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3)] * 2 + [0.5 * math.log(0.5) + 0.5 * math.log(0.5e6), 0]
     assert statistic(ratio, Reject("token", "binary_kl", upper=1.0))[0].tolist() == pytest.approx(expected, rel=1e-7, abs=1e-15)
-    assert expected[0] == pytest.approx(0.143841, abs=1e-6) and expected[2] == pytest.approx(9.668, abs=1e-3)
+    assert expected[0] == pytest.approx(0.143841, abs=1e-6) and expected[2] == pytest.approx(6.215, abs=1e-3)
     single = Ratio(Batch(rollout.float(), torch.ones(1, 4).bool(), old.float()))
     assert statistic(single, Reject("token", "binary_kl", upper=1.0))[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
