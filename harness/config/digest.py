@@ -48,9 +48,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=vllm": {
         "sleep": False,
         "sync_tolerance": None,
-        "noise": 0.0,
-        "noise_persistence": 0.0,
-        "noise_seed": 0,
     },
     "loss=dppo": {"upper": None},
 }
