@@ -9,20 +9,20 @@ from pydantic import Field, model_validator
 from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
 
 MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
-"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+"""Format of weights -> size of its blocks, which must divide the width of a matrix."""
 
 
 class PrecisionConfig(Strict):
-    """What a policy is computed in."""
+    """Number formats in which a policy is computed."""
 
     name: Name
     """Name of the precision in tables and figures."""
     compute: Literal["fp32", "bf16", "fp16"]
     """Dtype of activations, norms, embeddings and head."""
     weights: Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4"] | None
-    """Format of the linear layers' weights. null: the compute dtype."""
+    """Number format of the linear layers' weights. null: the compute dtype."""
     activations: Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"] | None
-    """Format of the linear layers' inputs. null: the compute dtype."""
+    """Number format of the linear layers' inputs. null: the compute dtype."""
 
     @model_validator(mode="after")
     def _matched(self) -> PrecisionConfig:
@@ -37,34 +37,34 @@ class FilterConfig(Strict):
     """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
 
     max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Rounds of prompts x group_size responses at most. Then equal groups fill what is missing. null: no filter."""
+    """Most rounds of prompts x group_size responses. After them groups of equal rewards fill what is missing. null: no filter."""
 
 
 class RolloutConfig(Strict):
-    """prompts x group_size responses per step."""
+    """Sampling of prompts x group_size responses a step."""
 
     engine: PluginConfig
-    """The engine, and parameters of its own."""
+    """Engine that samples, and its own parameters."""
     precision: PrecisionConfig
-    """What the engine computes in."""
+    """Number formats of the engine."""
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
-    """Dtype of the KV cache: the precision's compute dtype, or FP8 with scale 1."""
+    """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8 with scale 1."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
     """Softmax temperature."""
     top_p: PositiveFraction = 1.0
-    """Sample from the most probable tokens of this much mass. 1: all."""
+    """Probability mass of the tokens that are sampled from, the most probable first. 1: all tokens."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Sample from at most so many of the most probable tokens. 0: all."""
+    """Number of most probable tokens that are sampled from. 0: all tokens."""
     replay_sampling_mask: bool = False
-    """Renormalise π_old and π_θ over the tokens that top_p and top_k left when the engine sampled. See docs/running.md."""
+    """Renormalise π_old and π_θ over the tokens that top_p and top_k left to the engine. See docs/running.md."""
     prompts: Count
     """Prompts of a step."""
     group_size: Annotated[int, Field(ge=1, le=10**6)]
     """Responses to each prompt. 1: for advantages that compare no responses of a group, as gae."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Steps by which the weights that sample are older than those that are trained."""
+    """Age of the weights that sample, in steps behind those that are trained."""
     partial_tokens: Count | None = None
-    """Tokens of a response that are sampled at a step. Then it waits for the next weights, which go on with it. null: all."""
+    """Tokens of a response that are sampled at one step; the next weights go on with it. null: the whole response."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
     filter: FilterConfig = FilterConfig()
