@@ -52,7 +52,7 @@ class RolloutConfig(Strict):
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
     """Softmax temperature."""
     top_p: PositiveFraction = 1.0
-    """Probability mass of the tokens that are sampled from, the most probable first. 1: all tokens."""
+    """Mass of the most probable tokens that are sampled from. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Number of most probable tokens that are sampled from. 0: all tokens."""
     replay_sampling_mask: bool = False
