@@ -287,10 +287,11 @@ class Row(NamedTuple):
 def rows() -> dict[str, Row]:
     """Every key of every choice, in the order of the classes; parameters of plug-ins stand in their section."""
     told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
-    names = {_named(name): None for name in (*known(), *defaults(), *(key for values in options().values() for key in values))}
-    names = [name for name in names if name in WHOLE or not any(other.startswith(f"{name}.") for other in names)]
+    given = (*known(), *defaults(), *(key for values in options().values() for key in values))
+    every = list(dict.fromkeys(map(_named, given)))
+    names = [name for name in every if name in WHOLE or not any(other.startswith(f"{name}.") for other in every)]
     order = ["", *dict.fromkeys(name.partition(".")[0] for name in known())]
-    names = sorted(names, key=lambda name: order.index(_section(name)))
+    names.sort(key=lambda name: order.index(_section(name)))
     meanings = told | {name: key.meaning for name, key in known().items()}
     return {name: Row(name, _default(name), _first(meanings.get(name, ""))) for name in names}
 
