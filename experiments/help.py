@@ -41,7 +41,7 @@ def show(arguments: list[str]) -> None:
     for group, names in options.items():
         print(_entry(f"  {group}={chosen.get(group, '')}" if group in chosen else f"  {group}", ", ".join(names), width))
     print("\nKEY=VALUE; the value that the run has now, the meaning of the key, and what it accepts")
-    comments = {key: text for group, option in chosen.items() for key, text in _comments(group, option)}
+    comments = {key: text for group, option in chosen.items() for key, text in comments_of(group, option)}
     section = None
     for key in keys(config):
         if (now := key.name.partition(".")[0] if "." in key.name else "") != section:
@@ -67,8 +67,8 @@ def _written(key: Key) -> str:
     return key.value if isinstance(key.value, str) and "\n" not in key.value else json.dumps(key.value)
 
 
-def _comments(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """(key, dots between, and its comment) in an option's file: parameters of plug-ins have no other description."""
+def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
+    """The keys, dots between, of an option's file that have a comment, and the comment: parameters of plug-ins have no other."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
 from harness.conf import CONF, MODULE
 from harness.config.names import RENAMED, write
+from harness.config.removed import removal
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
@@ -93,6 +94,8 @@ def refusal(error: Exception) -> str:
     if unknown := re.match(r"Could not override '(.+?)'", str(error)):
         if unknown[1] in RENAMED:
             return f"{unknown[1]}: renamed; write {write(unknown[1])}"
+        if gone := removal(unknown[1]):
+            return f"{unknown[1]}: {gone}"
         if options := _options_with(unknown[1]):
             several = "one of these first" if len(options) > 1 else "that first"
             return f"{unknown[1]}: a key of {', '.join(options)} and not of the chosen option; choose {several}"

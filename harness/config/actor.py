@@ -17,11 +17,11 @@ class ScheduleConfig(Strict):
     """How the learning rate changes, see harness/train/schedule.py."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
-    """What follows the warm-up. linear, cosine: down to 0 at the end of the run. inverse_sqrt: with 1/√steps."""
+    """Course of the rate after the warm-up. linear, cosine: down to 0 at the end of the run. inverse_sqrt: with 1/√steps."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Optimizer steps over which the rate rises from 0; the first of them has rate 0."""
+    """Optimizer steps over which the rate rises from 0. The first of them has rate 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of actor.lr where a cosine ends."""
+    """Rate at the end of a cosine, as a share of actor.lr."""
 
     @model_validator(mode="after")
     def _used(self) -> ScheduleConfig:
@@ -41,14 +41,13 @@ class ActorConfig(Strict):
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
     precision: PrecisionConfig | None = None
-    """What the linear layers are cast to in the training forward, straight through, as by a rollout engine in this precision.
-    null: not at all."""
+    """Precision to which the training forward casts the linear layers, straight through. null: no cast."""
     lr: PositiveFraction
-    """Learning rate; with a schedule the largest."""
+    """Learning rate, the largest of a schedule."""
     schedule: ScheduleConfig = ScheduleConfig()
     ess_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """VCPO's step size, arXiv 2602.17616: the rate of an optimizer step times √e, or e, with e the effective sample size of its
-    responses' ratios π_old/μ over their number."""
+    """Factor on the learning rate of each optimizer step, VCPO's of arXiv 2602.17616. sqrt: √e. linear: e. Here e is the
+    effective sample size of the responses' ratios π_old/μ, divided by their number."""
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction
@@ -62,14 +61,15 @@ class ActorConfig(Strict):
     epochs: Count = 1
     """Passes over a rollout."""
     micro_tokens: Count | None = None
-    """Prompt and response tokens of one forward and backward pass, with padding and equal rows. null: a mini-batch at once."""
+    """Prompt and response tokens of one forward and backward pass, counted with padding and equal rows. null: a whole
+    mini-batch."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """torch.compile of the blocks. Compiling takes half a minute of CPU time, from a cache half of it; docs/running.md."""
+    """Compile the blocks by torch.compile. It takes half a minute of CPU time, from a cache half of that; docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
-    """How log π_old is computed. exact: along the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
-    forward: by the training forward. none: not at all, where nothing reads it; the mismatch is then that of π_θ."""
+    """Path on which log π_old is computed. exact: the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
+    forward: the training forward. none: it is not computed, and the mismatch is that of π_θ."""
 
     @model_validator(mode="after")
     def _castable(self) -> ActorConfig:
@@ -96,8 +96,8 @@ class ActorConfig(Strict):
 
 
 class RoutingConfig(Strict):
-    """How a mixture of experts is routed while it is trained."""
+    """Routing of a mixture of experts in training."""
 
     replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
-    """Whose choice of experts the training takes. none: its own. r2: that of π_old, in each mini-batch. r3: that of the engine.
+    """Whose choice of experts the training takes. none: its own. r2: π_old's, in each mini-batch. r3: the rollout engine's.
     r3_weights: the engine's, with the weights of the experts. See docs/moe.md."""

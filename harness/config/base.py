@@ -1,4 +1,4 @@
-"""What all sections of a config share: types of numbers, and two kinds of section."""
+"""Types of numbers and texts, and the two kinds of section, that all sections of a config share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATTERNS = {
     NAME: "letters, digits, _, - and . are accepted, and neither - nor . at the beginning",
     ONE_LINE: "one line without control characters is accepted",
 }
-"""Pattern of a text -> what it accepts, in words."""
+"""Regular expression -> the texts that it accepts, in words."""
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1, pattern=ONE_LINE)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 def name_of(value: Any) -> str | None:
-    """The key `name` of a section, before or after it was read. It tells apart what the section may be."""
+    """The key `name` of a section, which may be a dictionary or its class. Sections of one place are told apart by it."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return name if isinstance(name, str) else None
 
@@ -30,15 +30,15 @@ def name_of(value: Any) -> str | None:
 class Strict(BaseModel):
     """A section. It refuses unknown keys, values of another type, infinite numbers and NaN, and never changes once it was read.
 
-    A docstring below a field says what the key means; `--help` shows it. A default here is what runs did before the key was
-    there, so it never changes; see `harness.config.digest`. What a new run gets stands in experiments/conf alone.
+    The docstring below a field is what `--help` shows. A field's default is what runs did before the key was there, so it never
+    changes; see `harness.config.digest`. A new run gets the values of experiments/conf.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PluginConfig(Strict):
-    """A plug-in and its parameters. `harness.build` checks them against the plug-in's signature."""
+    """A plug-in and its parameters, which `harness.build` checks against the plug-in's signature."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -46,5 +46,5 @@ class PluginConfig(Strict):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The keys beside `name`."""
+        """The plug-in's parameters: all keys but `name`."""
         return dict(self.model_extra or {})

@@ -10,14 +10,14 @@ from harness.config.base import Positive, PositiveFraction, Strict
 
 
 class CriticConfig(Strict):
-    """A model of its own, which starts as a copy of the policy with a head of zeros. What is not here is as in `actor`."""
+    """A critic starts as a copy of the policy with a head of zeros. The section `actor` says all that is not here."""
 
     lr: PositiveFraction | None = None
-    """Learning rate, without a schedule. null: no critic."""
+    """Learning rate of the critic, without a schedule. null: no critic."""
     cliprange_value: Positive | None = 0.5
-    """A value counts as at most this far from what it was when the responses were taken. null: no clip."""
+    """Largest change of a value that its loss counts, from when the responses were taken. null: no bound."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """RL steps at the beginning of the run in which the critic learns and the policy does not."""
+    """RL steps at the beginning of a run in which only the critic learns."""
 
     @model_validator(mode="after")
     def _used(self) -> CriticConfig:

@@ -15,11 +15,11 @@ from harness import config
 from harness.config.run import Config
 
 LARGE = 10**6
-"""Bounds from here on only keep nonsense out. They are not shown."""
+"""Least bound that is not shown: such bounds only keep nonsense out."""
 
 
 class Key(NamedTuple):
-    """A key with dots between, its value, the values that it accepts, and its meaning; "" where the schema does not tell."""
+    """A key with dots between, its value, the values that it accepts, and its meaning; "" where the schema has none."""
 
     name: str
     value: Any
@@ -29,9 +29,42 @@ class Key(NamedTuple):
 
 def keys(values: dict[str, Any]) -> list[Key]:
     """The keys of the nested `values` of a config, in their order."""
-    whole = Config.model_json_schema()
-    schemas = {name: _explained(name, schema) for name, schema in {"Config": whole, **whole["$defs"]}.items()}
+    schemas = _schemas()
     return list(_keys(values, schemas["Config"], schemas, ""))
+
+
+def all_keys() -> dict[str, Key]:
+    """Name -> each key that any choice of sections has, and each section; its value is the default of the class, "" for none.
+
+    Sections of one place may share a key, of which the first is here. A key that the user names is written NAME.
+    """
+    schemas = _schemas()
+    found: dict[str, Key] = {}
+    for key in _possible(schemas["Config"], schemas, ""):
+        found.setdefault(key.name, key)
+    return found
+
+
+def _possible(schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[Key]:
+    for key, field in schema["properties"].items():
+        name, inner = f"{prefix}{key}", field.get("additionalProperties")
+        yield Key(name, field.get("default", ""), _accepted(field), " ".join(field["description"].split()))
+        for section in _sections(field, sections):
+            yield from _possible(section, sections, f"{name}.")
+        for section in _sections(inner, sections) if isinstance(inner, dict) else ():
+            yield from _possible(section, sections, f"{name}.NAME.")
+
+
+def _schemas() -> dict[str, dict[str, Any]]:
+    """Class of a section -> its JSON schema, with the docstrings below the fields as descriptions."""
+    whole = Config.model_json_schema()
+    return {name: _explained(name, schema) for name, schema in {"Config": whole, **whole["$defs"]}.items()}
+
+
+def _sections(field: dict[str, Any], sections: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sections that a field may be."""
+    either = [field, *field.get("oneOf", []), *field.get("anyOf", [])]
+    return [sections[one["$ref"].rpartition("/")[2]] for one in either if "$ref" in one]
 
 
 def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[Key]:
@@ -48,9 +81,8 @@ def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, An
 def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:
     """The schema of the section `value`: of those that the field may be, the first that takes its name, or all of its keys."""
     if "$ref" in field:
-        return sections[field["$ref"].rpartition("/")[2]]
-    may_be = [sections[one["$ref"].rpartition("/")[2]] for one in field.get("oneOf", field.get("anyOf", [])) if "$ref" in one]
-    return next((one for one in may_be if isinstance(value, dict) and _fits(one, value)), field)
+        return _sections(field, sections)[0]
+    return next((one for one in _sections(field, sections) if isinstance(value, dict) and _fits(one, value)), field)
 
 
 def _fits(section: dict[str, Any], value: dict[str, Any]) -> bool:
@@ -61,7 +93,7 @@ def _fits(section: dict[str, Any], value: dict[str, Any]) -> bool:
 
 
 def _accepted(field: dict[str, Any]) -> str:
-    """What a field of a JSON schema accepts, in words."""
+    """The values that a field of a JSON schema accepts, in words."""
     if "enum" in field:
         return " | ".join(map(str, field["enum"]))
     if "const" in field:

@@ -33,7 +33,7 @@ FIRST: dict[str, set[str]] = {
     "rollout.engine=local": {"noise"},
     "rollout.engine=vllm": {"sleep", "sync_tolerance"},
 }
-"""Class of a section, or a plug-in, -> keys with a default that every digest holds: they came before digests left keys out."""
+"""Class of a section, or a plug-in -> keys with a default that every digest holds: they are older than the rule above."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
@@ -48,13 +48,10 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=vllm": {
         "sleep": False,
         "sync_tolerance": None,
-        "noise": 0.0,
-        "noise_persistence": 0.0,
-        "noise_seed": 0,
     },
     "loss=dppo": {"upper": None},
 }
-"""Plug-in -> parameters that it did not always have, with their defaults. Its signature cannot be read without torch.
+"""Plug-in -> parameters that it got later, with their defaults. A signature cannot be read without torch.
 
 A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `collapse.detectors=drawdown`,
 `correction.reject=m2po` or `task=package.module:Class`.
@@ -62,7 +59,7 @@ A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `c
 
 
 def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collection[str] = ()) -> str:
-    """12 hex digits. include: the sections that count, all of them if none is named; exclude: sections that do not count."""
+    """The digest of a config, 12 hex digits. include: the sections that count, none for all. exclude: those that do not count."""
     values = config.model_dump(mode="json")
     _leave_out_defaults(config, values)
     for plugin, parameters in plugins(values):

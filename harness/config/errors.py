@@ -1,4 +1,4 @@
-"""What is wrong with a config, in one line a key: the key, its value, what is accepted or the remedy."""
+"""Errors of a config, one line a key: the key, its value, and what is accepted or the remedy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SECTION = ("model_type", "dataclass_type", "dict_type")
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
-    """A line per error that `composed` has, without those of a filter read as what it was not meant to be."""
+    """One line for each error of the config `composed`. Pydantic reads a filter in two ways, of which one was meant."""
     lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
     return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 
 
 def explain(problem: Mapping[str, Any]) -> str:
-    """One of the errors of a ValidationError in a line: key, value and what is wrong with it."""
+    """One line for an error of a ValidationError: the key, its value, and what is wrong."""
     parts = [str(part) for part in problem["loc"] if part not in ("Reject", "Plugin")]
     key = ".".join(part for part in parts if not part.startswith("<"))
     kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
@@ -50,7 +50,7 @@ def _in_our_words(message: str) -> str:
 
 
 def _meant(place: tuple, composed: dict[str, Any]) -> bool:
-    """A filter is tried as a Reject and as a Plugin; only the errors of what it was meant to be are of use."""
+    """Whether an error is of use. Pydantic reads a filter as a Reject and as a Plugin, of which one was meant."""
     if place[:2] != ("correction", "reject") or len(place) < 4:
         return True
     filter_ = composed["correction"]["reject"].get(place[2])  # none if pydantic shows the key otherwise

@@ -1,4 +1,4 @@
-"""`evaluation`, `diagnostics` and `collapse`: what is measured beside the training."""
+"""`evaluation`, `diagnostics` and `collapse`: measurements beside the training."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from harness.precisions import PROBED
 
 
 class EvaluationConfig(Strict):
-    """Held-out evaluation: prompts x samples responses, the same random numbers each time."""
+    """Held-out evaluation by prompts x samples responses, with the same random numbers each time."""
 
     every: Count
     """Steps between two evaluations."""
     prompts: Annotated[int, Field(ge=2, le=10**9)]  # the standard error is taken over prompts
     """Held-out prompts."""
     samples: Count
-    """Responses to each prompt."""
+    """Responses to each held-out prompt."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
-    """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
+    """Precisions whose mismatch is measured, by a name each. They do not sample for the training. See experiment=regime."""
     policy: Literal["own", "rollout", "both"] = "own"
-    """Whose reward is eval/reward. own: the trainer's policy in its own dtype, by the local engine. rollout: the policy of the
-    rollout engine. both: own, and that of the rollout engine as eval/rollout_reward."""
+    """Policy whose reward is eval/reward. own: the trainer's in its own dtype, by the local engine. rollout: the rollout
+    engine's. both: own, and the engine's as eval/rollout_reward."""
 
 
 class PersistenceConfig(Strict):
-    """How long the mismatch of the same responses lasts, over 1, 5 and 20 syncs (harness/train/persistence.py)."""
+    """Persistence: how far the mismatch of the same responses lasts over 1, 5 and 20 syncs (harness/train/persistence.py)."""
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
-    """Steps from one measurement to the next, each of four syncs. null: never."""
+    """Steps between two measurements of persistence, each of which has four syncs. null: never."""
     responses: Count = 16
-    """Responses of a measurement, one to each of so many held-out prompts."""
+    """Responses of a measurement of persistence, each to another held-out prompt."""
 
 
 class DiagnosticsConfig(Strict):
-    """The diagnostics that no detector of a collapse reads."""
+    """Diagnostics that no detector reads."""
 
     every: Count | None = None
     """Steps between two records of filters, probabilities, profiles and routing. null: never."""
@@ -45,14 +45,14 @@ class DiagnosticsConfig(Strict):
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
     def due(self, step: int) -> bool:
-        """Whether this step is recorded."""
+        """Whether the diagnostics of `step` are recorded."""
         return self.every is not None and step % self.every == 0
 
 
 class CollapseConfig(Strict):
-    """What counts as a collapse, and what as a warning."""
+    """Detectors of collapses and warnings."""
 
     detectors: dict[str, dict[str, Any]]
-    """Detectors by name with their parameters; see harness/collapse/detectors.py."""
+    """Name of each detector, and its parameters; see harness/collapse/detectors.py."""
     stop: bool
     """End the run at the first collapse."""

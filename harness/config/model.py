@@ -12,7 +12,7 @@ Width = Annotated[int, Field(gt=0, le=2**20)]
 
 
 class SizesConfig(Strict):
-    """What every model with random weights has. The keys are those of transformers."""
+    """Sizes of a model with random weights. The keys are those of transformers."""
 
     hidden_size: Width
     """Width of the residual stream."""
@@ -36,7 +36,7 @@ class SizesConfig(Strict):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Lengths of the rows of its weight matrices, by key."""
+        """Key -> length of the rows of a weight matrix."""
         return {
             "hidden_size": self.hidden_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
@@ -47,7 +47,7 @@ class ModelConfig(SizesConfig):
     """A Qwen3 of these sizes with random weights."""
 
     name: Literal["qwen3"]
-    """The architecture; `qwen3_moe` for a mixture of experts, `hub` for a pretrained model."""
+    """Kind of model. qwen3: a dense Qwen3. qwen3_moe: a mixture of experts. hub: a pretrained model."""
     intermediate_size: Width
     """Width of the feed-forward layer."""
 
@@ -57,20 +57,20 @@ class ModelConfig(SizesConfig):
 
 
 class MixtureConfig(SizesConfig):
-    """A Qwen3-MoE of these sizes with random weights: a mixture of experts in every layer, none of them shared by all tokens."""
+    """A Qwen3-MoE of these sizes with random weights. Every layer is a mixture of experts; no expert is shared by all tokens."""
 
     name: Literal["qwen3_moe"]
-    """The architecture; `qwen3` for a dense model, `hub` for a pretrained one."""
+    """Kind of model. qwen3: a dense Qwen3. qwen3_moe: a mixture of experts. hub: a pretrained model."""
     num_experts: Annotated[int, Field(ge=2, le=2**14)]
     """Experts of a layer."""
     num_experts_per_tok: Annotated[int, Field(ge=1, le=2**14)]
-    """Experts that the router picks for a token, fewer than there are."""
+    """Experts that the router picks for a token, fewer than num_experts."""
     moe_intermediate_size: Width
     """Width of an expert."""
     norm_topk_prob: bool
-    """Scale the weights of the experts that were picked, so that they sum to 1."""
+    """Scale the weights of a token's experts so that they sum to 1."""
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=1e3)]
-    """Coefficient of the load balancing loss, in the warm start only. RL has none."""
+    """Coefficient of the load balancing loss in the warm start. RL has no such loss."""
 
     @model_validator(mode="after")
     def _routed(self) -> MixtureConfig:
@@ -94,9 +94,9 @@ class HubConfig(Strict):
     """A pretrained causal language model with its tokenizer."""
 
     name: Literal["hub"]
-    """A pretrained model; `qwen3` for random weights."""
+    """Kind of model. qwen3: a dense Qwen3. qwen3_moe: a mixture of experts. hub: a pretrained model."""
     path: Annotated[str, Field(min_length=1)]
-    """Name on the Hugging Face hub, or a local folder."""
+    """Name of the model on the Hugging Face hub, or a local folder."""
 
 
 def _tag(value: Any) -> str:

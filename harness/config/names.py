@@ -1,4 +1,4 @@
-"""Keys that were renamed, in both directions: files of old runs are read, and runs keep their digests."""
+"""Renamed keys, in both directions: files of old runs are read, and runs keep their digests."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RENAMED = {
     "collapse.detectors.entropy.m": "consecutive",
     "collapse.detectors.length.m": "consecutive",
 }
-"""Key as it was -> its name today, in the same section. A file that a run recorded may have either."""
+"""Former key, dots between -> its name today, in the same section. A recorded file may have either."""
 
 
 def todays_names(values: dict[str, Any]) -> dict[str, Any]:
-    """The nested `values` with renamed keys under the names of today."""
+    """A copy of the nested `values` with renamed keys under their names of today."""
     return _named(values, RENAMED)
 
 
 def first_names(values: dict[str, Any]) -> dict[str, Any]:
-    """The nested `values` with renamed keys under the names that they had first."""
+    """A copy of the nested `values` with renamed keys under their first names."""
     return _named(values, {write(old): old.rpartition(".")[2] for old in RENAMED})
 
 
 def renamed_in(values: dict[str, Any], prefix: str = "") -> list[str]:
-    """The keys of the nested `values`, dots between, that have another name today."""
+    """Keys of the nested `values`, dots between, that have another name today."""
     found = []
     for key, value in values.items():
         found += [f"{prefix}{key}"] if f"{prefix}{key}" in RENAMED else []

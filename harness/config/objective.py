@@ -1,4 +1,4 @@
-"""`correction`, `reduce`, `kl` and `overlong`: what becomes of the token losses, and what stands beside them or in the reward."""
+"""`correction`, `reduce`, `kl` and `overlong`: weights and reduction of the token losses, and terms of the loss or the reward."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from harness.config.base import Count, Positive, Strict
 from harness.config.digest import section
 
 RECIPROCAL = "reciprocal"
-"""As a lower bound: 1/upper."""
+"""Text of a lower bound that stands for 1/upper."""
 
 
 def _with_numbers(value: Any) -> Any:
-    """The section with a lower bound `reciprocal` as its number. Other texts and booleans are refused: pydantic reads a dataclass
-    leniently, and would take '2' and true for numbers, and 'no' for false."""
+    """The section with each lower bound `reciprocal` replaced by its number. Raises ValueError on other texts and on booleans.
+
+    Pydantic reads a dataclass leniently: it would take '2' and true for numbers, and 'no' for false.
+    """
     if not isinstance(value, dict):
         return value
     value = {key: dict(part) if key in ("weight", "reject") and isinstance(part, dict) else part for key, part in value.items()}
@@ -46,16 +48,16 @@ CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
 
 
 VALUE_OF_K3 = ("k3_k2", "k3_unbiased")
-"""Estimators with the value of k3 at π_old."""
+"""KL estimators whose value at π_old is that of k3."""
 
 
 class ReduceConfig(Strict):
-    """How token losses become a scalar."""
+    """Reduction of the token losses to a scalar."""
 
     mode: Literal[REDUCTIONS]  # type: ignore[valid-type]  # the tuple is what algos reads
-    """The reduction; algos/reductions.py gives the equations."""
+    """Name of the reduction. algos/reductions.py gives the equations."""
     norm: Count | None
-    """Tokens, for seq_mean_token_sum_norm only: the maximum length."""
+    """Divisor of seq_mean_token_sum_norm: the maximum length, in tokens. null: for the other reductions."""
 
     @model_validator(mode="after")
     def _norm(self) -> ReduceConfig:
@@ -68,20 +70,21 @@ class ReduceConfig(Strict):
 
 
 class KlConfig(Strict):
-    """A KL term of the loss, coef times the estimator; or the same of π_old as a penalty in the reward."""
+    """A KL term, coef times an estimator: of π_θ in the loss, or of π_old as a penalty in the reward."""
 
     name: str | None = None
-    """The estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. null: no such term."""
+    """Estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. null: no KL term."""
     coef: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the term; with a target its weight at first."""
+    """Weight of the KL term. With a target it is the weight at first."""
     reference: Literal["start", "rollout"] = "start"
-    """π_ref. start: the policy that the run started from. rollout: the one that sampled, as the engine reported it."""
+    """Policy that is π_ref. start: the one that the run started from. rollout: the one that sampled, as its engine told."""
     place: Literal["loss", "reward"] = "loss"
-    """loss: a term of the loss. reward: coef times the estimator of KL(π_old‖π_ref) is taken off the reward of each token."""
+    """Place of the KL term. loss: in the loss. reward: coef times the estimator of KL(π_old‖π_ref) is taken off each token's
+    reward."""
     target: Positive | None = None
-    """Nats per token to which an adaptive coef steers the KL in the reward. null: coef is fixed."""
+    """KL in the reward to which an adaptive coef steers, in nats per token. null: coef is fixed."""
     horizon: Count | None = None
-    """Responses over which an adaptive coef changes by at most a fifth. null: none, for a fixed coef."""
+    """Responses over which an adaptive coef changes by at most a fifth. null: for a fixed coef."""
 
     @model_validator(mode="after")
     def _both(self) -> KlConfig:
@@ -108,9 +111,9 @@ class OverlongConfig(Strict):
     """A soft punishment of long responses in the reward, DAPO's (arXiv 2503.14476 eq. 13)."""
 
     buffer: Count | None = None
-    """The last tokens of task.answer_length, over which the punishment grows from 0 to `penalty`. null: none."""
+    """Tokens before task.answer_length over which the punishment grows from 0 to `penalty`. null: no punishment."""
     penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Taken off the reward of a response of task.answer_length tokens."""
+    """Punishment of a response of task.answer_length tokens, which is taken off its reward."""
 
     @model_validator(mode="after")
     def _used(self) -> OverlongConfig:

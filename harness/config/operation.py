@@ -1,4 +1,4 @@
-"""`run`, `tracking`, `checkpoint` and `dump`: how a run is operated. They change no result."""
+"""`run`, `tracking`, `checkpoint` and `dump`: the operation of a run. These sections change no result."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ OPERATION = ("run", "tracking", "checkpoint", "dump")
 
 
 class CheckpointConfig(Strict):
-    """What a run resumes from. It is also saved on SIGTERM and SIGUSR2."""
+    """Checkpoints, from which a run resumes. One is also saved on SIGTERM and SIGUSR2."""
 
     every: Count
     """Steps between two checkpoints."""
     keep: Annotated[int, Field(ge=2, le=10**9)]
-    """Checkpoints that stay."""
+    """Number of newest checkpoints that are kept."""
 
 
 class DumpConfig(Strict):
     """Batches as parquet under dumps/ of the run folder, for `faultline replay`; see docs/dumps.md."""
 
     every: Count | None = None
-    """Steps between two dumps of the whole batch. null: none."""
+    """Steps between two dumps of the whole batch. null: no dumps."""
 
 
 class TrackingConfig(Strict):
     """Mirrors of the run folder: W&B, and TensorBoard's event files."""
 
     mode: Literal["auto", "online", "offline", "disabled"]
-    """auto: online when WANDB_API_KEY is set, else offline."""
+    """Mode of W&B. auto: online when WANDB_API_KEY is set, else offline."""
     project: Text
-    """Project in W&B."""
+    """Name of the project in W&B."""
     tensorboard: bool = False
     """Write event files for TensorBoard too, in the run's folder `tensorboard`."""
 

@@ -11,7 +11,7 @@ from harness.precisions import ActivationFormat, WeightFormat
 
 
 class PrecisionConfig(Strict):
-    """What a policy is computed in."""
+    """Number formats in which a policy is computed."""
 
     name: Name
     """Name of the precision in tables and figures."""
@@ -35,34 +35,34 @@ class FilterConfig(Strict):
     """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
 
     max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Rounds of prompts x group_size responses at most. Then equal groups fill what is missing. null: no filter."""
+    """Most rounds of prompts x group_size responses. After them groups of equal rewards fill what is missing. null: no filter."""
 
 
 class RolloutConfig(Strict):
-    """prompts x group_size responses per step."""
+    """Sampling of prompts x group_size responses a step."""
 
     engine: PluginConfig
-    """The engine, and parameters of its own."""
+    """Engine that samples, and its own parameters."""
     precision: PrecisionConfig
-    """What the engine computes in."""
+    """Number formats of the engine."""
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
-    """Dtype of the KV cache: the precision's compute dtype, or FP8 with scale 1."""
+    """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8 with scale 1."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
     """Softmax temperature."""
     top_p: PositiveFraction = 1.0
-    """Sample from the most probable tokens of this much mass. 1: all."""
+    """Mass of the most probable tokens that are sampled from. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Sample from at most so many of the most probable tokens. 0: all."""
+    """Number of most probable tokens that are sampled from. 0: all tokens."""
     replay_sampling_mask: bool = False
-    """Renormalise π_old and π_θ over the tokens that top_p and top_k left when the engine sampled. See docs/running.md."""
+    """Renormalise π_old and π_θ over the tokens that top_p and top_k left to the engine. See docs/running.md."""
     prompts: Count
     """Prompts of a step."""
     group_size: Annotated[int, Field(ge=1, le=10**6)]
     """Responses to each prompt. 1: for advantages that compare no responses of a group, as gae."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Steps by which the weights that sample are older than those that are trained."""
+    """Age of the weights that sample, in steps behind those that are trained."""
     partial_tokens: Count | None = None
-    """Tokens of a response that are sampled at a step. Then it waits for the next weights, which go on with it. null: all."""
+    """Tokens of a response that are sampled at one step; the next weights go on with it. null: the whole response."""
     overlap: bool = False
     """Sample while the trainer trains. Needs staleness of at least 1."""
     filter: FilterConfig = FilterConfig()

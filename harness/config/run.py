@@ -23,14 +23,14 @@ from harness.precisions import MULTIPLES
 
 
 class Config(Strict):
-    """One run. Everything but run, tracking, checkpoint and dump decides the result."""
+    """The config of one run. All sections but run, tracking, checkpoint and dump decide the result."""
 
     model_config = ConfigDict(strict=False)  # a section is strict by itself; pydantic cannot make a dataclass so from a dict
 
     seed: Seed
     """Seed of everything random but the warm start."""
     steps: Count
-    """RL steps."""
+    """RL steps of the run."""
     task: TaskConfig
     model: PolicyConfig
     warmstart: WarmStartConfig | None
@@ -41,16 +41,17 @@ class Config(Strict):
     loss: PluginConfig
     """The loss, an entry of algos/losses."""
     proximal: Literal["old", "rollout"]
-    """What the loss is anchored on. old: π_old, three policies. rollout: μ, two policies."""
+    """Policy on which the loss is anchored. old: π_old, three policies in all. rollout: μ, two policies."""
     baseline: Literal["all", "kept"] = "all"
-    """Whose rewards enter the baseline of the advantages: all responses, or those that the correction kept."""
+    """Responses whose rewards enter the baseline of the advantages: all, or those that the correction kept."""
     segments: Literal["turn", "version"] = "turn"
-    """What the levels segment and segment_geometric go over: a turn of the task, or the tokens that one version sampled."""
+    """Segments of the levels segment and segment_geometric. turn: a turn of the task. version: the tokens that one version of the
+    weights sampled."""
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()
     entropy_coeff: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    """Weight of the entropy bonus: so much of the entropy of π_θ, reduced as the token losses are, is taken off the loss."""
+    """Weight of the entropy of π_θ that is taken off the loss, reduced as the token losses are."""
     overlong: OverlongConfig = OverlongConfig()
     actor: ActorConfig
     critic: CriticConfig = CriticConfig()
@@ -96,7 +97,7 @@ class Config(Strict):
         return (self.steps - self.critic.warmup_steps) * self.actor.epochs * self.actor.num_minibatches
 
     def _check_policy(self) -> None:
-        """Model, warm start, task and precision go together."""
+        """Raise ValueError unless model, warm start, task and precision go together."""
         if isinstance(self.model, HubConfig):
             if self.warmstart is not None:
                 raise ValueError("warmstart has no effect with model=hub, which is trained already; set warmstart=none")
@@ -118,7 +119,7 @@ class Config(Strict):
 
     @property
     def digest(self) -> str:
-        """12 hex digits of what decides the result, seed included; the name of the run folder."""
+        """Name of the run folder: 12 hex digits of all that decides the result, the seed included."""
         return digest(self, exclude=OPERATION)
 
     @property
@@ -128,5 +129,5 @@ class Config(Strict):
 
     @property
     def warmstart_digest(self) -> str:
-        """Likewise of what decides the warm start; the name of its cache."""
+        """Name of the warm start's cache: 12 hex digits of all that decides the warm start."""
         return digest(self, include=("task", "model", "warmstart"))

@@ -18,11 +18,11 @@ class ChainConfig(Strict):
     name: Literal["chain"]
     """The task."""
     length: Annotated[int, Field(gt=0, le=10**4)]
-    """Values in the answer."""
+    """Length of an answer, in values."""
     choices: Count
     """Valid moves at each step. Above 1 a solved policy keeps entropy."""
     modulus: Annotated[int, Field(ge=2, le=1000)]
-    """Number of values. There are modulus² prompts, or up to modulus³ with choices above 1."""
+    """Number of different values. There are modulus² prompts, or up to modulus³ with choices above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
 
@@ -49,15 +49,15 @@ class TextConfig(Strict):
     prompt: str
     """Key of the prompt in an object: a string, or a list of chat messages."""
     verifier: str
-    """Gives the reward: a name, or `package.module:function` of (response, record)."""
+    """Function that gives the reward: a name, or `package.module:function` of (response, record)."""
     instruction: str
-    """Put after each prompt that is a string."""
+    """Text after each prompt that is a string."""
     chat: bool
     """Put the prompt into the tokenizer's chat template."""
     max_prompt: Count
     """Longest prompt, in tokens."""
     long_prompts: Literal["drop", "cut", "error"]
-    """What happens to a longer prompt: leave it out, cut off its beginning, or refuse the data."""
+    """Treatment of a prompt above max_prompt. drop: leave it out. cut: cut off its beginning. error: refuse the data."""
     answer_length: Count
     """Longest response, in tokens."""
 
@@ -73,20 +73,20 @@ class TextConfig(Strict):
 
 
 class SumsConfig(Strict):
-    """What the tasks of generated sums share, see harness/tasks/arithmetic.py. They need no file."""
+    """Keys of the tasks of generated sums, see harness/tasks/arithmetic.py. They need no file."""
 
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
-    """Operators between the numbers, drawn with equal probability."""
+    """Operators between the numbers of a sum, drawn with equal probability."""
     digits: Annotated[int, Field(gt=0, le=18)]
     """Most digits of a number."""
     terms: Annotated[int, Field(ge=2, le=100)]
-    """Numbers in a prompt."""
+    """Numbers of a sum."""
     train: Annotated[int, Field(gt=0, le=10**6)]
     """Prompts for RL, all different, the same for every seed of a run."""
     held_out: Annotated[int, Field(gt=0, le=10**6)]
     """Prompts for evaluation, different from those for RL."""
     instruction: str
-    """Put after each prompt."""
+    """Text after each prompt."""
     max_prompt: Count
     """Longest prompt, in tokens."""
 

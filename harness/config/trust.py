@@ -1,4 +1,4 @@
-"""Code that a recorded config names. A stranger's folder may name any, so it is imported only with `--trust`."""
+"""Code that a recorded config names. A stranger's folder may name any code, so `--trust` must allow its import."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from harness.config.base import Count, PositiveFraction, Probability, Seed, Stri
 
 
 class WarmStartConfig(Strict):
-    """Supervised training on slipping answers. Then prompts stay whose solve rate is in [keep_low, keep_high]."""
+    """Supervised training on answers with slips, and the choice of prompts by their solve rate after it."""
 
     seed: Seed
-    """Seed of weights, demonstrations and filter."""
+    """Seed of the weights, the demonstrations and the choice of prompts."""
     steps: Count
-    """Optimizer steps."""
+    """Optimizer steps of the warm start."""
     batch: Count
-    """Demonstrations of a step."""
+    """Demonstrations of an optimizer step."""
     lr: PositiveFraction
     """Largest learning rate of the one-cycle schedule."""
     filter_samples: Count

@@ -39,7 +39,7 @@ class Noise:
         return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
 
     def on_linear(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """Weights by their names in a state dict, those of the linear layers with their noise: the same for every engine."""
+        """Weights by their names in a state dict, those of the linear layers with their noise."""
         for name, weight in weights:
             linear = name.endswith(("_proj.weight", "_proj"))  # "_proj" alone: stacked experts
             yield name, self(name.removeprefix("model."), weight.detach(), version) if self.size and linear else weight

@@ -25,7 +25,7 @@ from annotated_types import Interval
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from algos.parameters import Count, Seed
+from algos.parameters import Count
 from harness.config import PrecisionConfig
 from harness.errors import UserError, first_line
 from harness.models import DTYPES
@@ -34,7 +34,6 @@ from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.check_weights import QUANTISED, tolerance
 from harness.rollouts.lists import padded
-from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.vllm_outputs import LARGEST_TOP_K, TIES, expert_ids, support
 from harness.rollouts.vllm_support import (
     can_report_routes,
@@ -78,10 +77,7 @@ class VllmEngine(RolloutEngine):
     context: prompt and response tokens that fit; None for the model's limit.
     tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: nats by which a load may be off; None for the precision's own, and for no check where there is noise.
-    noise: size of synthetic noise on the weights of the linear layers, with the values that LocalEngine has (`noise.py`).
-    noise_persistence: φ of that noise.
-    noise_seed: its seed; in a config null is the seed of the run.
+    sync_tolerance: nats by which a load may be off; None for the precision's own.
     """
 
     def __init__(
@@ -95,14 +91,10 @@ class VllmEngine(RolloutEngine):
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
         sleep: bool = False,
         sync_tolerance: Annotated[float, Interval(gt=0, le=1e3)] | None = None,
-        noise: Size = 0.0,
-        noise_persistence: Persistence = 0.0,
-        noise_seed: Seed | None = 0,
     ):
         # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
         usual = QUANTISED if sampling.truncated else tolerance(precision, sampling.kv_cache)
-        self.tolerance = sync_tolerance or (None if noise else usual)
-        self.noise = Noise(noise, noise_persistence, noise_seed)
+        self.tolerance = sync_tolerance or usual
         self.precision, self.sampling = precision, sampling
         self.ranked = min(sampling.top_k + TIES, shape.vocab_size) if sampling.record_support else 0
         self.context = min(context or shape.max_position_embeddings, shape.max_position_embeddings)
@@ -154,7 +146,6 @@ class VllmEngine(RolloutEngine):
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
         package()
-        check_noise(params, "noise")
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         if (sizes := head_sizes()) and head_dim not in sizes:
             raise UserError(f"model.head_dim={head_dim}: vLLM's attention on a CPU takes {', '.join(map(str, sizes))}")
@@ -184,8 +175,7 @@ class VllmEngine(RolloutEngine):
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.compute)
         try:
-            weights = self._complete(self.noise.on_linear(weights, version))
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._complete(weights)})
         finally:
             torch.set_default_dtype(before)
         if self.tied:

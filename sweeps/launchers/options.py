@@ -1,4 +1,4 @@
-"""The keys of hydra/launcher=slurm. Nothing heavy is imported, since Hydra reads this at every start."""
+"""Keys of hydra/launcher=slurm. Nothing heavy is imported, since Hydra reads this module at every start."""
 
 from __future__ import annotations
 
@@ -13,45 +13,56 @@ from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
-"""Options of sbatch that the launcher sets: by them it finds its jobs and their output, and requeues them."""
+"""Options of sbatch that only the launcher sets. By them it finds its jobs and their output, and requeues them."""
 
 
 @dataclass
 class SlurmOptions:
-    """Keys of `hydra/launcher=slurm`; docs/sweeps.md explains each.
-
-    partition, account, qos, gres, constraint: sbatch's. timeout_min, mem_gb: minutes and GiB of a task. runs_per_job: runs of a
-    task. runs_at_once: of them at a time. ranks: processes of a run, started by srun, each on cpus_per_run cores; such a run has
-    its task to itself. parallel: tasks at a time. signal_delay_s: seconds before the time limit at which a task is signalled to
-    save. setup: shell lines before a task. python: the command, by default this interpreter. sbatch: any other option.
-    site: a YAML file with values for keys that are null or empty here. code: see `snapshot.snapshot`. detach: return once all
-    is submitted.
-    """
+    """Keys of `hydra/launcher=slurm`, see docs/sweeps.md. A task is one entry of a job array."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
 
     partition: str | None = None
+    """Partition of the jobs, as sbatch takes it. null: the cluster's default."""
     account: str | None = None
+    """Account that the jobs are charged to, as sbatch takes it."""
     qos: str | None = None
+    """Quality of service, as sbatch takes it."""
     gres: str | None = None
+    """Generic resources of a task, as sbatch takes them: gpu:4."""
     constraint: str | None = None
+    """Features that a node must have, as sbatch takes them."""
     timeout_min: Count = 60
+    """Time limit of a task, in minutes."""
     mem_gb: Positive = 4
+    """Memory of a task, in GiB."""
     runs_per_job: Count = 1
+    """Runs of a task, forked from one process that has imported everything."""
     runs_at_once: Count = 1
+    """Runs of a task that run at the same time."""
     ranks: Count = 1
+    """Processes of a run, started by srun. Above 1 a run has its task to itself."""
     cpus_per_run: Count = 1
+    """Cores of each process of a run."""
     parallel: Count = 64
+    """Most tasks at a time, of the jobs of one command."""
     signal_delay_s: Count = 120
+    """Seconds before the time limit at which a task is signalled to save. It is then requeued."""
     setup: list[str] = field(default_factory=list)
+    """Shell lines before a task."""
     python: str | None = None
+    """Command that starts Python, such as one in a container. null: this interpreter."""
     sbatch: dict[str, Any] = field(default_factory=dict)
+    """Any other options of sbatch, but for those of OWN and the time limit."""
     site: str | None = None
+    """YAML file with values for keys that are null or empty here; slurm/sites/example.yaml is one."""
     code: Literal["sweep", "new"] | None = None
+    """Code that jobs run. null: a new snapshot, or an identical one. sweep: the sweep's old one. new: the current files."""
     detach: bool = False
+    """Return once all is submitted."""
 
     def check(self) -> None:
-        """Fill empty keys from the site file, then check all. Raises UserError on a value that cannot work."""
+        """Fill empty keys from the site file, then check all keys. Raises UserError on a value that cannot work."""
         if self.site:
             self._fill(Path(self.site))
         try:

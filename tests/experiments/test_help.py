@@ -38,12 +38,13 @@ def test_every_key_has_its_value_and_a_meaning(overrides, capsys):
 def test_values_accepted_and_meanings_stand_beside_the_key(capsys):
     show(["--help", "loss=gspo", "actor.epochs=2"])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "actor.lr=0.0005 Learning rate; with a schedule the largest. [number in (0, 1]]" in lines
+    assert "actor.lr=0.0005 Learning rate, the largest of a schedule. [number in (0, 1]]" in lines
     assert "actor.epochs=2 Passes over a rollout. [integer > 0]" in lines
     assert any(line.startswith("loss.eps_low=0.0003 The sequence ratio is clipped below") for line in lines)
     assert any(line.startswith("loss=gspo cispo, clip_cov") for line in lines)
-    assert "rollout.top_p=1.0 Sample from the most probable tokens of this much mass. 1: all. [number in (0, 1]]" in lines
-    assert "dump.every=null Steps between two dumps of the whole batch. null: none. [integer > 0 | null]" in lines
+    top_p = "Mass of the most probable tokens that are sampled from. 1: all."
+    assert f"rollout.top_p=1.0 {top_p} [number in (0, 1]]" in lines
+    assert "dump.every=null Steps between two dumps of the whole batch. null: no dumps. [integer > 0 | null]" in lines
 
 
 def test_groups_of_a_folder_of_ones_own(tmp_path, capsys):

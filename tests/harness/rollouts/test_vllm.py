@@ -13,7 +13,6 @@ from transformers import BertConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config, qwen3_sizes
 from harness.rollouts.check_weights import SyncCheck
-from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import unpack
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_support import kv_cache_refusal, slow_formats, weight_formats
@@ -236,25 +235,6 @@ def test_a_sync_is_verified():
     assert 0 < probe(made, Scorer(1)) < 0.03
     with pytest.raises(UserError, match=r"off the actor's by .* nats on average, more than 0.3.*rollout.engine.sync_tolerance"):
         probe(made, Scorer(2))
-
-
-def test_noise_is_the_local_engines_at_every_version():
-    """Same seed, same noise: what vLLM sampled has the probabilities of the local engine with that noise, within fp32's rounding
-    (1e-4), and neither those without it nor those of another version. The check after a sync, which it would fail, is off."""
-    settings = {"noise": 0.2, "noise_persistence": 0.5, "noise_seed": 3}
-    made = engine_of(VllmEngine, net().config, precision("fp32"), kv_cache_gib=0.25, **settings)
-    assert made.tolerance is None
-    local = engine_of(LocalEngine, net().config, precision("fp32"), **settings)
-    prompts = torch.randint(0, 16, (8, 4), generator=torch.Generator().manual_seed(2))
-    uniforms = torch.rand(8, 12, generator=torch.Generator().manual_seed(3))
-    for version in (1, 4):
-        for one in (made, local):
-            one.load_weights(net().named_parameters(), version)
-        sampled = made.generate(prompts, uniforms)
-        assert torch.allclose(sampled.logp, local.score(prompts, sampled.tokens).float(), atol=1e-4)
-    local.load_weights(net().named_parameters(), 1)
-    assert (sampled.logp - local.score(prompts, sampled.tokens)).abs().mean() > 0.05
-    made.close()
 
 
 def test_an_engine_that_keeps_old_weights_is_found_out():

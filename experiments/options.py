@@ -1,0 +1,345 @@
+"""docs/options.md: each key of a config and each option of a group, and what it is there for.
+
+    python -m experiments.options > docs/options.md
+
+A key or option needs a fate. The studies' records and the commands of the documents are evidence, and so are the searches, the
+GPU recipes and the benchmarks. Beyond that a key serves a planned study, the import of other programs' configs, a paper's
+setting, or a plug-in with a file of its own. A test names those that have no fate.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from experiments.help import CONF, comments_of
+from harness.arms import flatten
+from harness.compose import choices
+from harness.config.describe import Key, all_keys
+from harness.config.names import RENAMED, write
+from harness.config.removed import REMOVED
+
+ROOT = Path(__file__).parents[1]
+TEXTS = {
+    "[studies](study.md)": ["docs/study.md"],
+    "[first study](first-study.md)": ["docs/first-study.md"],
+    "[results](../experiments/RESULTS.md)": ["experiments/RESULTS.md"],
+    "[demo](../README.md)": ["Makefile"],
+    "[search](search.md)": ["sweeps/conf/search/*.yaml"],
+    "[benchmarks](../experiments/RESULTS.md#speed)": ["experiments/bench/*.py"],
+    "[GPU recipes](cluster.md)": ["experiments/conf/experiment/gpu/*.yaml"],
+    "[papers](../experiments/PAPERS.md)": ["experiments/PAPERS.md"],
+}
+"""What is cited as evidence -> the files whose commands and settings are it, strongest first."""
+PLANNED = {
+    "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
+    "map of sources": [
+        "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.partial_tokens",
+        "segments", "actor.precision", "routing.replay", "rollout/precision=*",
+    ],
+    "study of real text": ["task=*"],
+    "diagnosis": [
+        "rollout.top_p", "rollout.top_k", "rollout.temperature", "diagnostics.*", "collapse.detectors.weights.*", "collapse=*",
+    ],
+    "runs on GPUs": [
+        "rollout.engine.*", "tracking.*", "tracking=*",
+    ],
+}  # fmt: skip
+"""Study or use to come -> patterns of the keys and options that it needs."""
+IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
+"""Keys that `faultline import-config` sets without writing them with dots."""
+PLUGINS = {
+    "actor.compile": "harness/train/model/engine.py",
+    "collapse.*": "harness/collapse/detectors.py",
+    "critic.*": "harness/train/critic.py",
+    "diagnostics.persistence.*": "harness/train/persistence.py",
+    "dump.*": "harness/dumps/record.py",
+    "evaluation.probe": "harness/train/probes.py",
+    "overlong.*": "algos/shaping.py",
+    "rollout.partial_tokens": "harness/rollouts/partial.py",
+    "rollout.replay_sampling_mask": "harness/rollouts/recorded.py",
+    "tracking.tensorboard": "harness/run/tensorboard.py",
+}
+"""Pattern of keys -> the file of the plug-in whose they are."""
+NONE = "**nothing yet**"
+"""Fate of a key or option that has none."""
+WHOLE = ("actor.precision", "evaluation.probe")
+"""Sections with a row of their own, as they are chosen whole."""
+BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
+"""Sections of which each option has values of its own."""
+LISTED = (
+    "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
+    "tracking",
+)  # fmt: skip
+"""Groups whose options are plug-ins or named settings."""
+CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED))
+"""Keys that say which option was chosen."""
+
+
+class Used(NamedTuple):
+    """What a text or a table of runs uses: keys with another value than the default, and options as group=name."""
+
+    keys: set[str]
+    options: set[str]
+
+
+# --- experiments/conf ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def options() -> dict[str, dict[str, Any]]:
+    """group=name of each option but experiments -> its keys with their values."""
+    found = {}
+    for path in sorted(CONF.rglob("*/*.yaml")):
+        place = path.relative_to(CONF).with_suffix("")
+        if place.parts[0] == "experiment":
+            continue
+        group = next(name for name in ("rollout/engine", "rollout/precision", place.parts[0]) if str(place).startswith(name))
+        values = {key: value for key, value in (yaml.safe_load(path.read_text()) or {}).items() if key != "defaults"}
+        prefix = "" if path.read_text().startswith("# @package _global_") else f"{group.replace('/', '.')}."
+        found[f"{group}={place.relative_to(group)}"] = {_named(key): value for key, value in flatten(values, prefix).items()}
+    return found
+
+
+@cache
+def known() -> dict[str, Key]:
+    """The keys of the classes, by name."""
+    return all_keys()
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """The keys of a run without overrides."""
+    return {_named(key): value for key, value in flatten(choices().config).items()}
+
+
+def _named(key: str) -> str:
+    """A key with NAME for what the user names; a section that is a choice as a whole as itself."""
+    key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
+    return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
+
+
+# --- what is used -------------------------------------------------------------------------------------------------------------
+
+
+def used(text: str) -> Used:
+    """What the commands in a text use. Variables of the shell are replaced; `+experiment=a,b` counts for all that these set."""
+    found = Used(set(), set())
+    for word in _words(text):
+        key, equals, value = word.lstrip("+~").partition("=")
+        if equals and key == "experiment":
+            for name in value.split(","):
+                _experiment(name, found)
+        elif equals and (CONF / key.partition("@")[0]).is_dir() and re.match(r"[a-z]", key):
+            for option in value.split(","):
+                _choose(key, option, found)
+        elif equals:
+            _set(key, value, found)
+        else:
+            for name in re.findall(r"\bdemo(?:_vllm)?/\w+", word):
+                _experiment(name, found)
+    return found
+
+
+def _words(text: str) -> Iterator[str]:
+    variables: dict[str, str] = {}
+    for line in text.splitlines():
+        line = re.sub(r"\$(\w+)", lambda match: variables.get(match[1], match[0]), line)
+        if assigned := re.match(r'\s*([A-Z]+)="(.*?)"', line):
+            variables[assigned[1]] = assigned[2]
+        yield from re.split(r"[\s\"'`();|]+|,\s|\\$", line)
+    for key, value in re.findall(r"^\s*([a-z_]+(?:\.\w+)+): *([\[{].*)$", text, re.M):  # the space of a search
+        yield f"{key}={value}"
+
+
+def _experiment(name: str, found: Used) -> None:
+    if not (CONF / "experiment" / f"{name}.yaml").exists():
+        return
+    config, chosen = _composed(name)
+    found.keys.update(key for key, value in config.items() if _unusual(key, value))
+    found.options.update(f"{group}={option}" for group, option in chosen.items() if f"{group}={option}" in options())
+
+
+@cache
+def _composed(experiment: str) -> tuple[dict[str, Any], dict[str, str]]:
+    made = choices(f"+experiment={experiment}")
+    return {_named(key): value for key, value in flatten(made.config).items()}, made.chosen
+
+
+def _choose(group: str, option: str, found: Used) -> None:
+    group, _, package = group.partition("@")
+    if (values := options().get(f"{group}={option}")) is not None:
+        found.options.add(f"{group}={option}")
+        found.keys.update([_named(f"{package}.name")] if package else (key for key in values if _unusual(key, values[key])))
+
+
+def _set(key: str, value: str, found: Used) -> None:
+    key = _named(write(key) if key in RENAMED else key)
+    if key in rows() and any(_unusual(key, one) for one in value.split(",")):
+        found.keys.add(key)
+
+
+def _unusual(key: str, value: Any) -> bool:
+    """Whether a value is not the default, nor what an option of the key's own section says."""
+    return _text(value) not in _usual(key)
+
+
+@cache
+def _usual(key: str) -> set[str]:
+    usual = [defaults()[key]] if key in defaults() else []
+    usual += [known()[key].value] if key in known() else []
+    usual += [values[key] for values in options().values() if key in values and key.startswith(BY_OPTION)]
+    return set(map(_text, usual))
+
+
+def _text(value: Any) -> str:
+    """A value as it may be told from others, whether a file or a command line writes it."""
+    text = value.strip('"') if isinstance(value, str) else json.dumps(value)
+    try:
+        return str(float(text))
+    except ValueError:
+        return text
+
+
+def recorded() -> dict[str, Used]:
+    """Table of runs below experiments/study -> what its arms use: the keys in their names, the losses and the precisions."""
+    found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
+    for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
+        name = path.parent.relative_to(ROOT / "experiments" / "study")
+        for row in csv.DictReader(path.open()):
+            here = found[f"`study/{name}`"]
+            for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
+                _set(key, value, here)
+            here.options.update({f"loss={row['loss']}", f"rollout/precision={row['precision']}"})
+    return found
+
+
+@cache
+def evidence() -> dict[str, Used]:
+    """What is cited -> what it uses, strongest first."""
+    files = {name: [path for pattern in patterns for path in sorted(ROOT.glob(pattern))] for name, patterns in TEXTS.items()}
+    files["[GPU recipes](cluster.md)"] = []
+    found = {name: used("\n".join(path.read_text() for path in paths)) for name, paths in files.items()}
+    for path in sorted((CONF / "experiment" / "gpu").glob("*_*.yaml")):
+        _experiment(f"gpu/{path.stem}", found["[GPU recipes](cluster.md)"])
+    return recorded() | found
+
+
+@cache
+def importer() -> str:
+    """The source of `faultline import-config`, which names the keys and the options that it sets."""
+    return "\n".join(path.read_text() for path in sorted((ROOT / "faultline" / "tools" / "import_config").glob("*.py")))
+
+
+# --- fates --------------------------------------------------------------------------------------------------------------------
+
+
+def fate(name: str) -> str:
+    """What a key, or an option as group=name, is there for."""
+    if name in CHOSEN:
+        return "[its options](#options-of-the-groups)"
+    cited = [source for source, use in evidence().items() if name in use.keys | use.options]
+    found = cited[:2] or [study for study, patterns in PLANNED.items() if _matches(name, patterns)][:1]
+    if not found and _imported(name):
+        found = ["[import](import.md)"]
+    found = found or [f"plug-in `{path}`" for pattern, path in PLUGINS.items() if fnmatch(name, pattern)]
+    if not found and _required(name):
+        found = ["every run" if name in defaults() else "every run with its option"]
+    return ", ".join(found) or NONE
+
+
+def _required(name: str) -> bool:
+    """Whether a run cannot do without the key: its class has no default for it, or it is a parameter of the default plug-ins."""
+    key = known().get(name)
+    return "=" not in name and (key.value == "" if key else name in defaults())
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _imported(name: str) -> bool:
+    quoted = name.rpartition("=")[2]
+    return _matches(name, IMPORTED) or re.search(rf"[\"']{re.escape(quoted)}[\"']", importer()) is not None
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A key, its default as it is shown, and the first sentence of its meaning."""
+
+    key: str
+    default: str
+    meaning: str
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Every key of every choice, in the order of the classes; parameters of plug-ins stand in their section."""
+    told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
+    given = (*known(), *defaults(), *(key for values in options().values() for key in values))
+    every = list(dict.fromkeys(map(_named, given)))
+    names = [name for name in every if name in WHOLE or not any(other.startswith(f"{name}.") for other in every)]
+    order = ["", *dict.fromkeys(name.partition(".")[0] for name in known())]
+    names.sort(key=lambda name: order.index(_section(name)))
+    meanings = told | {name: key.meaning for name, key in known().items()}
+    return {name: Row(name, _default(name), _first(meanings.get(name, ""))) for name in names}
+
+
+def _section(name: str) -> str:
+    return name.partition(".")[0] if "." in name else ""
+
+
+def _default(name: str) -> str:
+    own = defaultdict(list)
+    for option, values in options().items():
+        if name in values and name.startswith(BY_OPTION):
+            own[json.dumps(values[name], ensure_ascii=False)].append(option.partition("=")[2])
+    if len(own) > 1 or (own and name not in defaults()):
+        shown = [f"`{value}` ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for value, names in own.items()]
+        return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
+    value = defaults().get(name, known()[name].value if name in known() else "")
+    return f"`{json.dumps(value, ensure_ascii=False)}`" if value != "" else "none"
+
+
+def _first(text: str) -> str:
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0].replace("|", "\\|")
+
+
+def page() -> str:
+    """The whole of docs/options.md."""
+    lines = [
+        "# Every key and option, and what it is there for",
+        "",
+        "`python -m experiments.options > docs/options.md` makes this page from the config classes, `experiments/conf` and the",
+        "recorded studies. A fate is what uses a key with another value than its default: a record, a study or a benchmark, a",
+        "planned study, the import of another program's config, a paper's setting, or a plug-in with a file of its own.",
+        "`python -m experiments.train --help` shows what each key accepts.",
+    ]
+    section = None
+    for row in rows().values():
+        if (now := _section(row.key)) != section:
+            lines += ["", f"## {now or 'the run as a whole'}", "", "| key | default | meaning | used by |", "|---|---|---|---|"]
+            section = now
+        lines.append(f"| `{row.key}` | {row.default} | {row.meaning} | {fate(row.key)} |")
+    lines += ["", "## Options of the groups", "", "| option | used by |", "|---|---|"]
+    lines += [f"| `{option}` | {fate(option)} |" for option in options() if option.partition("=")[0] in LISTED]
+    lines += ["", "## Removed", "", "A config that uses one of these is refused. A recorded run may have it at its default.", ""]
+    lines += ["| key | default | removed in | reason |", "|---|---|---|---|"]
+    for place, keys in REMOVED.items():
+        lines += [f"| `{place}`: `{key}` | `{json.dumps(r.default)}` | {r.version} | {r.reason} |" for key, r in keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,79 @@
+"""Keys that are gone. A config that uses one is refused with the reason; a recorded one may have it at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from harness.config.digest import plugins, section
+from harness.errors import UserError
+
+
+class Removed(NamedTuple):
+    """Why a key is gone, and what runs without it do."""
+
+    default: Any
+    """The value at which a run did what runs without the key do."""
+    version: str
+    """The first version without the key."""
+    reason: str
+    """Why it left, and what to use instead; follows "as"."""
+
+
+_NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
+REMOVED: dict[str, dict[str, Removed]] = {
+    "rollout.engine=vllm": {
+        "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
+        "noise_persistence": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
+        "noise_seed": Removed(0, "0.2.0", _NOISE_OF_VLLM),
+    },
+}
+"""Section, or plug-in as `digest.PARAMETERS` writes it -> its keys that are gone."""
+
+
+def refuse_removed(values: dict[str, Any]) -> None:
+    """Raise UserError naming each key of the nested `values` that is gone."""
+    _refuse(_found(values))
+
+
+def removal(key: str) -> str | None:
+    """Why `key`, dots between, is gone; None if it never was a key of a section or plug-in that lost one."""
+    where, _, own = key.rpartition(".")
+    found = (keys[own] for place, keys in REMOVED.items() if place.partition("=")[0] == where and own in keys)
+    return next(map(_why, found), None)
+
+
+def drop_removed(values: dict[str, Any]) -> None:
+    """Delete the keys that are gone from the nested `values` of a recorded config.
+
+    Raises UserError naming each that has another value than its default: this version cannot do what that run did.
+    """
+    found = list(_found(values))
+    _refuse(one for one in found if one.own[one.key] != one.gone.default)
+    for one in found:
+        del one.own[one.key]
+
+
+class _Found(NamedTuple):
+    """A key that is gone in a config: its section's name, the section itself, its own name, and why it is gone."""
+
+    place: str
+    own: dict[str, Any]
+    key: str
+    gone: Removed
+
+
+def _found(values: dict[str, Any]) -> Iterator[_Found]:
+    there = dict(plugins(values))
+    for place, keys in REMOVED.items():
+        own = there.get(place, {}) if "=" in place else section(values, place)
+        yield from (_Found(place.partition("=")[0], own, key, gone) for key, gone in keys.items() if key in own)
+
+
+def _refuse(found: Iterable[_Found]) -> None:
+    if lines := [f"{place}.{key}={own[key]}: {_why(gone)}" for place, own, key, gone in found]:
+        raise UserError("\n".join(lines))
+
+
+def _why(gone: Removed) -> str:
+    return f"removed in {gone.version}, as {gone.reason}"

@@ -1,0 +1,51 @@
+"""A key that is gone is refused by name with the reason, and an old run that did not use it is read as ever."""
+
+import copy
+import json
+
+import pytest
+
+from harness.compose import compose
+from harness.config import parse, parse_recorded
+from harness.errors import UserError
+
+VLLM = ("rollout/engine=vllm", "rollout/precision=bf16")
+REASON = "removed in 0.2.0, as no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
+DIGEST = "f0b812cac71b"
+"""Of the run of VLLM at the last commit that had the keys."""
+
+
+def with_parameters(**parameters) -> dict:
+    """The config of a run of vLLM, as a version with more parameters recorded it."""
+    values = json.loads(json.dumps(compose(*VLLM)))
+    values["rollout"]["engine"] |= parameters
+    return values
+
+
+def test_an_old_config_that_uses_a_removed_key_is_refused_by_name():
+    with pytest.raises(UserError) as refused:
+        parse_recorded(with_parameters(noise=0.2, noise_persistence=1.0, noise_seed=0))
+    assert str(refused.value).splitlines() == [
+        f"rollout.engine.noise=0.2: {REASON}",
+        f"rollout.engine.noise_persistence=1.0: {REASON}",
+    ]
+
+
+def test_an_old_config_that_has_removed_keys_at_their_defaults_is_read_and_keeps_its_digest():
+    old = with_parameters(noise=0.0, noise_persistence=0.0, noise_seed=0)
+    before = copy.deepcopy(old)
+    assert parse_recorded(old) == parse(compose(*VLLM))
+    assert parse_recorded(old).digest == DIGEST
+    assert old == before
+
+
+@pytest.mark.parametrize("value", ["0.0", "0.2"])
+def test_a_new_config_is_refused_whatever_the_value(value):
+    with pytest.raises(UserError, match=f"^rollout.engine.noise={value}: {REASON}$"):
+        parse(compose(*VLLM, f"+rollout.engine.noise={value}"))
+    with pytest.raises(UserError, match=f"^rollout.engine.noise: {REASON}$"):  # Hydra knows no such key
+        compose(*VLLM, f"rollout.engine.noise={value}")
+
+
+def test_a_key_that_is_gone_from_one_plug_in_stays_with_another():
+    assert parse_recorded(compose("rollout.engine.noise=0.2")).rollout.engine.params["noise"] == 0.2
