@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.files import open_own
+
 
 def loads(text: bytes) -> Any:
     """The content of a JSON text. Raises ValueError on anything else, on endless nesting and on half a surrogate pair too."""
@@ -24,10 +26,10 @@ def loads(text: bytes) -> Any:
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append a line per row. The file is locked meanwhile, since processes on several nodes may append to it.
 
-    Raises OSError as a write does, for example on a full disk.
+    Raises OSError as a write does, for example on a full disk, and where the file is a link.
     """
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    with open(path, "ab+") as file:
+    with open_own(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             text = "\n" + text  # the line before was cut short: it stays alone on its line

@@ -356,10 +356,10 @@ def test_a_full_disk_leaves_no_half_snapshot(sweep, tmp_path):
     assert list((sweep.home / "code").iterdir()) == []
 
 
-def test_a_full_disk_is_told(sweep):
+def test_a_full_disk_is_told(sweep, monkeypatch):
     """/dev/full, which refuses every byte as a full disk does."""
     sweep.home.mkdir(parents=True)
-    (sweep.home / "ledger.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr("harness.run.jsonl.open_own", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
     with pytest.raises(UserError, match=r"\.sweep: cannot write \(No space left on device\); free some space"):
         planned(sweep, "a")
 
