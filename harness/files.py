@@ -1,4 +1,8 @@
-"""Writing files of runs: what a full disk becomes, and what outlives a power failure. Torch-free."""
+"""Writing files of runs and sweeps: whole, through no link, and so that a full disk has a remedy. Torch-free.
+
+A folder from elsewhere may hold links in the place of files and folders that a command writes. Through them it would write
+anywhere, so they are replaced or refused. A link above the folder that the user named is the user's own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
-from harness.errors import Unavailable
+from harness.errors import Unavailable, UserError
 
 
 class EventLog(Protocol):
@@ -37,3 +41,38 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_links(folder: Path, name: str) -> None:
+    """Raise UserError if a folder on the way from `folder` to its file `name`, as "dumps/a.parquet", is a link."""
+    for part in list(Path(name).parents)[:-1]:
+        if (folder / part).is_symlink():
+            raise UserError(
+                f"{folder / part}: a link, and nothing is written through it; remove it, or put a folder in its place"
+            )
+
+
+@contextmanager
+def replacing(folder: Path, name: str) -> Iterator[Path]:
+    """A path to write to, which becomes the file `name` of `folder` when the body ends.
+
+    A reader or a crash sees the old file or the new. A link under the name is replaced and not followed. Folders of the name are
+    made, the folder itself is not. Raises UserError where one is a link, and OSError as a write does; then nothing is left of it.
+    """
+    refuse_links(folder, name)
+    target = folder / name
+    for part in reversed(list(Path(name).parents)[:-1]):
+        (folder / part).mkdir(exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # it may be a link
+    try:
+        yield temporary
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # else it would keep a full disk full
+        raise
+
+
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file to append to it. Raises OSError if it is a link."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))

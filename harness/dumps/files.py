@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,19 +12,15 @@ import pyarrow.parquet as pq
 
 from harness.dumps.schema import COLUMNS, ROUTED_EXPERTS, SAMPLING_MASK, VERSION, VERSION_KEY
 from harness.errors import UserError, first_line
+from harness.files import replacing
 
 
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Write one training batch as one row group, replacing `path` atomically; columns as in `tabulate`."""
     table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path.parent, path.name) as temporary:
         pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # else it would keep a full disk full
-        raise
 
 
 def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import first_line
-from harness.files import to_disk, writing
+from harness.files import refuse_links, to_disk, writing
 from harness.run.folder import RunFolder
 from harness.run.manifest import State, damage_of, digests, read_state
 from harness.train.model.actor import Saved
@@ -44,6 +44,7 @@ def save(
 ) -> None:
     """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
     step = state["step"]
+    refuse_links(run.path, "checkpoints/state.json")
     folder = run.path / "checkpoints"
     temporary = folder / f".writing-{step}"
     try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Unavailable, UserError
-from harness.files import to_disk, writing
+from harness.files import open_own, replacing, to_disk, writing
 from harness.run import jsonl
 from harness.run.metrics import check_named
 
@@ -51,7 +50,7 @@ class RunFolder:
         with ExitStack() as held:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock = held.enter_context(open(self.path / ".lock", "w"))
+                lock = held.enter_context(open_own(self.path / ".lock", "a"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -62,10 +61,8 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
-        with writing(self.path):
-            temporary = self.path / f".{name}.{os.getpid()}"
+        with writing(self.path), replacing(self.path, name) as temporary:
             temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-            temporary.replace(self.path / name)
 
     def status(self, state: str, **more: Any) -> None:
         """Record the state of the run, one of STATES, with step and steps."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.files import open_own
+
 LARGEST = 4 << 30
 """Bytes of a file that are read; no run writes as many."""
 
@@ -43,10 +45,10 @@ def content(path: Path) -> bytes:
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append a line per row. The file is locked meanwhile, since processes on several nodes may append to it.
 
-    Raises OSError as a write does, for example on a full disk.
+    Raises OSError as a write does, for example on a full disk, and where the file is a link.
     """
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    with open(path, "ab+") as file:
+    with open_own(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             text = "\n" + text  # the line before was cut short: it stays alone on its line

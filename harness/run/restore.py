@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.config import Config, parse_recorded
 from harness.config.trust import plugin_names, refuse_code
 from harness.errors import UserError
-from harness.files import writing
+from harness.files import refuse_links, writing
 from harness.run.folder import RunFolder
 from harness.run.manifest import damage_of, read_state
 
@@ -59,6 +59,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
     """Make `run` a branch, which resumes from a copy of the checkpoint. The event says that its rows begin there."""
     target = run.path / "checkpoints" / checkpoint.folder.name
     temporary = target.with_name(f".writing-{checkpoint.step}")
+    refuse_links(run.path, "checkpoints/state.json")
     with writing(run.path):
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(checkpoint.folder, temporary)

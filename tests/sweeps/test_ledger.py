@@ -69,9 +69,9 @@ def test_a_run_whose_plan_was_lost_is_found_by_its_folder(sweep, tiny):
     assert sweep.states()[config.digest].seed == 3 and sweep.states()[config.digest].state == "submitted"
 
 
-def test_a_full_disk_is_told(sweep):
+def test_a_full_disk_is_told(sweep, monkeypatch):
     """/dev/full, which refuses every byte as a full disk does."""
     sweep.home.mkdir(parents=True)
-    (sweep.home / "ledger.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr("harness.run.jsonl.open_own", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
     with pytest.raises(UserError, match=r"\.sweep: cannot write \(No space left on device\); free some space"):
         planned(sweep, "a")

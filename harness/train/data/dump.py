@@ -10,7 +10,7 @@ from torch import Tensor
 from algos.batch import Batch
 from harness.dumps.files import write
 from harness.dumps.schema import ROUTED_EXPERTS, SAMPLING_MASK
-from harness.files import writing
+from harness.files import refuse_links, writing
 from harness.train.data.responses import Responses
 
 
@@ -41,6 +41,7 @@ def dump(folder: Path, step: int, responses: Responses, batch: Batch, order: lis
     columns["step"] = np.full(len(minibatch), step)
     columns["group"] = responses.prompt_numbers.cpu().numpy()
     columns["minibatch"] = minibatch
-    path = folder / "dumps" / f"step-{step:08d}.parquet"
-    with writing(path):
-        write(path, columns)
+    name = f"dumps/step-{step:08d}.parquet"
+    refuse_links(folder, name)
+    with writing(folder / name):
+        write(folder / name, columns)

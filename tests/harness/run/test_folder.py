@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 
 import pytest
 
@@ -74,9 +73,9 @@ def test_two_writers_are_kept_apart(folder):
         pass
 
 
-def test_a_full_disk_is_named_with_its_remedy(folder):
+def test_a_full_disk_is_named_with_its_remedy(folder, monkeypatch):
     """/dev/full refuses every write as a full disk does."""
-    os.symlink("/dev/full", folder.path / "metrics.jsonl")
+    monkeypatch.setattr("harness.run.jsonl.open_own", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
     with pytest.raises(UserError, match=r"No space left on device.*resumes from its last checkpoint"):
         folder.log_metrics(0, {"actor/loss": 0.0})
 

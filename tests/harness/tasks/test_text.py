@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from faultline.tools.gradient.methods import EXACT, methods
 from faultline.tools.gradient.sampled import SampledGradients
@@ -27,6 +27,7 @@ from harness.train.trainer import Trainer
 from harness.train.warmstart import start
 from harness.validate import check
 from tests.harness.engines import FP32, engine_of
+from tests.harness.tasks.tools_model import small_qwen3
 from tests.harness.train.model.test_actor import settings
 from tests.harness.train.test_trainer import folder_of
 
@@ -51,12 +52,9 @@ def model(tmp_path_factory) -> str:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>", chat_template=TEMPLATE)
     tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True, eos_token_id=0,
-    )  # fmt: skip
-    Qwen3ForCausalLM(shape).save_pretrained(path)
+    small_qwen3(
+        vocab_size=len(WORDS), intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=True
+    ).save_pretrained(path)
     return str(path)
 
 

@@ -11,6 +11,13 @@ IDS = {piece: i for i, piece in enumerate([*PIECES, CALL])}
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
+def small_qwen3(**sizes) -> Qwen3ForCausalLM:
+    """An untrained model of two layers, the same at every call. sizes: those in which the models of tests differ."""
+    torch.manual_seed(0)
+    shared = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    return Qwen3ForCausalLM(Qwen3Config(**shared, **sizes, eos_token_id=0))
+
+
 def make(path, *, uniform: bool = False) -> str:
     """Save model and tokenizer under `path`. uniform: every token is equally probable after any history."""
     vocabulary = {piece: i for i, piece in enumerate(PIECES)}
@@ -19,12 +26,7 @@ def make(path, *, uniform: bool = False) -> str:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<eos>", unk_token="<unk>", chat_template=TEMPLATE)
     tokenizer.add_tokens([AddedToken(CALL, normalized=False)])
     tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=len(IDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=160, tie_word_embeddings=False, eos_token_id=0,
-    )  # fmt: skip
-    net = Qwen3ForCausalLM(shape)
+    net = small_qwen3(vocab_size=len(IDS), intermediate_size=64, max_position_embeddings=160, tie_word_embeddings=False)
     with torch.no_grad():
         net.lm_head.weight.mul_(0.0 if uniform else 20.0)  # so large that a change of the history changes what follows
     net.save_pretrained(path)

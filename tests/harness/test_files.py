@@ -1,0 +1,88 @@
+"""Files of runs are written whole and through no link."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.dumps.files import write
+from harness.errors import Unavailable, UserError
+from harness.files import refuse_links, replacing
+from harness.run.folder import RunFolder
+
+OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_csv", "to_parquet", "savefig")
+WRITERS = {
+    "harness/dumps/files.py": 1,  # within `replacing`
+    "harness/files.py": 1,  # `open_own`
+    "harness/rollouts/vllm.py": 1,  # a temporary folder of the process
+    "harness/run/checkpoint.py": 3,  # into a folder that this process makes, beside `refuse_links`
+    "harness/run/folder.py": 1,  # within `replacing`
+    "harness/train/warmstart.py": 3,  # the cache under run.root, which belongs to no run
+}
+"""File -> the calls in it that write a file."""
+
+
+def writes(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name != "open":
+        return name in OPENS
+    mode = next((a.value for a in call.args[1:] if isinstance(a, ast.Constant)), "r" if isinstance(call.func, ast.Name) else "")
+    anything = len(call.args) > 1 and not isinstance(call.args[1], ast.Constant)  # a mode that another names
+    devnull = "devnull" in ast.unparse(call.args[0]) if call.args else False
+    return not devnull and (anything or bool(re.search("[wax+]", str(mode)))) and isinstance(call.func, ast.Name)
+
+
+def test_all_files_of_runs_are_written_in_one_place():
+    found = {}
+    for file in Path("harness").rglob("*.py"):
+        calls = sum(isinstance(node, ast.Call) and writes(node) for node in ast.walk(ast.parse(file.read_text())))
+        found |= {str(file): calls} if calls else {}
+    assert found == WRITERS
+
+
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
+    (tmp_path / "a.txt").write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path, "a.txt") as path:
+        path.write_text("half")
+        raise ZeroDivisionError
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_text() == "old"
+    with replacing(tmp_path, "sub/b.txt") as path:
+        path.write_text("new")
+    assert (tmp_path / "sub" / "b.txt").read_text() == "new" and len(list((tmp_path / "sub").iterdir())) == 1
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    """A run folder of a stranger whose names are links to a file of the user: the file stays as it is."""
+    mine, run = tmp_path / "mine", RunFolder(tmp_path / "sweep" / "run")
+    mine.write_text("mine")
+    run.path.mkdir(parents=True)
+    for name in ("status.json", f".status.json.{os.getpid()}", "events.jsonl", ".lock", "runs.parquet"):
+        (run.path / name).symlink_to(mine)
+    run.write("status.json", {"state": "failed"})
+    assert run.read("status.json") == {"state": "failed"}
+    with pytest.raises(Unavailable, match=r"cannot write \(Too many levels of symbolic links\)"):
+        run.log_event("branched", 3)
+    with pytest.raises(Unavailable, match="cannot write"), run.claim():
+        pass
+    floats = np.zeros((1, 2))
+    write(run.path / "runs.parquet", {"mask": floats == 0, "logp_rollout": floats, "logp_old": floats})
+    assert mine.read_text() == "mine" and not (run.path / "runs.parquet").is_symlink()
+
+
+def test_a_linked_folder_within_the_named_one_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "dumps").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(UserError, match="run/dumps: a link, and nothing is written through it"),
+        replacing(tmp_path / "run", "dumps/a.parquet"),
+    ):
+        pass
+    (tmp_path / "named").symlink_to(tmp_path / "elsewhere")  # the user's own
+    refuse_links(tmp_path / "named", "a.parquet")
+    with replacing(tmp_path / "named", "a.txt") as path:
+        path.write_text("here")
+    assert (tmp_path / "elsewhere" / "a.txt").read_text() == "here"
