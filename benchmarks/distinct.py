@@ -12,14 +12,12 @@ from harness.train.model import engine
 from harness.train.model.equal_rows import distinct
 
 SPANS = {"early": range(1, 12), "around step 30": range(28, 40), "from step 75": range(75, 99)}
-WAYS = {"once": distinct, "every row": lambda *_: (slice(None), slice(None))}
+WAYS = {"once": distinct, "every": lambda *_: (slice(None), slice(None))}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as root, ExitStack() as runs:
-        trainers = {
-            way: runs.enter_context(trainer(root, "rollout/precision=fp32", f"run.sweep={i}")) for i, way in enumerate(WAYS)
-        }
+        trainers = {way: runs.enter_context(trainer(root, "rollout/precision=fp32", f"run.sweep={way}")) for way in WAYS}
 
         def step(way: str, number: int) -> None:
             engine.distinct = WAYS[way]
