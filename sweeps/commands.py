@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.errors import UserError
+from harness.errors import UserError, printable
 from harness.run.folder import FINISHED
 from sweeps.launchers.pool import last_lines, last_of
 from sweeps.launchers.squeue import NoAnswer, cancel_jobs, jobs, merge_states
@@ -35,20 +35,20 @@ def status(path: Path) -> None:
     for column in ("arm", *columns):
         table.add_column(column)
     for arm, count in counts.items():
-        table.add_row(arm, *(str(count[name] or "") for name in columns))
+        table.add_row(printable(arm), *(str(count[name] or "") for name in columns))
     width = None if sys.stdout.isatty() else 150
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)  # names and errors may hold [brackets]
-    console.print(f"{path}: {len(states)} runs, {', '.join(f'{total[name]} {name}' for name in columns)}")
+    console.print(printable(f"{path}: {len(states)} runs, {', '.join(f'{total[name]} {name}' for name in columns)}"))
     console.print(table)
     for run, state in states.items():
         if state.state == "running":
-            console.print(f"{run} {state.name}: step {_step(sweep, run)}/{state.steps} in {state.job}")
+            console.print(printable(f"{run} {state.name}: step {_step(sweep, run)}/{state.steps} in {state.job}"))
     reasons = Counter(state.error for state in states.values() if state.state == "pending")
     for reason, pending in reasons.items():
-        console.print(f"{pending} pending: {reason}")
+        console.print(printable(f"{pending} pending: {reason}"))
     for run, state in states.items():
         if state.state in TROUBLE and state.error:
-            console.print(f"{run} {state.name}: {state.state}: {state.error.splitlines()[-1]}")
+            console.print(printable(f"{run} {state.name}: {state.state}: {state.error.splitlines()[-1]}"))
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
@@ -59,7 +59,8 @@ def logs(path: Path, runs: list[str], n: int) -> None:
         print(f"{path}: no run of it is {', '.join(TROUBLE[:-1])} or {TROUBLE[-1]}; name a run by its hash to see its log")
     for run, state in shown.items():
         output = last_lines(sweep.folder(run), n) or last_of(sweep.home / "jobs" / f"{state.job}_0_log.out", n)
-        print(f"== {sweep.path / run} ({state.name}): {state.state}\n{output or '(no output)'}")
+        print(printable(f"== {sweep.path / run} ({state.name}): {state.state}"))
+        print(*map(printable, (output or "(no output)").splitlines()), sep="\n")
 
 
 def cancel(path: Path) -> None:
@@ -110,7 +111,7 @@ def open_sweep(path: Path) -> Sweep:
 def current_states(sweep: Sweep) -> dict[str, RunState]:
     """The state of each run, from the ledger and Slurm. Prints damaged lines, and why Slurm did not answer."""
     states = sweep.states()
-    print("".join(f"{damage}\n" for damage in sweep.damaged), end="", file=sys.stderr)
+    print("".join(f"{printable(damage)}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
         try:
             return merge_states(sweep, states, jobs(sweep))

@@ -81,4 +81,6 @@ def is_event(line: dict[str, Any]) -> bool:
     keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
     if keys is None or not all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items()):
         return False
+    if not isinstance(line.get("error", ""), str):
+        return False
     return all(isinstance(name, str) and PLAIN.fullmatch(name) for name in (line["run"], line.get("job") or "none"))

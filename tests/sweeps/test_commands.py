@@ -178,3 +178,19 @@ def test_pipes_in_the_place_of_files_make_nobody_wait(sweep, capsys):
     assert "1 failed, 1 interrupted" in capsys.readouterr().out
     with pytest.raises(UserError, match="nothing is running"):
         cancel(again.path)
+
+
+def test_a_strangers_text_reaches_no_terminal_as_a_command(tmp_path, capsys):
+    """ESC in the folder's name, an arm, an error and a log: it is shown as \\x1b. Lines of a log stay lines."""
+    sweep = Sweep(tmp_path / "a\x1b[2Jb")
+    sweep.log("planned", ["a", "b"], arm="arm\x1b[1m", seed=0, steps=4, cost="")
+    sweep.log("ended", ["a"], state="failed", error="why\x1b[0m", job="")
+    sweep.log("started", ["b"], job="local", step=0)
+    sweep.folder("a").path.mkdir()
+    (sweep.folder("a").path / "log.txt").write_text("one\x1b[2J\ntwo\n")
+    with (sweep.home / "ledger.jsonl").open("a") as file:
+        file.write("{}\n")
+    status(sweep.path)
+    logs(sweep.path, [], 5)
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err and "one\\x1b[2J\ntwo\n" in shown.out and "why\\x1b" in shown.out

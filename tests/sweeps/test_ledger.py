@@ -50,6 +50,7 @@ def test_starts_are_counted_from_one_and_the_same_step(sweep):
         b'{"event": "started", "run": "a", "time": 1}',
         b'{"event": "started", "run": "a", "job": "7_0", "step": "0"}',
         b'{"event": "ended", "run": "a"}',
+        b'{"event": "ended", "run": "a", "state": "failed", "error": 1}',
     ],
 )
 def test_a_damaged_line_is_named_and_loses_nothing_else(sweep, damage):
