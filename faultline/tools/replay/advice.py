@@ -163,7 +163,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """The reason that no bound is needed, or an empty text: the ESS is reached without a bound, or the smallest bound keeps the share."""
+        """The reason that no bound is needed, or "": the ESS is reached without one, or the smallest keeps the share."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
