@@ -27,7 +27,7 @@ from harness import boundary
 
 
 class Command(Protocol):
-    """What a module of this package holds."""
+    """Interface of a subcommand: a module of this package."""
 
     HELP: str
     """One line for the list of commands."""

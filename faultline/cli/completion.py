@@ -36,7 +36,7 @@ def run(shell: str) -> None:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Of the command and its subcommands."""
+    """Arguments of the command and of its subcommands."""
     for action in parser._actions:  # as shtab itself reads them
         if isinstance(action, argparse._SubParsersAction):
             for subparser in action.choices.values():

@@ -31,7 +31,7 @@ def record(trainer: GRPOTrainer, folder: Path | str, every: int = 1) -> None:
 
     log μ are TRL's sampling_per_token_logps. TRL has them with use_vllm=True, and from a rollout_func that returns logprobs.
     log π_old are its old_per_token_logps. TRL computes those with vllm_importance_sampling_correction=True; otherwise they are
-    computed here, by one more forward pass of the trainer's own. Tokens whose log μ vLLM does not tell (NaN) are masked.
+    computed here, by one more forward pass of the trainer's own. Tokens without a log μ from vLLM (NaN) are masked.
     Evaluation is not written. Raises UserError on an `every` below 1, on a trainer that has no log μ, and on a batch with images
     whose log π_old TRL does not compute.
     """

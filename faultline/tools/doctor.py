@@ -41,8 +41,8 @@ def driver(path: Path = DRIVER) -> str | None:
     """The version of the loaded NVIDIA driver, None without one."""
     if not path.is_file():
         return None
-    found = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())
-    return found and found[0]
+    match = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())
+    return match and match[0]
 
 
 def _versioned(name: str) -> str:

@@ -77,7 +77,7 @@ VERL = {  # config → (loss, proximal, correction, notes, not translated)
         {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "rollout_is_batch_normalize": True}},
         "ppo", "rollout", correction(weight("token", upper=2.0, apply=False), ratio="current"),
         ["bypass mode with ppo_clip: verl computes the weights for its metrics only, as here",
-         "rollout_is_batch_normalize: of weights for metrics alone verl tells their mean, which is not recorded here"], []),
+         "rollout_is_batch_normalize: of weights for metrics alone verl records their mean, which is not recorded here"], []),
     "bypass with reinforce, normalised": (
         {"rollout_correction": {"rollout_is": "token", "bypass_mode": True, "loss_type": "reinforce",
                                 "rollout_is_batch_normalize": True}},

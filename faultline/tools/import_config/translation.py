@@ -150,7 +150,7 @@ class Translation:
         place[last] = value
 
     def epochs(self, source: Source, epochs: str, steps: str) -> None:
-        """Warn where the length of the run is not that of the other program: it counts epochs, or tells nothing."""
+        """Warn where the length of the run is not that of the other program: it counts epochs, or is not set."""
         value = source.take(epochs)
         if "steps" in self.values:
             if value is not None:

@@ -79,7 +79,7 @@ def translate(source: Source, out: Translation) -> None:
             out.weight = dataclasses.replace(out.weight, apply=False)
             out.notes.append("bypass mode with ppo_clip: verl computes the weights for its metrics only, as here")
         if out.normalize == "batch" and out.weight.level:
-            measured = "of weights for metrics alone verl tells their mean, which is not recorded here"
+            measured = "of weights for metrics alone verl records their mean, which is not recorded here"
             divided = "bypass mode divides by the mean of a micro-batch, this of the mini-batch"
             out.notes.append(f"rollout_is_batch_normalize: {measured if kind == 'ppo_clip' else divided}")
     elif kind == "reinforce":

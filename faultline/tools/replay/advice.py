@@ -32,7 +32,7 @@ FEWEST = 10
 NULL_RATE = 1e-3
 """Share of the null's tokens that a proposed filter may reject."""
 DOUBTS = ("not to be trusted", "dump too small")
-"""How the verdict on a bound begins that the dump gives but does not support."""
+"""Beginnings of the verdict on a bound that the dump gives but does not support."""
 
 
 class Target(NamedTuple):
@@ -67,7 +67,7 @@ class Advisor:
     """Takes in batches, then proposes bounds. Keeps one number per token and a few per response.
 
     A sample is a prompt of a step with all its responses, since these share their mismatch; a response where the dump does
-    not tell prompts. Sample i belongs to group i modulo GROUPS.
+    not name prompts. Sample i belongs to group i modulo GROUPS.
     """
 
     def __init__(self, target: Target):
@@ -84,9 +84,9 @@ class Advisor:
         present = tokens.count > 0
         number = np.zeros(len(present), dtype=np.int64)
         names = np.arange(present.sum()) if responses.group is None else responses.group[present]
-        found, number[present] = np.unique(names, return_inverse=True)
+        prompts, number[present] = np.unique(names, return_inverse=True)
         group = (self.samples + number) % GROUPS
-        self.samples += len(found)
+        self.samples += len(prompts)
         self.by_prompt &= responses.group is not None
         excess = tokens.statistic("k3")
         self.k3 += np.stack([np.bincount(group[tokens.row], part, GROUPS) for part in (np.ones_like(excess), excess)])
@@ -102,7 +102,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Of each family: C, its 95 % interval, lower and upper bound, tokens kept, ESS, false rejections, verdict."""
+        """A row per family: C, its 95 % interval, lower and upper bound, tokens kept, ESS, false rejections, verdict."""
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
         draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
@@ -163,7 +163,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Why no bound is needed, else empty: the ESS is reached without a bound, or the smallest bound keeps the share."""
+        """The reason that no bound is needed, or "": the ESS is reached without one, or the smallest keeps the share."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""

@@ -27,7 +27,7 @@ Parts = dict[str, list[Rows]]
 
 @dataclass
 class Replayed:
-    """What a dump says.
+    """The sums and tables of a replayed dump.
 
     batches, responses, tokens: how many it holds. bad: rows left out. fills: tokens whose log-probability is a mask's fill.
     mismatch: metrics of the uncorrected ratio.

@@ -21,7 +21,7 @@ FARTHEST = 1e100
 
 
 class Units(NamedTuple):
-    """What shares one weight, or the verdict of one filter: tokens, responses or segments.
+    """Tokens, responses or segments, each with one weight, or one verdict of a filter.
 
     values: compared with the bounds. size: tokens of the unit. row: its response. Each [units].
     """

@@ -17,13 +17,13 @@ INSIDE = 0.15
 """ESS from which the number stands within its bar."""
 
 EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
-"""What is not shipped is black."""
+"""Colours of the shipped dumps; others are black."""
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
     """A group of bars per preset, a bar per dump; dumps: what to call it → its presets. The first dump gives the order.
 
-    The full bar is the ESS, which the number tells. The pale one behind it is the share of tokens kept.
+    The full bar is the ESS, which the number repeats. The pale one behind it is the share of tokens kept.
     """
     first = next(iter(dumps.values()))
     figure, ((axis,),) = subplots(1, 1, 1.1 + BAR * len(first) * (len(dumps) + 0.5))

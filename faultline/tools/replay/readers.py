@@ -70,9 +70,9 @@ NOT_READ = (
     IndexError,
     OverflowError,
 )
-"""What a truncated or foreign pickle raises."""
+"""Exceptions of a truncated or foreign pickle."""
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises on a value that does not fit the type."""
+"""Exceptions of pyarrow on a value that does not fit the type."""
 
 Columns = dict[str, np.ndarray]
 """Column → padded array, [B, T] per token and [B] per response. The mask may still hold numbers."""

@@ -1,4 +1,4 @@
-"""How large the mismatch of published runs was: K3, nats per token."""
+"""The mismatch of published runs: K3, nats per token."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def headline(verdict: Verdict) -> str:
 
 
 def doubted(verdict: Verdict) -> list[str]:
-    """Why the proposal is provisional, if its bound is doubtful."""
+    """The reason that the proposal is provisional, if its bound is doubtful."""
     p = verdict.proposal
     return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
 

@@ -42,7 +42,7 @@ class _Part(BaseModel):
 
 
 class DumpSize(_Part):
-    """What was read."""
+    """Size of the dump."""
 
     name: str = Field(description="last part of the dump's path")
     responses: int = Field(description="responses with a token on the mask, and empty ones")
@@ -65,7 +65,7 @@ class Mismatch(_Part):
 
 
 class PresetEffect(_Part):
-    """What a preset would have done."""
+    """Effect of a preset on the dump."""
 
     preset: str = Field(description="its name in experiments/conf/correction, or the YAML file")
     label: str = Field(description="what people call it, with its bounds")

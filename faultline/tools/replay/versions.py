@@ -20,7 +20,7 @@ class Versions:
         self.sums: dict[int, np.ndarray] = {}
 
     def add(self, responses: Responses) -> None:
-        """Take in one batch. Once a batch has no versions, nothing is told."""
+        """Take in one batch. Once a batch has no versions, the table is empty."""
         if responses.version is None:
             self.known = False
             return
