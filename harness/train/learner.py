@@ -1,4 +1,4 @@
-"""Batch -> metrics: the correction, one optimizer step per mini-batch, and what there is to know about both."""
+"""Batch -> metrics: the correction, one optimizer step per mini-batch, and the metrics of both."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TrainingBatch(NamedTuple):
     returns: Tensor | None = None
 
     def rows(self, index: Tensor) -> TrainingBatch:
-        """Some responses, by their numbers."""
+        """The part of the batch that holds some responses, by their numbers."""
         forward_old, values, returns = (
             None if part is None else part[index] for part in (self.forward_old, self.values, self.returns)
         )
