@@ -57,7 +57,7 @@ def check(config: Config, tasks: Tasks | None = None) -> Plan:
 
 
 def _checked(config: Config, tasks: Tasks) -> Plan:
-    """Build what needs no data first: its errors come at once."""
+    """The plan of a config. The parts that need no data are built first, so that their errors come at once."""
     objective = build_objective(config)
     check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
     _try_out(objective)

@@ -22,7 +22,10 @@ Shaping = Callable[[Responses], tuple[Responses, dict[str, Tensor]]]
 
 
 class Assembler:
-    """Called once a step. shaping: plugged in by an option that changes the rewards; None leaves the task's."""
+    """Makes the batch of a step from its responses, with advantages.
+
+    shaping: plugged in by an option that changes the rewards; None leaves the task's.
+    """
 
     def __init__(self, plan: Plan, critic: Values | None, shaping: Shaping | None = None):
         self.config, self.task, self.shaping = plan.config, plan.task, shaping

@@ -38,7 +38,7 @@ class TrainingForward:
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        """See `micro_batches`."""
+        """The micro-batches of this rank, as numbers of rows of a mini-batch; see the function."""
         return micro_batches(self.ranks, self.micro_tokens, prompts, tokens)
 
     @torch.no_grad()
@@ -51,7 +51,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """The same of a mixture of experts, with the routes that the forward took."""
+        """(log π_θ [B, T] of a mini-batch, the routes that the forward took), for a mixture of experts. Collective."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

@@ -24,7 +24,10 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation alone."""
+    """Whatever a step is made of, around one actor.
+
+    critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation alone.
+    """
 
     actor: DeepSpeedActor
     critic: Critic | None

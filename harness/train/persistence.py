@@ -76,7 +76,7 @@ class Persistence:
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """The counterpart of `state`. Older checkpoints do not say who wrote a token: all were the policy's."""
+        """Take back the tensors of `state`. Older checkpoints do not say who wrote a token: all were the policy's."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 

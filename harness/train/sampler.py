@@ -126,4 +126,4 @@ class Sampler:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """The counterpart of `state`."""
+        """Take back the tensors that `state` gave."""

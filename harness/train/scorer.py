@@ -1,4 +1,4 @@
-"""Responses -> log-probabilities: π_old, the reference of a KL term, and what of a rollout the passes replay."""
+"""Responses -> log-probabilities: π_old, the reference of a KL term, and the records of a rollout that the passes replay."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Trainer:
         return self.learner.updates, self.sampler.state() | fixed | self.assemble.penalty.state()
 
     def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
-        """The counterpart of `state`."""
+        """Take back the numbers and tensors that `state` gave."""
         self.learner.updates = updates
         tensors = {name: tensor.to(device()) for name, tensor in rollouts.items()}
         fixed = {name for name in tensors if name.startswith(PERSISTENCE)}

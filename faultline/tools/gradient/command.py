@@ -1,4 +1,4 @@
-"""`faultline gradient`."""
+"""The command `faultline gradient`: its checks, its files and its notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison of gradients shows: an answer in words, a table, and bias against standard deviation."""
+"""The page of a comparison of gradients: an answer in words, a table, and bias against standard deviation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
 
 FILLS = ("none", "full", "left")
-"""Of markers, once each has stood for a method."""
+"""Fill styles of markers, taken in turn once each marker stands for a method."""
 GAP = 2.0
 """Pixels around a text: a browser's font may be wider."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
@@ -48,7 +48,7 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Formatted; intervals, where there are any, in brackets."""
+    """The table with formatted numbers, and their intervals in brackets where there are any."""
     return pd.DataFrame(
         [{"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")]
     )

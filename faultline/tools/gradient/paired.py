@@ -26,7 +26,7 @@ class Paired:
         )
 
     def statistics(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Of resamples that hold batch k times[:, k] times; each [resamples].
+        """Statistics of resamples that hold batch k times[:, k] times; each [resamples].
 
         sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
         responses n from which on bias² + sd²·responses/n lies below that of no correction for every larger batch,
@@ -54,5 +54,5 @@ class Paired:
 
 
 def _variance(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Of one batch, summed over parameters; NaN of a resample that is one batch alone."""
+    """The variance of one batch's gradient, summed over parameters; NaN of a resample that is one batch alone."""
     return times @ np.diagonal(gram) / times.sum(1) - pairs(gram, times)

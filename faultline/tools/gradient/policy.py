@@ -16,7 +16,7 @@ from harness.train.routing.hooks import RoutingHooks
 
 
 class Below(NamedTuple):
-    """What every gradient of a batch by the upper blocks has in common.
+    """The computation that all gradients of a batch by the upper blocks share.
 
     args, kwargs: of the lowest of these blocks. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
     """
@@ -55,13 +55,13 @@ class GradientPolicy:
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor]) -> None:
-        """weights: under their transformers names."""
+        """Copy weights into the network, by their transformers names."""
         own = dict(self.model.named_parameters())
         for name, weight in weights.items():
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """prompts: [B, P]. tokens: [B, T]. replay: what π_θ replays of the engine."""
+        """Responses [B, T] to prompts [B, P] as `gradient` reads them. replay: the record of the engine that π_θ takes."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 

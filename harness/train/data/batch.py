@@ -45,7 +45,7 @@ class TrainingBatch(NamedTuple):
     diagnostics: Rows | None = None
 
     def rows(self, index: Tensor) -> TrainingBatch:
-        """Some responses, by their numbers, without the diagnostics of the whole batch."""
+        """The part of the batch that holds some responses, by their numbers, without `diagnostics`."""
         forward_old, values, returns = (
             None if part is None else part[index] for part in (self.forward_old, self.values, self.returns)
         )

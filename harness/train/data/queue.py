@@ -70,7 +70,7 @@ class RolloutQueue:
         return rollout
 
     def drain(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the rollout that is being sampled, if there is one."""
         if self.under_way is not None:
             self.waiting.append(self.gather(self.under_way.result()))
             self.under_way = None
@@ -82,7 +82,7 @@ class RolloutQueue:
         return {name: part.contiguous() for name, part in tensors if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """The counterpart of `state`."""
+        """Take back the tensors that `state` gave."""
         numbers = sorted({int(name.split(".")[0]) for name in state})
         fields = {i: {name: state.get(f"{i}.{name}") for name in Rollout._fields} for i in numbers}
         self.waiting = [Rollout(**{name: part for name, part in own.items() if part is not None}) for own in fields.values()]

@@ -50,6 +50,6 @@ class RewardPenalty:
         return {} if self.kl.target is None else {COEF: tensor([self.coef], dtype=float64)}
 
     def restore(self, coef: Tensor | None) -> None:
-        """The counterpart of `state`; None where the checkpoint has no coefficient. A fixed one is the config's."""
+        """Take a coefficient from a checkpoint; None where it has none. A fixed one stays the config's."""
         if coef is not None and self.kl.target is not None:
             self.coef = coef.item()

@@ -84,7 +84,7 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """What the module gives, [B, T] each and 0 on padding, of rows that are on the device.
+        """The outputs of the module for rows on the device, [B, T] each and 0 on padding.
 
         Responses share the forward pass of their prompt where that pays.
         """

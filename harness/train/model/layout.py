@@ -19,7 +19,7 @@ left. Attention under a mask of its own looks at every pair of a row, so that lo
 
 
 class Layout(NamedTuple):
-    """What a model reads of prompts and responses. Columns of padding alone are left out.
+    """Prompts and responses in the form that a model reads. Columns of padding alone are left out.
 
     input_ids: [B, L]. targets: [B, T'], the tokens that the last T' places predict. places: attention mask and positions where
     rows are padded; routes and support where they are replayed; `at` where responses share a row. mask: [B, T'], the targets

@@ -41,7 +41,7 @@ class _Fused:
         self._waiting: dict[int, EngineMatrix] = {}
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """What layer `number` gives for x [..., K]."""
+        """The output [..., N] of layer `number` for x [..., K]."""
         if number not in self._waiting:  # the first of them in this pass casts for all
             self._waiting = dict(enumerate(self._cast()))
         module, weight = self.modules[number], self._waiting.pop(number)

@@ -45,5 +45,5 @@ class SampledAhead(Option):
         return self.queue.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """The counterpart of `state`."""
+        """Take back the tensors that `state` gave."""
         self.queue.restore(state)

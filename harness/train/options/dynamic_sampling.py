@@ -26,7 +26,7 @@ class DynamicSampling(Option):
         """Metrics of the last step's choice of groups."""
 
     def sample(self, step: int) -> Responses:
-        """As many groups as a step has: the first of unequal rewards, then the first of the others."""
+        """The first groups of unequal rewards, and where they are fewer than a step has, the first of the others."""
         responses = self.inner.sample(step * self.max_rounds)
         wanted, rounds = len(responses.rewards), 1
         while rounds < self.max_rounds and int(responses.informative.sum()) < wanted:

@@ -1,4 +1,4 @@
-"""What the choice of experts does to the mismatch, measured every diagnostics.every steps of a run with a mixture of experts."""
+"""The effect of the choice of experts on the mismatch, measured every diagnostics.every steps of a mixture of experts."""
 
 from __future__ import annotations
 
