@@ -16,16 +16,26 @@ FARTHEST = 50.0
 """Nats: e⁵⁰ squares and sums in fp64. A log ratio beyond it counts as this one."""
 
 
+FEWEST = 4
+"""Clusters below which an error means nothing."""
+
+
 class Mean(NamedTuple):
-    """A mean with its standard error. NaN where nothing was averaged, and an error of NaN where there is one cluster."""
+    """A mean with its standard error over clusters. NaN where nothing was averaged; the error also below `FEWEST` clusters."""
 
     mean: float
     error: float
+    clusters: int
 
     def z(self, expected: float) -> float:
-        """(mean − expected)/error; 0 where both are 0, NaN without an error."""
-        distance = self.mean - expected
-        return 0.0 if distance == 0 else distance / self.error if self.error > 0 else math.copysign(math.inf, distance)
+        """(mean − expected)/error as a normal deviate; NaN without an error, 0 where mean and error are exact.
+
+            z = ±√(ν·log(1 + t²/ν)),   t = (mean − expected)/error,   ν = clusters − 1
+
+        Source: D. L. Wallace, Annals of Mathematical Statistics 30 (1959) 1124: Student's t as a normal deviate. With 8 prompts
+        t = 4 is z = 2.9.
+        """
+        return normal(self.mean - expected, self.error, self.clusters - 1)
 
 
 class LogpPairs:
@@ -103,12 +113,20 @@ def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
     """See `LogpPairs.mean`; values and cluster are [n]."""
     n = len(values)
     if not n:
-        return Mean(math.nan, math.nan)
+        return Mean(math.nan, math.nan, 0)
     mean = values.mean()
     sums = torch.zeros(int(cluster.max()) + 1, dtype=torch.float64).index_add(0, cluster, values - mean)
     clusters = len(cluster.unique())
-    error = (sums.square().sum() * clusters / (clusters - 1)).sqrt() / n if clusters > 1 else torch.tensor(math.nan)
-    return Mean(float(mean), float(error))
+    error = math.nan if clusters < FEWEST else float((sums.square().sum() * clusters / (clusters - 1)).sqrt()) / n
+    return Mean(float(mean), error, clusters)
+
+
+def normal(distance: float, error: float, freedom: int) -> float:
+    """Student's t = distance/error as a normal deviate, see `Mean.z`."""
+    if math.isnan(error) or math.isnan(distance) or distance == 0:
+        return distance * error if distance else 0.0
+    t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf
+    return math.copysign(math.sqrt(freedom * math.log1p(t * t / freedom)), distance)
 
 
 def logit(logp: Tensor) -> Tensor:

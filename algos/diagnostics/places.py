@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from algos.diagnostics.pairs import LogpPairs, Mean
+from algos.diagnostics.pairs import LogpPairs, Mean, normal
 
 CERTAIN = 1e-4
 """A token of probability above 1 − this in both columns tells nothing of a logit in fp32, and is left out."""
@@ -58,9 +58,8 @@ def places(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _difference(a: Mean, b: Mean) -> float:
-    """(a − b)/its error, as if the two were independent; NaN where one of them is missing."""
-    error = math.hypot(a.error, b.error)
-    return (a.mean - b.mean) / error if error > 0 else math.nan
+    """(a − b)/its error as a normal deviate, as if the two were independent; NaN where one of them is missing."""
+    return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
 
 
 def _onset(pairs: LogpPairs, square: Tensor, told: Tensor) -> tuple[float, float, float, float]:

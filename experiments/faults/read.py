@@ -1,0 +1,34 @@
+"""A dump as a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from algos.batch import Batch
+from harness.dumps.files import read
+from harness.dumps.schema import responses
+
+
+def batch(path: Path) -> tuple[Batch, torch.Tensor | None]:
+    """(batch, versions [B, T]) of a parquet dump of one row group."""
+    (table,) = read(path)
+    flat = responses(table)
+    lengths = torch.from_numpy(flat.offsets).diff()
+    used = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+
+    def padded(values):
+        if values is None:
+            return None
+        tensor = torch.from_numpy(values.copy())
+        out = torch.zeros(used.shape, dtype=tensor.dtype)
+        out[used] = tensor
+        return out
+
+    prompt = None if flat.group is None else torch.from_numpy(flat.group.copy())
+    own = Batch(
+        padded(flat.logp_rollout), padded(flat.mask), padded(flat.logp_old), padded(flat.advantages), padded(flat.segments),
+        prompt=prompt,
+    )  # fmt: skip
+    return own, padded(flat.version)
