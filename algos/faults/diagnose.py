@@ -1,0 +1,80 @@
+"""From a batch to one sentence: rounding, a fault by name, or neither."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.diagnostics import rounding
+from algos.diagnostics.evidence import Statistics, statistics
+from algos.faults import FAULTS
+from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
+
+UNKNOWN = "not explained by rounding"
+
+
+class Diagnosis(NamedTuple):
+    """What the log-probabilities of a batch are.
+
+    kind: consistent (what rounding explains), fault (of a name), or unknown (the identity is broken, or K3 is beyond rounding, and no
+    signature fits). fault: its name; also that of a note with kind consistent. question: of `base.QUESTIONS`. evidence: a sentence.
+    check: program -> what to look at. strength: of the signature. power: |E[ρ] − 1| that this batch would have shown.
+    """
+
+    kind: Literal["consistent", "fault", "unknown"]
+    fault: str | None
+    question: str | None
+    evidence: str
+    check: dict[str, str]
+    severity: str | None
+    strength: float
+    statistics: Statistics
+    power: float
+
+    def __str__(self) -> str:
+        name = f" {self.fault}:" if self.kind == "fault" else ""
+        return f"{self.kind.upper() if self.kind != 'consistent' else self.kind}{name} {self.evidence}"
+
+
+def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None) -> Diagnosis:
+    """The diagnosis of a batch with logp_old. The first question of `QUESTIONS` that a fault answers decides.
+
+    precision: that of the sampler, a name of `rounding.K3`; without it K3 is only held to what the coarsest format leaves. lag [B, T]:
+    versions that each token's weights are known to be behind; old weights that are known are no fault.
+    Raises ValueError without logp_old.
+    """
+    found = statistics(batch)
+    found["size/k3_most"] = rounding.most(precision)
+    found["size/lag"] = 0.0 if lag is None else float(lag[batch.mask].double().mean()) if bool(batch.mask.any()) else 0.0
+    return judge(found)
+
+
+def judge(found: Statistics) -> Diagnosis:
+    """The diagnosis of the statistics that `diagnose` makes."""
+    error = found["identity/error"]
+    power = max(SIZE, SURE * error) if error == error else float("inf")
+    plugins: list[Fault] = sorted((FAULTS[name] for name in FAULTS.names()), key=lambda fault: (fault.question, fault.order, fault.name))
+    for fault in plugins:
+        if fault.question == "c" and (why := _unexplained(found)):
+            return Diagnosis("unknown", None, why[0], why[1], {}, "high", 1.0, found, power)
+        strength = fault.signature(found)
+        if strength is not None:
+            kind: Literal["consistent", "fault"] = "consistent" if fault.question == "c" else "fault"
+            sentence = fault.evidence(found)
+            return Diagnosis(kind, fault.name, fault.question, sentence, fault.check, fault.severity, strength, found, power)
+    if why := _unexplained(found):
+        return Diagnosis("unknown", None, why[0], why[1], {}, "high", 1.0, found, power)
+    sentence = f"mean ratio {found['identity/mean']:.4f} ± {error:.4f}, K3 {found['tails/k3']:.2g}"
+    return Diagnosis("consistent", None, None, sentence, {}, None, 0.0, found, power)
+
+
+def _unexplained(found: Statistics) -> tuple[str, str] | None:
+    """(question, sentence) of what no rounding explains; None if there is nothing."""
+    if broken(found):
+        cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
+        return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"
+    if excess(found) >= 1:
+        return "b", f"{UNKNOWN}: K3 is {found['tails/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"
+    return None
