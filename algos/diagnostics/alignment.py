@@ -13,10 +13,14 @@ FLOOR = -20.0
 """Nats: below it a log-probability counts as this one, so that a few of them do not make the correlation."""
 FITS = 0.5
 """A response fits elsewhere if its mean distance there is below this share of that at its own place."""
+ELSEWHERE = 0.25
+"""The same share for another row: among many rows one is near by chance."""
 SMALLEST = 0.05
 """Nats: a response whose columns differ by less on average is at its place."""
-COMPARED = 64
+LONGEST = 256
 """Tokens of a response that are compared with other rows."""
+SHORTEST = 8
+"""Tokens of a response that may be said to be another's: fewer fit one by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:
@@ -24,8 +28,9 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
 
     correlation, correlation_next, correlation_last: Pearson's r over neighbouring tokens of a response, both within [−20, 0] nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below half of that to its own.
-    Both count among responses of four tokens or more with a distance of 0.05 nats or more. Limits: a shift by one token leaves
+    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a quarter of
+    that to its own.
+    Both count among responses with a distance of 0.05 nats or more, of four tokens for a shift and eight for another row. Limits: a shift by one token leaves
     r = 1 one token apart; responses with equal numbers cannot be told apart and count as being at their place.
     """
     mask = pairs.mask
@@ -43,7 +48,7 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
         "alignment/correlation_next": _paired(mu[:, :-1], pi[:, 1:]),
         "alignment/correlation_last": _paired(mu[:, 1:], pi[:, :-1]),
         "alignment/shifted": float((shifted & long).sum()) / rows,
-        "alignment/permuted": float((_elsewhere(mu, pi, own) & long & ~shifted).sum()) / rows,
+        "alignment/permuted": float((_elsewhere(mu, pi, own) & long & (mask.sum(-1) >= SHORTEST) & ~shifted).sum()) / rows,
     }
 
 
@@ -63,7 +68,7 @@ def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():
         rows = (lengths == length).nonzero()[:, 0]
-        here, there = (part[rows][:, :].nan_to_num(nan=0.0)[:, : COMPARED * 4] for part in (mu, pi))
+        here, there = (part[rows].nan_to_num(nan=0.0)[:, : LONGEST] for part in (mu, pi))
         nearest = torch.stack([(row - there).abs().sum(-1) for row in here]).fill_diagonal_(math.inf).amin(-1) / max(1, length)
-        out[rows] = nearest < FITS * own[rows]
+        out[rows] = nearest < ELSEWHERE * own[rows]
     return out

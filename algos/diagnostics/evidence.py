@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from algos.batch import Batch
 from algos.diagnostics.alignment import alignment
+from algos.diagnostics.collisions import collisions
 from algos.diagnostics.drift import drift
 from algos.diagnostics.duplicates import duplicates
 from algos.diagnostics.identity import identity
@@ -18,10 +21,10 @@ Statistics = dict[str, float]
 """Name -> value, NaN where the batch cannot tell. The names are those in the docstring of each function, after its module."""
 
 
-def statistics(batch: Batch) -> Statistics:
+def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:
     """All statistics of a batch with logp_old, with the counts `size/tokens`, `size/responses` and `size/prompts`.
 
-    Raises ValueError without logp_old.
+    tokens: [B, T] ids, which `collisions` compares. Raises ValueError without logp_old.
     """
     pairs = LogpPairs(batch)
     found = {
@@ -31,4 +34,4 @@ def statistics(batch: Batch) -> Statistics:
     }
     for measured in (identity, values, alignment, slope, support, duplicates, places, tails, drift):
         found |= measured(pairs)
-    return found
+    return found | collisions(pairs, tokens)

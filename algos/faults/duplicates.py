@@ -3,7 +3,7 @@
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
-TIMES, FEWEST = 3.0, 10.0
+TIMES, FEWEST = 1.35, 10.0
 """Pairs of equal rows: over this many times the expected, plus this many. 1.1 times was the most without a fault."""
 SHARE = 0.03
 """Share of responses that repeat an earlier one, at least."""
@@ -24,7 +24,7 @@ def _evidence(s: Statistics) -> str:
 FAULT = Fault(
     "duplicates",
     "a",
-    60,
+    95,
     _signature,
     _evidence,
     {

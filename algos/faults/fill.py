@@ -3,7 +3,7 @@
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
-FEWEST = 5
+FEWEST = 3
 """Tokens with the fill value."""
 
 

@@ -4,13 +4,14 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
-"""Ratio of the first tokens to the rest, either way, at most."""
+KURTOSIS = 20.0
+"""Ratio of the first tokens to the rest, either way, at most. KURTOSIS: of the moved logits, at most: it is not in a few tokens."""
 
 
 def _signature(s: Statistics) -> float | None:
     times = ratio(s["places/head"], s["places/rest"])
     broken = abs(s["identity/z"]) >= 4 and abs(s["identity/mean"] - 1) >= 0.05
-    return None if broken else beyond(excess(s), FLAT * times, FLAT / times if times > 0 else 0.0)
+    return None if broken else beyond(excess(s), FLAT * times, FLAT / times if times > 0 else 0.0, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
 
 
 def _evidence(s: Statistics) -> str:

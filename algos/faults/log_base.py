@@ -8,7 +8,7 @@ from algos.faults.base import Fault, beyond
 BASES = {"2": math.log(2), "10": math.log(10)}
 NEAR = 0.06
 """Relative distance of the slope from that of a base, at most."""
-LEFT = 0.1
+LEFT = 0.15
 """What the line log π = b·log μ may leave of the mismatch; 0.63 was the least without a fault, 0.21 of temperatures."""
 
 

@@ -8,14 +8,24 @@ SHARE = 0.005
 INSIDE = 0.05
 """Most of the other tokens that may hold the same constant."""
 
+ODDS = 0.1
+"""Odds that all samples of a prompt agree at the places at which they do: a prompt's own tokens are the same in all."""
+
 
 def _signature(s: Statistics) -> float | None:
+    if s["collisions/shared"] > 0 and s["collisions/shared_odds"] < ODDS:
+        return ODDS / s["collisions/shared_odds"]
     if s["values/inside"] >= INSIDE:
         return None
     return beyond(max(s["values/head"], s["values/tail"]) / SHARE)
 
 
 def _evidence(s: Statistics) -> str:
+    if s["collisions/shared"] > 0 and s["collisions/shared_odds"] < ODDS:
+        return (
+            f"all samples of a prompt agree at their first {s['collisions/shared']:.0f} tokens, which the logged odds give to "
+            f"{s['collisions/shared_odds']:.2g} of the pairs: these tokens were not sampled"
+        )
     where, share = max(("start", s["values/head"]), ("end", s["values/tail"]), key=lambda pair: pair[1])
     return f"{share:.1%} of the tokens stand in a run of one constant at the {where} of a response, the same in both columns"
 

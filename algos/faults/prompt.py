@@ -6,7 +6,7 @@ from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond
 TIMES, TIMES_IN_EXCESS = 2.0, 1.3
 """Mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the most without a fault.
 The second suffices where K3 is beyond rounding anyway."""
-SURE_IN_EXCESS = 2.0
+SURE_IN_EXCESS = 1.5
 DOUBTED = 0.1
 """Share of tokens certain to the sampler that the trainer doubts: without a fault at most 0.022."""
 

@@ -27,7 +27,7 @@ def _evidence(s: Statistics) -> str:
 FAULT = Fault(
     "raw_logprobs",
     "a",
-    90,
+    75,
     _signature,
     _evidence,
     {

@@ -8,7 +8,7 @@ SHARE = 0.05
 
 
 def _signature(s: Statistics) -> float | None:
-    return beyond(s["alignment/shifted"] / SHARE)
+    return beyond(s["alignment/shifted"] / SHARE, s["alignment/shifted"] / max(s["alignment/permuted"], 1e-9))
 
 
 def _evidence(s: Statistics) -> str:

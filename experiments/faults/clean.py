@@ -16,7 +16,7 @@ from harness.config import Config, parse
 BASE = (
     "tracking=disabled",
     "task.modulus=9",
-    "task.length=6",
+    "task.length=10",
     "task.choices=1",
     "task.slip=0.15",
     "model.hidden_size=64",
