@@ -68,7 +68,7 @@ def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():
         rows = (lengths == length).nonzero()[:, 0]
-        here, there = (part[rows].nan_to_num(nan=0.0)[:, : LONGEST] for part in (mu, pi))
+        here, there = (part[rows].nan_to_num(nan=0.0)[:, :LONGEST] for part in (mu, pi))
         nearest = torch.stack([(row - there).abs().sum(-1) for row in here]).fill_diagonal_(math.inf).amin(-1) / max(1, length)
         out[rows] = nearest < ELSEWHERE * own[rows]
     return out

@@ -51,7 +51,9 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         odds.append(p[before])
         agreed.append(same[before].double())
         clusters.append(prompt[first][:, None].expand_as(before)[before])
-        by_place += torch.stack([before.double().sum(0), (before & same).double().sum(0), torch.where(before, mu[first], 0.0).sum(0)])
+        by_place += torch.stack(
+            [before.double().sum(0), (before & same).double().sum(0), torch.where(before, mu[first], 0.0).sum(0)]
+        )
     difference = torch.cat(differences)
     if not len(difference):
         return nothing

@@ -35,5 +35,10 @@ FAULT = Fault(
         "prime-rl": "requests that go on after a sync: pause_generation(clear_cache=False)",
     },
     "high",
-    (f"{VERL} fully_async_ppo_trainer.yaml:23", f"{SKYRL} base.py:146", f"{PRIME} vllm/server.py:73", f"{VLLM}; vllm-project/vllm issue 54035"),
+    (
+        f"{VERL} fully_async_ppo_trainer.yaml:23",
+        f"{SKYRL} base.py:146",
+        f"{PRIME} vllm/server.py:73",
+        f"{VLLM}; vllm-project/vllm issue 54035",
+    ),
 )

@@ -40,9 +40,7 @@ class Diagnosis(NamedTuple):
         return f"{self.kind.upper() if self.kind != 'consistent' else self.kind}{name} {self.evidence}"
 
 
-def diagnose(
-    batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None
-) -> Diagnosis:
+def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
     """The diagnosis of a batch with logp_old. The first question of `QUESTIONS` that a fault answers decides.
 
     precision: that of the sampler, a name of `rounding.K3`; without it K3 is only held to what the coarsest format leaves. lag [B, T]:
@@ -59,7 +57,9 @@ def judge(found: Statistics) -> Diagnosis:
     """The diagnosis of the statistics that `diagnose` makes."""
     error = found["identity/error"]
     power = max(SIZE, SURE * error) if error == error else float("inf")
-    plugins: list[Fault] = sorted((FAULTS[name] for name in FAULTS.names()), key=lambda fault: (fault.question, fault.order, fault.name))
+    plugins: list[Fault] = sorted(
+        (FAULTS[name] for name in FAULTS.names()), key=lambda fault: (fault.question, fault.order, fault.name)
+    )
     for fault in plugins:
         why = _unexplained(found)
         above = found["identity/z"] > 0  # a mean above 1 is no other policy's, where one below may be a lost tail

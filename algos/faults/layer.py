@@ -11,7 +11,11 @@ KURTOSIS = 20.0
 def _signature(s: Statistics) -> float | None:
     times = ratio(s["places/head"], s["places/rest"])
     broken = abs(s["identity/z"]) >= 4 and abs(s["identity/mean"] - 1) >= 0.05
-    return None if broken else beyond(excess(s), FLAT * times, FLAT / times if times > 0 else 0.0, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
+    return (
+        None
+        if broken
+        else beyond(excess(s), FLAT * times, FLAT / times if times > 0 else 0.0, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
+    )
 
 
 def _evidence(s: Statistics) -> str:

@@ -33,6 +33,10 @@ FAULT = Fault(
     70,
     _signature,
     _evidence,
-    {"vLLM": "nothing: its log-probabilities are natural", "TRL": "nothing: natural", "yours": "the code that wrote the column: natural logarithms"},
+    {
+        "vLLM": "nothing: its log-probabilities are natural",
+        "TRL": "nothing: natural",
+        "yours": "the code that wrote the column: natural logarithms",
+    },
     "critical",
 )

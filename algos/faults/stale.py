@@ -38,5 +38,10 @@ FAULT = Fault(
         "Faultline": "rollout.staleness; give the versions of the tokens and this is no fault",
     },
     "high",
-    (f"{VERL} fully_async_ppo_trainer.yaml:12", f"{SKYRL} config.py:951", f"{TRL} async_grpo_config.py:282", f"{PRIME} orchestrator.py:532"),
+    (
+        f"{VERL} fully_async_ppo_trainer.yaml:12",
+        f"{SKYRL} config.py:951",
+        f"{TRL} async_grpo_config.py:282",
+        f"{PRIME} orchestrator.py:532",
+    ),
 )

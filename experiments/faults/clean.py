@@ -13,6 +13,7 @@ from harness.boundary import command
 from harness.compose import compose
 from harness.config import Config, parse
 
+LAST, EVERY = 25, 6
 BASE = (
     "tracking=disabled",
     "task.modulus=9",
@@ -31,9 +32,11 @@ BASE = (
     "evaluation.samples=4",
     "actor.lr=3e-4",
     "entropy_coeff=0.005",
-    "steps=25",
-    "dump.every=6",
+    f"steps={LAST}",
+    f"dump.every={EVERY}",
 )
+STEPS = tuple(range(0, LAST, EVERY))
+"""Steps whose batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 ARMS: dict[str, tuple[str, ...]] = {

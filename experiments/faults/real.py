@@ -84,7 +84,9 @@ class Bed:
         self.stop = self.task.stop
         self.trainer = self.engine("fp32")
 
-    def engine(self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **own: Any) -> Any:
+    def engine(
+        self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **own: Any
+    ) -> Any:
         """An engine with the policy's weights, or with `weights`; rope is a factor of the rotary base."""
         shape = copy.deepcopy(self.net.config)
         shape.rope_parameters["rope_theta"] *= rope
@@ -248,6 +250,8 @@ CASES: dict[str, Callable[[Bed, float, str], Drawn]] = {
 }
 
 
-def text(config: Config) -> bool:
-    """Whether the policy is a language model, which has templates and an end of sequence."""
-    return isinstance(config.model, HubConfig)
+def possible(fault: str, size: float, config: Config) -> bool:
+    """Whether a policy can have the fault: only a language model has templates and an end of sequence."""
+    if isinstance(config.model, HubConfig):
+        return True
+    return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)
