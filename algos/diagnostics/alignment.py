@@ -13,7 +13,7 @@ FLOOR = -20.0
 """Nats: below it a log-probability counts as this one, so that a few of them do not make the correlation."""
 FITS = 0.5
 """A response fits elsewhere if its mean distance there is below this share of that at its own place."""
-ELSEWHERE = 0.25
+ELSEWHERE = 0.2
 """The same share for another row: among many rows one is near by chance."""
 SMALLEST = 0.05
 """Nats: a response whose columns differ by less on average is at its place."""
@@ -28,7 +28,7 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
 
     correlation, correlation_next, correlation_last: Pearson's r over neighbouring tokens of a response, both within [−20, 0] nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a quarter of
+    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of
     that to its own.
     Both count among responses with a distance of 0.05 nats or more, of four tokens for a shift and eight for another row. Limits: a shift by one token leaves
     r = 1 one token apart; responses with equal numbers cannot be told apart and count as being at their place.

@@ -7,14 +7,12 @@ TIMES, TIMES_IN_EXCESS = 2.0, 1.3
 """Mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the most without a fault.
 The second suffices where K3 is beyond rounding anyway."""
 SURE_IN_EXCESS = 1.5
-DOUBTED = 0.1
-"""Share of tokens certain to the sampler that the trainer doubts: without a fault at most 0.022."""
 
 
 def _signature(s: Statistics) -> float | None:
     times, z = ratio(s["places/head"], s["places/rest"]), s["places/head_z"]
     if excess(s) >= 1:
-        return beyond(times / TIMES_IN_EXCESS, z / SURE_IN_EXCESS) or beyond(s["tails/flips"] / DOUBTED, 1.5 / times)
+        return beyond(times / TIMES_IN_EXCESS, z / SURE_IN_EXCESS)
     return beyond(times / TIMES, z / SURE)
 
 

@@ -20,8 +20,8 @@ SIZES: dict[str, tuple[float, ...]] = {
     "shift": (0.1, 0.5, 1.0),
     "permuted": (0.1, 0.5, 1.0),
     "duplicates": (0.1, 0.5, 0.875),
-    "prompt_fill": (1, 4, 16),
-    "padding": (1, 4, 16),
+    "prompt_fill": (2, 4, 16),
+    "padding": (2, 4, 16),
     "eos_trainer": (0.1, 0.5, 1.0),
     "eos_rollout": (0.1, 0.5, 1.0),
 }

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from algos.batch import Batch
 from harness.build import build_task
-from harness.config import Config, HubConfig, parse
 from harness.compose import compose
+from harness.config import Config, HubConfig, parse
 from harness.models import device
 from harness.rollouts.local import Cache, LocalEngine
 from harness.rollouts.noise import Noise
