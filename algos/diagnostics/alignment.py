@@ -26,12 +26,14 @@ SHORTEST = 8
 def alignment(pairs: LogpPairs) -> dict[str, float]:
     """Correlations of log μ_t with log π_t, log π_(t+1) and log π_(t−1), and the shares of responses that fit elsewhere.
 
-    correlation, correlation_next, correlation_last: Pearson's r over neighbouring tokens of a response, both within [−20, 0] nats.
+    correlation, correlation_next, correlation_last: Pearson's r over neighbouring tokens of a response, both within [−20, 0]
+    nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
     permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of
     that to its own.
-    Both count among responses with a distance of 0.05 nats or more, of four tokens for a shift and eight for another row. Limits: a shift by one token leaves
-    r = 1 one token apart; responses with equal numbers cannot be told apart and count as being at their place.
+    Both count among responses with a distance of 0.05 nats or more, of four tokens for a shift and eight for another row.
+    Limits: a shift by one token leaves r = 1 one token apart; responses with equal numbers cannot be told apart and count as
+    being at their place.
     """
     mask = pairs.mask
     mu, pi = (

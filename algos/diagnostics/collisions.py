@@ -24,9 +24,9 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
     because x_j is drawn from the same μ. It holds whatever π is, so it also sees what leaves both columns alike: both before the
     temperature, a penalty, a draft that another policy wrote. Prefixes decide, so the sum over places is a martingale's.
-    found, expected: agreement and the mean of μ(x_i) over such places. z: of their difference, clustered over prompts; below 0 the
-    tokens vary more than the odds say. shared: leading places at which every pair agrees; shared_odds: the share of pairs that should
-    agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
+    found, expected: agreement and the mean of μ(x_i) over such places. z: of their difference, clustered over prompts; below 0
+    the tokens vary more than the odds say. shared: leading places at which every pair agrees; shared_odds: the share of pairs
+    that should agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
     tokens: [B, T] ids; without them equal log π stand for equal tokens, within `SAME`. NaN without two responses to a prompt.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}

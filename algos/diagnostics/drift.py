@@ -16,11 +16,12 @@ STRATA = 20
 def drift(pairs: LogpPairs) -> dict[str, float]:
     """Correlation of a response's mean l with its mean advantage, and its z clustered over prompts.
 
-    An update raises log π of responses with positive advantages, and of those like them in the next batch. A trainer that is updates
-    ahead of the sampler therefore has cov(l̄_i, A_i) > 0. Rounding knows no reward, but it does know how likely a token is, and so may
-    the reward: `correlation` and `z` take off the mean l of tokens with much the same log μ first, in `STRATA` equal bins; `plain` and
-    `plain_z` do not. An update that sharpens the policy shows in the second alone, and so may four-bit weights. Limits: NaN without
-    advantages or where they do not vary; blind where the update did not generalise to this batch.
+    An update raises log π of responses with positive advantages, and of those like them in the next batch. A trainer that is
+    updates ahead of the sampler therefore has cov(l̄_i, A_i) > 0. Rounding knows no reward, but it does know how likely a token
+    is, and so may
+    the reward: `correlation` and `z` take off the mean l of tokens with much the same log μ first, in `STRATA` equal bins;
+    `plain` and `plain_z` do not. An update that sharpens the policy shows in the second alone, and so may four-bit weights.
+    Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
     """
     found = {"drift/correlation": math.nan, "drift/z": math.nan, "drift/plain": math.nan, "drift/plain_z": math.nan}
     if pairs.batch.advantages is None or not len(pairs):

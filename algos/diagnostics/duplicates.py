@@ -13,10 +13,12 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
         expected = Σ_i (n_i − 1)·Π_t μ(x_t)/2      over the responses i
 
-    where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t). Prompts
+    where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
+    Prompts
     count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
-    repeated: share of responses that repeat an earlier one. found, expected: pairs. Limits: a policy without entropy repeats itself
-    and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to one.
+    repeated: share of responses that repeat an earlier one. found, expected: pairs. Limits: a policy without entropy repeats
+    itself and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to
+    one.
     """
     mask, prompt = pairs.mask, pairs.batch.prompt
     present = mask.any(-1)
@@ -39,7 +41,8 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
-    """[n] numbers of the classes that rows with one prompt or one opening share: the least number spreads until nothing changes."""
+    """[n] numbers of the classes that rows with one prompt or one opening share: the least number spreads until nothing
+    changes."""
     label = prompt.unique(return_inverse=True)[1]
     while True:
         before = label

@@ -5,8 +5,8 @@
 It holds for every prefix, so by place, by turn and by version too, whatever the precision, the staleness and the size of the
 mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, where one column holds other
 numbers, and where the sampler's support is smaller (the mean is then the kept mass, see `support`).
-Limits: a ratio so rare that the batch lacks it pulls the mean below 1 and the error with it; the more so, the larger K3 is. A batch
-that was filtered by its responses (truncated, overlong, duplicates dropped) breaks it honestly.
+Limits: a ratio so rare that the batch lacks it pulls the mean below 1 and the error with it; the more so, the larger K3 is. A
+batch that was filtered by its responses (truncated, overlong, duplicates dropped) breaks it honestly.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
 def identity(pairs: LogpPairs) -> dict[str, float]:
     """The identity over all tokens, with its companions; errors are clustered over prompts.
 
-    mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns are
-    swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their difference is
-    E[ρ] − 1; the first is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ] against 1, the
-    identity of the columns exchanged. root: see `exponent`.
+    mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns
+    are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their
+    difference is E[ρ] − 1; the first is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ]
+    against 1, the identity of the columns exchanged. root: see `exponent`.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
     off = torch.expm1(pairs.l)
@@ -69,8 +69,8 @@ def exponent(l: Tensor) -> float:
 def identity_by(pairs: LogpPairs, group: Tensor, groups: int) -> list[Mean]:
     """E[ρ] in each of the groups 0 … groups − 1 of tokens, `group` [n]; NaN in an empty one.
 
-    Groups by what stood before the token was drawn (place, turn, version) obey the identity. Groups by log μ do not: there E[ρ] is
-    π's mass of the group over μ's, and a monotonic drift over the bins is what another temperature leaves.
+    Groups by what stood before the token was drawn (place, turn, version) obey the identity. Groups by log μ do not: there E[ρ]
+    is π's mass of the group over μ's, and a monotonic drift over the bins is what another temperature leaves.
     """
     return [pairs.mean(pairs.rho, group == number) for number in range(groups)]
 

@@ -42,8 +42,8 @@ class LogpPairs:
     """The tokens of a batch whose mask is True, n of them, on the CPU. Raises ValueError without logp_old.
 
     mu, pi: log μ and log π_old in nats, [n] fp64. A number that is not finite is left out of both, and counted in `dropped`.
-    l: log π_old − log μ within ±FARTHEST. row: number of the response. place, left: tokens before it and after it in the response,
-    both on the mask. cluster: number of the prompt, or of the response where the batch has no prompts.
+    l: log π_old − log μ within ±FARTHEST. row: number of the response. place, left: tokens before it and after it in the
+    response, both on the mask. cluster: number of the prompt, or of the response where the batch has no prompts.
     """
 
     def __init__(self, batch: Batch):

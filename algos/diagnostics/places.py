@@ -25,8 +25,10 @@ def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
 def places(pairs: LogpPairs) -> dict[str, float]:
     """The mean d² of all tokens, at the head, after it, at the last token, and on both sides of the place where it changes most.
 
-    Rounding gives logits one error wherever they stand, so d² is flat. A prompt that only one side has read moves the first tokens
-    most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone and begins at a
+    Rounding gives logits one error wherever they stand, so d² is flat. A prompt that only one side has read moves the first
+    tokens
+    most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone and
+    begins at a
     place: after/before > 1.
     size: mean d². head, rest: over the first four tokens, over all later ones. head_z: of their difference, clustered.
     onset: the place s that maximises |mean d² from s on − mean d² before s| in units of its error, over s = 1, 2, 4, 8, …;

@@ -16,8 +16,8 @@ K3 = {
     "nvfp4": 0.27,
 }
 """Precision of the sampler -> the largest K3 of SmolLM2-135M under it, nats per token, against an fp32 trainer: the dumps of
-experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks are held to the other formats of 8 bits, and fp32 to what
-another order of sums leaves. fp8_cache is BF16 with keys and values in e4m3. Larger models round to less."""
+experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks are held to the other formats of 8 bits, and fp32
+to what another order of sums leaves. fp8_cache is BF16 with keys and values in e4m3. Larger models round to less."""
 
 EXCESS = 4.0
 """A K3 of more than this many times the measured one is not put down to rounding."""

@@ -15,14 +15,14 @@ SATURATED = 9.0
 def slope(pairs: LogpPairs) -> dict[str, float]:
     """The slope of logit π on logit μ, that of log π on log μ, and mean surprise in either column.
 
-    temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with |logit| ≤ 9 in both columns, and
-    its error, clustered over prompts. For two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly; for many it is near.
-    Rounding moves logits by as much everywhere and leaves b near 1, less its variance over that of logit μ.
+    temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with |logit| ≤ 9 in both columns,
+    and its error, clustered over prompts. For two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly; for many it is
+    near. Rounding moves logits by as much everywhere and leaves b near 1, less its variance over that of logit μ.
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
-    temperature_drop: how far π's mean surprise is from μ's, as a share of it: E[−log π]/E[−log μ] − 1, the entropies' difference less
-    what the sampling adds.
-    base: b of log π = b·log μ, least squares. base_left: what that line leaves of E[l²], 1 for b = 1: near 0 when one column is in
-    another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
+    temperature_drop: how far π's mean surprise is from μ's, as a share of it: E[−log π]/E[−log μ] − 1, the entropies'
+    difference less what the sampling adds.
+    base: b of log π = b·log μ, least squares. base_left: what that line leaves of E[l²], 1 for b = 1: near 0 when one column is
+    in another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
     """
     mu, pi = logit(pairs.mu), logit(pairs.pi)
     chosen = (mu.abs() <= SATURATED) & (pi.abs() <= SATURATED)

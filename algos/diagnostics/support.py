@@ -12,8 +12,8 @@ def support(pairs: LogpPairs) -> dict[str, float]:
 
     A sampler cut to a set S of tokens and renormalised has μ = π/π(S) there, so that ρ = π(S) ≤ 1 at every token and E[ρ] is the
     mean mass that was kept: at least p of top-p p.
-    above: share of tokens with ρ > 1. gain, loss: E[(ρ−1)+] and E[(1−ρ)+] of tokens, and one_sided = 1 − gain/loss, 1 where no ratio
-    is above 1 and 0 under the identity. certain: share of tokens with μ = 1 exactly and π below 0.999: a set of one token.
+    above: share of tokens with ρ > 1. gain, loss: E[(ρ−1)+] and E[(1−ρ)+] of tokens, and one_sided = 1 − gain/loss, 1 where no
+    ratio is above 1 and 0 under the identity. certain: share of tokens with μ = 1 exactly and π below 0.999: a set of one token.
     lowest: the ratio that 1 % of the tokens are below, near p of top-p p when nothing else differs.
     """
     off = torch.expm1(pairs.l)

@@ -15,9 +15,9 @@ def tails(pairs: LogpPairs) -> dict[str, float]:
     """K3 of the batch, its concentration, and certain tokens that the other side doubts.
 
     k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest. kurtosis: E[d⁴]/E[d²]² of
-    d = logit π − logit μ within ±5, 3 for a normal error. typical: median |d| over that of a normal law, 0.6745, so that it is the
-    standard deviation of a normal error and hardly feels a tail. sure: share of tokens with μ > 0.9. flips: share of these with
-    π < 0.5, which moves a logit by 2.2 or more: rounding of a working precision gives next to none.
+    d = logit π − logit μ within ±5, 3 for a normal error. typical: median |d| over that of a normal law, 0.6745, so that it is
+    the standard deviation of a normal error and hardly feels a tail. sure: share of tokens with μ > 0.9. flips: share of these
+    with π < 0.5, which moves a logit by 2.2 or more: rounding of a working precision gives next to none.
     """
     square, told = moved(pairs)
     square = square[told]

@@ -38,8 +38,8 @@ NOTHING = Fill(math.nan, 0.0, 0.0, 0.0)
 def values(pairs: LogpPairs) -> dict[str, float]:
     """Repeated values in either column, missing numbers, and constant runs at the ends of responses.
 
-    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: the `Fill` of the rollout's column; trainer_fill and so on:
-    of the trainer's. NaN, 0, 0, 0 without one.
+    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: the `Fill` of the rollout's column; trainer_fill and
+    so on: of the trainer's. NaN, 0, 0, 0 without one.
     missing: share of masked tokens at which a column is infinite or NaN.
     head, tail: share of tokens in a run of two or more at the start or the end of a response where both columns hold one and the
     same constant, less the share of such tokens elsewhere: prompt tokens or padding that the mask calls response.
@@ -65,7 +65,8 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The commonest value of `column` [n] that is no log-probability; `NOTHING` if there is none.
 
-    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are far from
+    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are
+    far from
     it: equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: tokens after each.
     """
     unique, counts = column.unique(return_counts=True)
@@ -82,8 +83,8 @@ def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
 def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
     """(head, tail, inside): shares of all tokens in constant runs at the starts and at the ends, and of constants between them.
 
-    The constant of an end is the commonest pair of numbers there. A run counts from two tokens. inside: the share of the tokens outside
-    the runs that hold the constant of the head or of the tail, the larger of both.
+    The constant of an end is the commonest pair of numbers there. A run counts from two tokens. inside: the share of the tokens
+    outside the runs that hold the constant of the head or of the tail, the larger of both.
     """
     head, head_inside = _runs(pairs, pairs.place == 0, backwards=False)
     tail, tail_inside = _runs(pairs, pairs.left == 0, backwards=True)

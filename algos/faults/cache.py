@@ -17,8 +17,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"logits move by {s['places/before']:.2g} square logits before token {s['places/onset']:.0f} and by {s['places/after']:.2g} "
-        f"from there on (z {s['places/onset_z']:.1f})"
+        f"logits move by {s['places/before']:.2g} square logits before token {s['places/onset']:.0f} and by "
+        f"{s['places/after']:.2g} from there on (z {s['places/onset_z']:.1f})"
     )
 
 

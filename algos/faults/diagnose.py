@@ -20,8 +20,9 @@ DRAWN = 4.5
 class Diagnosis(NamedTuple):
     """What the log-probabilities of a batch are.
 
-    kind: consistent (what rounding explains), fault (of a name), or unknown (the identity is broken, or K3 is beyond rounding, and no
-    signature fits). fault: its name; also that of a note with kind consistent. question: of `base.QUESTIONS`. evidence: a sentence.
+    kind: consistent (what rounding explains), fault (of a name), or unknown (the identity is broken, or K3 is beyond rounding,
+    and no signature fits). fault: its name; also that of a note with kind consistent. question: of `base.QUESTIONS`. evidence: a
+    sentence.
     check: program -> what to look at. strength: of the signature. power: |E[ρ] − 1| that this batch would have shown.
     """
 
@@ -43,9 +44,9 @@ class Diagnosis(NamedTuple):
 def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
     """The diagnosis of a batch with logp_old. The first question of `QUESTIONS` that a fault answers decides.
 
-    precision: that of the sampler, a name of `rounding.K3`; without it K3 is only held to what the coarsest format leaves. lag [B, T]:
-    versions that each token's weights are known to be behind; old weights that are known are no fault. tokens [B, T]: ids, with which repeated samples are told exactly.
-    Raises ValueError without logp_old.
+    precision: that of the sampler, a name of `rounding.K3`; without it K3 is only held to what the coarsest format leaves. lag
+    [B, T]: versions that each token's weights are known to be behind; old weights that are known are no fault. tokens [B, T]:
+    ids, with which repeated samples are told exactly. Raises ValueError without logp_old.
     """
     found = statistics(batch, tokens)
     found["size/k3_most"] = rounding.most(precision)

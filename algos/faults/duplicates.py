@@ -16,8 +16,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"{s['duplicates/repeated']:.0%} of the responses repeat another to the last bit: {s['duplicates/found']:.0f} pairs, where "
-        f"the sampler's odds give {s['duplicates/expected']:.1f}"
+        f"{s['duplicates/repeated']:.0%} of the responses repeat another to the last bit: {s['duplicates/found']:.0f} pairs, "
+        f"where the sampler's odds give {s['duplicates/expected']:.1f}"
     )
 
 

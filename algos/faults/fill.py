@@ -24,7 +24,8 @@ def _evidence(s: Statistics) -> str:
         return f"{s['values/missing']:.2%} of the tokens have no finite log-probability"
     side = _side(s)
     share, value = s[f"values/{side}_fill_share"], s[f"values/{side}_fill"]
-    return f"{share:.2%} of the {side}'s log-probabilities are exactly {value:g}, {s[f'values/{side}_fill_gap']:.2f} nats from the other side"
+    gap = s[f"values/{side}_fill_gap"]
+    return f"{share:.2%} of the {side}'s log-probabilities are exactly {value:g}, {gap:.2f} nats from the other side's"
 
 
 FAULT = Fault(

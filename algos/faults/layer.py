@@ -5,7 +5,8 @@ from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 KURTOSIS = 20.0
-"""Ratio of the first tokens to the rest, either way, at most. KURTOSIS: of the moved logits, at most: it is not in a few tokens."""
+"""Ratio of the first tokens to the rest, either way, at most. KURTOSIS: of the moved logits, at most: it is not in a few
+tokens."""
 
 
 def _signature(s: Statistics) -> float | None:
@@ -20,8 +21,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"K3 is {s['tails/k3']:.2g}, and rounding gives at most {s['size/k3_most']:.2g}; it is as large at the first tokens as later, and "
-        f"the mean ratio is {s['identity/mean']:.3f} ± {s['identity/error']:.3f}"
+        f"K3 is {s['tails/k3']:.2g}, and rounding gives at most {s['size/k3_most']:.2g}; it is as large at the first tokens as "
+        f"later, and the mean ratio is {s['identity/mean']:.3f} ± {s['identity/error']:.3f}"
     )
 
 

@@ -24,7 +24,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     column, base, _ = _guess(s)
-    return f"log π = {s['slope/base']:.3f}·log μ leaves {s['slope/base_left']:.1%} of the mismatch: the {column}'s column is in base {base}"
+    line = f"log π = {s['slope/base']:.3f}·log μ leaves {s['slope/base_left']:.1%} of the mismatch"
+    return f"{line}: the {column}'s column is in base {base}"
 
 
 FAULT = Fault(

@@ -4,8 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 TIMES, TIMES_IN_EXCESS = 2.0, 1.3
-"""Mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the most without a fault.
-The second suffices where K3 is beyond rounding anyway."""
+"""Mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the most without a
+fault. The second suffices where K3 is beyond rounding anyway."""
 SURE_IN_EXCESS = 1.5
 
 
@@ -38,7 +38,11 @@ FAULT = Fault(
     },
     "critical",
     (
-        f"{VLLM} LLM.reset_prefix_cache", f"{VERL} legacy_data.yaml:119, rollout.yaml:90", f"{SKYRL} config.py:1134 and 1238",
-        f"{TRL} grpo_config.py:556", f"{PRIME} inference.py:72 and vllm/server.py:73 (clear_cache=False)", "NVIDIA-NeMo/RL issue 4018",
+        f"{VLLM} LLM.reset_prefix_cache",
+        f"{VERL} legacy_data.yaml:119, rollout.yaml:90",
+        f"{SKYRL} config.py:1134 and 1238",
+        f"{TRL} grpo_config.py:556",
+        f"{PRIME} inference.py:72 and vllm/server.py:73 (clear_cache=False)",
+        "NVIDIA-NeMo/RL issue 4018",
     ),
-)  # fmt: skip
+)

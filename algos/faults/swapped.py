@@ -22,8 +22,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"the mean ratio is {s['identity/mean']:.4f} (z {s['identity/z']:.1f}), and 1/ratio has the mean {s['identity/swapped']:.4f} "
-        f"(z {s['identity/swapped_z']:.1f}); K1 is {s['identity/k1']:.2g}, below 0"
+        f"the mean ratio is {s['identity/mean']:.4f} (z {s['identity/z']:.1f}), and 1/ratio has the mean "
+        f"{s['identity/swapped']:.4f} (z {s['identity/swapped_z']:.1f}); K1 is {s['identity/k1']:.2g}, below 0"
     )
 
 

@@ -4,7 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.3
-"""Share of the variance of the moved logits that the line explains, at least; 0.09 was the most without a fault, 0.43 of old weights."""
+"""Share of the variance of the moved logits that the line explains, at least; 0.09 was the most without a fault, 0.43 of old
+weights."""
 
 
 def _signature(s: Statistics) -> float | None:
@@ -14,8 +15,9 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"the trainer's logits are {s['slope/temperature']:.2f} ± {s['slope/temperature_error']:.2f} times the sampler's, which explains "
-        f"{s['slope/temperature_explained']:.0%} of their difference: one side divides by a temperature that the other does not have"
+        f"the trainer's logits are {s['slope/temperature']:.2f} ± {s['slope/temperature_error']:.2f} times the sampler's, which "
+        f"explains {s['slope/temperature_explained']:.0%} of their difference: one side divides by a "
+        "temperature that the other does not have"
     )
 
 

@@ -78,7 +78,7 @@ def main(arguments: argparse.Namespace) -> None:
     for seed in arguments.seeds:
         if seed in BUILD_SEEDS and not arguments.building:
             raise UserError(
-                f"--seeds {seed}: a seed of the building; judge on {JUDGE_SEEDS.start} to {JUDGE_SEEDS.stop - 1}, or give --building"
+                f"--seeds {seed}: of the building; judge on {JUDGE_SEEDS.start} to {JUDGE_SEEDS.stop - 1}, or give --building"
             )
         for made in dumps(arguments, seed, done):
             add(arguments.record, judged(made))

@@ -26,8 +26,8 @@ SIZES: dict[str, tuple[float, ...]] = {
     "eos_rollout": (0.1, 0.5, 1.0),
 }
 """Fault -> its sizes. rollout_zero, rollout_floor: share of tokens that hold 0 or -1e9 in the rollout's column. shift, permuted,
-eos_*: share of responses. duplicates: share of rows that repeat another. prompt_fill, padding: tokens at 0 in both columns at the start
-of each response, or at its end up to so many more than the longest."""
+eos_*: share of responses. duplicates: share of rows that repeat another. prompt_fill, padding: tokens at 0 in both columns at
+the start of each response, or at its end up to so many more than the longest."""
 FLOOR = -1e9
 
 

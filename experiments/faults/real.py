@@ -44,8 +44,8 @@ SIZES: dict[str, tuple[float, ...]] = {
     "draft": (0.1, 0.3, 1.0),
 }
 """Fault -> its sizes, from small to large. temperature, raw_logprobs: T. top_p, top_k: theirs. layer: 1 one matrix, 2 an MLP, 3 a
-whole layer. prefix: noise on the older weights. prompt_in_mask: tokens of the prompt. rope: factor of the base. penalty: nats off a
-token that was drawn before. draft: the share of tokens drawn by another policy."""
+whole layer. prefix: noise on the older weights. prompt_in_mask: tokens of the prompt. rope: factor of the base. penalty: nats
+off a token that was drawn before. draft: the share of tokens drawn by another policy."""
 
 
 class OldPrefix(LocalEngine):

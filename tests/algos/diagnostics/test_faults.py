@@ -60,14 +60,11 @@ def moved(scale: float, seed: int = 0) -> Batch:
 def test_a_temperature_is_named_by_who_logs_it():
     ahead = diagnose(moved(0.7))
     assert ahead.fault == "temperature" and "0.70" in ahead.evidence and ahead.question == "b"
-    own = moved(1 / 0.7)  # the trainer's column is the sampler's, and the logged one is not
     draws = torch.Generator().manual_seed(1)
     logit = torch.randn(64, 40, generator=draws).double() * 2
     side = torch.where(torch.rand(64, 40, generator=draws) < (logit / 0.7).sigmoid(), 1.0, -1.0)
-    own = own._replace(
-        logp_rollout=torch.nn.functional.logsigmoid(side * logit), logp_old=torch.nn.functional.logsigmoid(side * logit / 0.7)
-    )
-    raw = diagnose(own)
+    logged, sampled = (torch.nn.functional.logsigmoid(side * logit / t) for t in (1, 0.7))
+    raw = diagnose(Batch(logged, torch.ones(64, 40, dtype=torch.bool), sampled))
     assert raw.fault == "raw_logprobs" and raw.question == "a", raw
 
 
