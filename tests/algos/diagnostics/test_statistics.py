@@ -36,6 +36,12 @@ def test_the_identity_holds_on_an_enumerated_policy():
     assert found["identity/exponent"] == pytest.approx(1, abs=1e-9)
 
 
+def test_the_two_tails_apart():
+    found = identity(paired([[0.5], [0.5]], [[0.25], [0.5]]))  # ρ = 1/2, 1
+    assert found["identity/below"] == pytest.approx(0.25) and found["identity/above"] == 0
+    assert found["identity/mean"] == 0.75 and math.isnan(found["identity/exponent"])
+
+
 def test_the_exponent_tells_the_base_of_both_columns():
     l = torch.tensor([0.5, 0.5, 1.0, 2.0]).double().log()
     assert exponent(l / math.log(2)) == pytest.approx(math.log(2), abs=1e-9)
@@ -100,6 +106,8 @@ def test_alignment_finds_a_shift_and_another_row():
     assert ahead["alignment/shifted"] == 1 and ahead["alignment/correlation_next"] == pytest.approx(1)
     other = alignment(LogpPairs(Batch(pi.roll(1, 0), mask, pi)))
     assert other["alignment/permuted"] == 1 and other["alignment/shifted"] == 0
+    noisy = alignment(LogpPairs(Batch(pi - 0.2, mask, pi)))
+    assert noisy["alignment/permuted"] == 0 and noisy["alignment/shifted"] == 0
 
 
 def test_repeats_are_held_against_the_odds_of_the_sampler():
@@ -149,6 +157,7 @@ def test_the_tails():
     assert found["tails/sure"] == 0.5 and found["tails/flips"] == 0.5
     rho = 0.4 / 0.95
     assert found["tails/k3"] == pytest.approx((rho - 1 - math.log(rho)) / 4) and found["tails/top_share"] == 1
+    assert tails(paired([[0.5] * 200], [[0.4] * 200]))["tails/top_share"] == pytest.approx(2 / 200)
 
 
 def test_fill_values_and_constant_ends():
