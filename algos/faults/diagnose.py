@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from algos.batch import Batch
@@ -50,7 +51,11 @@ def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None =
     """
     found = statistics(batch, tokens)
     found["size/k3_most"] = rounding.most(precision)
-    found["size/lag"] = 0.0 if lag is None else float(lag[batch.mask].double().mean()) if bool(batch.mask.any()) else 0.0
+    found["size/lag"] = found["size/lag_spread"] = 0.0
+    if lag is not None and bool(batch.mask.any()):
+        known = torch.where(batch.mask, lag, 0)
+        found["size/lag"] = float(known.sum()) / float(batch.mask.sum())
+        found["size/lag_spread"] = float((known.amax(-1) - torch.where(batch.mask, lag, known.amax()).amin(-1)).max())
     return judge(found)
 
 

@@ -1,6 +1,6 @@
 """`python -m experiments.faults`: inject faults, diagnose each dump, and print the confusion matrix.
 
-    python -m experiments.faults --clean runs/faults/clean --seeds 1000 1001   # trains, injects, appends, prints
+    python -m experiments.faults --clean runs/faults/clean --seeds 1001 1002   # trains, injects, appends, prints
     python -m experiments.faults                                               # prints what is recorded
 
 Every dump is a row of the record, and a row that is there is not made again, so the command goes on where it was stopped.
@@ -124,7 +124,7 @@ def _runs(folder: Path, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]
         if key("run", "clean", step, arm, seed) not in done:
             own, versions, tokens = read(path)
             late = arm.startswith("staleness") or arm == "partial"
-            lag = None if versions is None or not late else torch.ones_like(versions)
+            lag = None if versions is None or not late else 1 + versions.max() - versions
             yield Made("run", "clean", step, arm, seed, own, tokens, lag)
 
 
@@ -231,7 +231,7 @@ def matrix(record: Path) -> str:
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m experiments.faults", description="The confusion matrix of the diagnosis.")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[], help="of the judging, from 1000")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[], help="of the judging, from 1001")
     parser.add_argument("--building", action="store_true", help="seeds of the building are meant")
     parser.add_argument("--models", nargs="+", choices=list(SAMPLERS), default=["chain"])
     parser.add_argument("--responses", type=int, default=256)

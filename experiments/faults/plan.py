@@ -12,5 +12,6 @@ draft: a share of the tokens comes from another policy, and all are logged as th
 BUILD_SEEDS = range(0, 100)
 """Seeds on which signatures and thresholds were tuned."""
 
-JUDGE_SEEDS = range(1000, 2000)
-"""Seeds of the recorded confusion matrix. No threshold has seen them."""
+JUDGE_SEEDS = range(1001, 2000)
+"""Seeds of the recorded confusion matrix. No threshold has seen them. 1000 was a trial: it showed that a response whose versions
+are known to change was accused of a prompt, which led to one change."""

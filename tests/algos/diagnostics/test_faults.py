@@ -10,7 +10,7 @@ from algos.batch import Batch
 from algos.diagnostics import rounding
 from algos.faults import FAULTS
 from algos.faults.base import Fault
-from algos.faults.diagnose import diagnose
+from algos.faults.diagnose import diagnose, judge
 from experiments.faults.edits import edited
 from experiments.faults.read import batch as read
 
@@ -79,6 +79,16 @@ def test_the_precision_says_how_much_rounding_explains(example):
     found = diagnose(example["fp8"], precision="bf16")  # 30 times what BF16 leaves
     assert found.kind == "fault" and found.fault in ("layer", "prompt") and found.question == "b"
     assert rounding.most("unheard of") == rounding.COARSEST
+
+
+def test_versions_that_are_known_to_change_explain_a_profile(example):
+    own = example["bf16"]
+    lag = torch.where(own.mask.cumsum(-1) <= 4, 2, 1)
+    known = diagnose(own, lag=lag).statistics
+    assert known["size/lag_spread"] == 1 and diagnose(own, lag=torch.ones_like(lag)).statistics["size/lag_spread"] == 0
+    falling = known | {"places/head": 0.1, "places/rest": 0.01, "places/head_z": 6.0}
+    assert judge(falling | {"size/lag_spread": 0.0}).fault == "prompt"
+    assert judge(falling).kind == "consistent"
 
 
 def test_the_power_is_four_errors(example):
