@@ -14,6 +14,7 @@ from algos.diagnostics.evidence import statistics
 from algos.diagnostics.identity import by_log_probability, by_place, by_turn, by_version, exponent, identity
 from algos.diagnostics.pairs import LogpPairs, clustered_mean, normal
 from algos.diagnostics.places import places
+from algos.diagnostics.saturation import saturation
 from algos.diagnostics.slope import slope
 from algos.diagnostics.support import support
 from algos.diagnostics.tails import tails
@@ -188,3 +189,8 @@ def test_every_statistic_is_a_number_and_padding_is_no_part_of_it():
     padded = statistics(Batch(wider[0], torch.nn.functional.pad(mask, (0, 3)), wider[1]))
     assert whole.keys() == padded.keys()
     assert all(padded[name] == pytest.approx(value, nan_ok=True) for name, value in whole.items())
+
+
+def test_the_share_of_a_weight_that_is_its_cap():
+    pairs = paired([[0.25, 0.5], [0.5, 0.5]], [[0.75, 0.5], [0.5, 0.25]])  # ρ = 3, 1 and 1, 1/2; products 3 and 1/2
+    assert saturation(pairs, "token", 2) == 0.25 and saturation(pairs, "sequence", 2) == 0.5
