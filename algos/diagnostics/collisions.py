@@ -1,0 +1,68 @@
+"""Whether the samples of one prompt agree as often as the logged odds say: a test of log μ that needs no trainer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs, clustered_mean
+
+SAME = 1e-4
+"""Nats: two tokens of one context count as one token if their log π are as near, where the tokens themselves are not given."""
+MOST = 8
+"""Each response is compared with so many later ones to its prompt."""
+FEWEST = 20
+"""Pairs of responses that a place needs to count as shared."""
+
+
+def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
+    """Agreement of two responses i, j to a prompt at each place up to which they agree, against its odds.
+
+        E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
+
+    because x_j is drawn from the same μ. It holds whatever π is, so it also sees what leaves both columns alike: both before the
+    temperature, a penalty, a draft that another policy wrote. Prefixes decide, so the sum over places is a martingale's.
+    found, expected: agreement and the mean of μ(x_i) over such places. z: of their difference, clustered over prompts; below 0
+    the tokens vary more than the odds say. shared: leading places at which every pair agrees; shared_odds: the share of pairs
+    that should agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
+    tokens: [B, T] ids; without them equal log π stand for equal tokens, within `SAME`. NaN without two responses to a prompt.
+    """
+    nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
+    nothing = {f"collisions/{name}": value for name, value in nothing.items()}
+    prompt, mask = pairs.batch.prompt, pairs.mask
+    if prompt is None or not len(pairs) or pairs.batch.logp_old is None:
+        return nothing
+    order = prompt.argsort(stable=True)
+    prompt, mask, mu = prompt[order], mask[order], torch.where(mask, pairs.batch.logp_rollout.double(), 0.0)[order]
+    told = torch.where(pairs.mask, pairs.batch.logp_old.double(), 0.0) if tokens is None else tokens.cpu()
+    told = told[order]
+    differences, clusters, odds, agreed = [], [], [], []
+    by_place = torch.zeros(3, mask.shape[1], dtype=torch.float64)  # pairs, of them agreeing, Σ log odds
+    for distance in range(1, min(MOST, len(prompt) - 1) + 1):
+        first, second = slice(None, -distance), slice(distance, None)
+        both = mask[first] & mask[second] & (prompt[first] == prompt[second])[:, None]
+        same = (told[first] - told[second]).abs() <= (SAME if tokens is None else 0)
+        prefix = (same | ~both).long().cumprod(-1).bool()
+        before = both & torch.nn.functional.pad(prefix[:, :-1], (1, 0), value=True)
+        p = mu[first].clamp(max=0.0).exp()
+        differences.append((same.double() - p)[before])
+        odds.append(p[before])
+        agreed.append(same[before].double())
+        clusters.append(prompt[first][:, None].expand_as(before)[before])
+        by_place += torch.stack(
+            [before.double().sum(0), (before & same).double().sum(0), torch.where(before, mu[first], 0.0).sum(0)]
+        )
+    difference = torch.cat(differences)
+    if not len(difference):
+        return nothing
+    mean = clustered_mean(difference, torch.cat(clusters).unique(return_inverse=True)[1])
+    shared = int(((by_place[0] == by_place[1]) & (by_place[0] >= FEWEST)).long().cumprod(0).sum())
+    return {
+        "collisions/found": float(torch.cat(agreed).mean()),
+        "collisions/expected": float(torch.cat(odds).mean()),
+        "collisions/z": mean.z(0.0),
+        "collisions/shared": float(shared),
+        "collisions/shared_odds": math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum())),
+    }

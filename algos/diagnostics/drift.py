@@ -1,0 +1,51 @@
+"""Whether the log ratio follows the reward: weights that are an update old differ in the direction of the advantages."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs, Mean, clustered_mean
+
+STRATA = 20
+"""Bins of log μ, of equally many tokens."""
+
+
+def drift(pairs: LogpPairs) -> dict[str, float]:
+    """Correlation of a response's mean l with its mean advantage, and its z clustered over prompts.
+
+    An update raises log π of responses with positive advantages, and of those like them in the next batch. A trainer that is
+    updates ahead of the sampler therefore has cov(l̄_i, A_i) > 0. Rounding knows no reward, but it does know how likely a token
+    is, and so may
+    the reward: `correlation` and `z` take off the mean l of tokens with much the same log μ first, in `STRATA` equal bins;
+    `plain` and `plain_z` do not. An update that sharpens the policy shows in the second alone, and so may four-bit weights.
+    Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
+    """
+    found = {"drift/correlation": math.nan, "drift/z": math.nan, "drift/plain": math.nan, "drift/plain_z": math.nan}
+    if pairs.batch.advantages is None or not len(pairs):
+        return found
+    present = pairs.counts > 0
+    n = pairs.counts[present]
+    cluster = torch.zeros(len(pairs.mask), dtype=torch.long).index_copy(0, pairs.row, pairs.cluster)[present]
+    advantage = pairs.by_response(pairs.batch.advantages[pairs.mask].double())[present] / n
+    for name, l in (("correlation", pairs.l - _usual(pairs)), ("plain", pairs.l)):
+        product = _product(pairs.by_response(l)[present] / n, advantage, cluster)
+        found |= {f"drift/{name}": product.mean, "drift/z" if name == "correlation" else "drift/plain_z": product.z(0.0)}
+    return found
+
+
+def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
+    """The mean of the standardised a·b, which is Pearson's r; NaN where one of them does not vary."""
+    a, b = a - a.mean(), b - b.mean()
+    size = (a.square().mean() * b.square().mean()).sqrt()
+    return clustered_mean(a * b / size, cluster) if size > 0 else Mean(math.nan, math.nan, 0)
+
+
+def _usual(pairs: LogpPairs) -> Tensor:
+    """The mean of l over the tokens in the same bin of log μ, [n]."""
+    rank = pairs.mu.argsort().argsort()
+    stratum = rank * STRATA // len(rank)
+    total = torch.zeros(STRATA, dtype=torch.float64).index_add(0, stratum, pairs.l)
+    return (total / torch.bincount(stratum, minlength=STRATA).clamp(min=1))[stratum]

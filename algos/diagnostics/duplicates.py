@@ -1,0 +1,53 @@
+"""Rows that stand in a batch more often than sampling gives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs
+
+
+def duplicates(pairs: LogpPairs) -> dict[str, float]:
+    """How many pairs of responses agree in every number of both columns, and how many the sampler's own odds give.
+
+        expected = Σ_i (n_i − 1)·Π_t μ(x_t)/2      over the responses i
+
+    where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
+    Prompts
+    count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
+    repeated: share of responses that repeat an earlier one. found, expected: pairs. Limits: a policy without entropy repeats
+    itself and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to
+    one.
+    """
+    mask, prompt = pairs.mask, pairs.batch.prompt
+    present = mask.any(-1)
+    n = int(present.sum())
+    if n < 2 or pairs.batch.logp_old is None:
+        return {"duplicates/repeated": 0.0, "duplicates/found": 0.0, "duplicates/expected": 0.0}
+    columns = (pairs.batch.logp_rollout, pairs.batch.logp_old)
+    mu, pi = (torch.where(mask, column.double(), 1.0)[present] for column in columns)
+    counts = torch.cat([mu, pi], -1).unique(dim=0, return_counts=True)[1].double()
+    odds = pairs.by_response(pairs.mu)[present].clamp(max=0.0).exp()
+    first = pairs.place == 0
+    opening = torch.stack([pairs.mu[first], pairs.pi[first]], -1).unique(dim=0, return_inverse=True)[1]
+    text = torch.zeros(n, dtype=torch.long) if prompt is None else _joined(prompt[present], opening)
+    others = torch.bincount(text)[text] - 1
+    return {
+        "duplicates/repeated": float((counts - 1).sum()) / n,
+        "duplicates/found": float((counts * (counts - 1)).sum()) / 2,
+        "duplicates/expected": float((odds * others).sum()) / 2,
+    }
+
+
+def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
+    """[n] numbers of the classes that rows with one prompt or one opening share: the least number spreads until nothing
+    changes."""
+    label = prompt.unique(return_inverse=True)[1]
+    while True:
+        before = label
+        for key in (opening, prompt.unique(return_inverse=True)[1]):
+            least = torch.full((int(key.max()) + 1,), len(label)).scatter_reduce(0, key, label, "amin")
+            label = least[key]
+        if torch.equal(label, before):
+            return label

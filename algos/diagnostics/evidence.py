@@ -1,0 +1,37 @@
+"""Every statistic of the diagnosis, by its name: what the signatures of `algos.faults` read."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.diagnostics.alignment import alignment
+from algos.diagnostics.collisions import collisions
+from algos.diagnostics.drift import drift
+from algos.diagnostics.duplicates import duplicates
+from algos.diagnostics.identity import identity
+from algos.diagnostics.pairs import LogpPairs
+from algos.diagnostics.places import places
+from algos.diagnostics.slope import slope
+from algos.diagnostics.support import support
+from algos.diagnostics.tails import tails
+from algos.diagnostics.values import values
+
+Statistics = dict[str, float]
+"""Name -> value, NaN where the batch cannot tell. The names are those in the docstring of each function, after its module."""
+
+
+def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:
+    """All statistics of a batch with logp_old, with the counts `size/tokens`, `size/responses` and `size/prompts`.
+
+    tokens: [B, T] ids, which `collisions` compares. Raises ValueError without logp_old.
+    """
+    pairs = LogpPairs(batch)
+    found = {
+        "size/tokens": float(len(pairs)),
+        "size/responses": float(pairs.responses),
+        "size/prompts": float(len(pairs.cluster.unique())),
+    }
+    for measured in (identity, values, alignment, slope, support, duplicates, places, tails, drift):
+        found |= measured(pairs)
+    return found | collisions(pairs, tokens)

@@ -1,0 +1,101 @@
+"""Whether the logged numbers are the sampler's: E_μ[π/μ] = 1 for any two policies, if μ is what sampled.
+
+    E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
+
+It holds for every prefix, so by place, by turn and by version too, whatever the precision, the staleness and the size of the
+mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, where one column holds other
+numbers, and where the sampler's support is smaller (the mean is then the kept mass, see `support`).
+Limits: a ratio so rare that the batch lacks it pulls the mean below 1 and the error with it; the more so, the larger K3 is. A
+batch that was filtered by its responses (truncated, overlong, duplicates dropped) breaks it honestly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs, Mean
+from algos.diagnostics.positions import bin_of
+
+BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
+"""Edges of the bins of log μ, in nats."""
+
+
+def identity(pairs: LogpPairs) -> dict[str, float]:
+    """The identity over all tokens, with its companions; errors are clustered over prompts.
+
+    mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns
+    are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their
+    difference is E[ρ] − 1; the first is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ]
+    against 1, the identity of the columns exchanged. root: see `exponent`.
+    """
+    ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
+    off = torch.expm1(pairs.l)
+    return {
+        "identity/mean": ratio.mean,
+        "identity/error": ratio.error,
+        "identity/z": ratio.z(1.0),
+        "identity/below": pairs.mean((-off).clamp(min=0)).mean,
+        "identity/above": pairs.mean(off.clamp(min=0)).mean,
+        "identity/swapped": reverse.mean,
+        "identity/swapped_z": reverse.z(1.0),
+        "identity/k1": k1.mean,
+        "identity/k1_z": k1.z(0.0),
+        "identity/exponent": exponent(pairs.l),
+    }
+
+
+def exponent(l: Tensor) -> float:
+    """The a > 0 with E[e^(a·l)] = 1, by bisection over [1/8, 8]; NaN where there is none.
+
+    E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root. It is a = 1 under the identity. Two columns in
+    base-2 or base-10 logarithms have l/ln 2 or l/ln 10, and so a = 0.693 or 2.303.
+    """
+
+    def excess(a: float) -> float:
+        return float(torch.expm1((a * l).clamp(max=700.0)).mean())
+
+    low, high = 0.125, 8.0
+    if not len(l) or not (excess(low) < 0 < excess(high)):
+        return math.nan
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return low
+
+
+def identity_by(pairs: LogpPairs, group: Tensor, groups: int) -> list[Mean]:
+    """E[ρ] in each of the groups 0 … groups − 1 of tokens, `group` [n]; NaN in an empty one.
+
+    Groups by what stood before the token was drawn (place, turn, version) obey the identity. Groups by log μ do not: there E[ρ]
+    is π's mass of the group over μ's, and a monotonic drift over the bins is what another temperature leaves.
+    """
+    return [pairs.mean(pairs.rho, group == number) for number in range(groups)]
+
+
+def by_place(pairs: LogpPairs) -> list[Mean]:
+    """The identity over bins of the token's number in its response: bin b ends at number 2ᵇ, as in `positions`."""
+    group = bin_of(pairs.place + 1)
+    return identity_by(pairs, group, int(group.max()) + 1 if len(pairs) else 0)
+
+
+def by_log_probability(pairs: LogpPairs) -> list[Mean]:
+    """π's mass over μ's in bins of log μ, from the least probable; the edges are BIN_EDGES."""
+    edges = torch.tensor(BIN_EDGES, dtype=torch.float64)
+    return identity_by(pairs, torch.bucketize(pairs.mu, edges), len(BIN_EDGES) + 1)
+
+
+def by_turn(pairs: LogpPairs) -> list[Mean]:
+    """The identity in each turn. Raises ValueError where the batch has no segments."""
+    if pairs.batch.segments is None:
+        raise ValueError("the identity by turn needs segments, the number of each token's turn")
+    turn = pairs.batch.segments[pairs.mask].long()
+    return identity_by(pairs, turn, int(turn.max()) + 1 if len(pairs) else 0)
+
+
+def by_version(pairs: LogpPairs, versions: Tensor) -> dict[int, Mean]:
+    """The identity for each version of the weights in `versions` [B, T], integers; version → mean."""
+    version = versions.cpu()[pairs.mask]
+    return {int(number): pairs.mean(pairs.rho, version == number) for number in version.unique().tolist()}

@@ -1,0 +1,144 @@
+"""The two log-probabilities of each response token, flat and in fp64, and means with a standard error over prompts."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.ratios import log_ratio
+
+FARTHEST = 50.0
+"""Nats: e⁵⁰ squares and sums in fp64. A log ratio beyond it counts as this one."""
+
+
+FEWEST = 4
+"""Clusters below which an error means nothing."""
+
+
+class Mean(NamedTuple):
+    """A mean with its standard error over clusters. NaN where nothing was averaged; the error also below `FEWEST` clusters."""
+
+    mean: float
+    error: float
+    clusters: int
+
+    def z(self, expected: float) -> float:
+        """(mean − expected)/error as a normal deviate; NaN without an error, 0 where mean and error are exact.
+
+            z = ±√(ν·log(1 + t²/ν)),   t = (mean − expected)/error,   ν = clusters − 1
+
+        Source: D. L. Wallace, Annals of Mathematical Statistics 30 (1959) 1124: Student's t as a normal deviate. With 8 prompts
+        t = 4 is z = 2.9.
+        """
+        return normal(self.mean - expected, self.error, self.clusters - 1)
+
+
+class LogpPairs:
+    """The tokens of a batch whose mask is True, n of them, on the CPU. Raises ValueError without logp_old.
+
+    mu, pi: log μ and log π_old in nats, [n] fp64. A number that is not finite is left out of both, and counted in `dropped`.
+    l: log π_old − log μ within ±FARTHEST. row: number of the response. place, left: tokens before it and after it in the
+    response, both on the mask. cluster: number of the prompt, or of the response where the batch has no prompts.
+    """
+
+    def __init__(self, batch: Batch):
+        if batch.logp_old is None:
+            raise ValueError("a diagnosis compares two columns: give logp_old, log π_old of the tokens in logp_rollout")
+        batch = Batch._make(None if part is None else part.detach().cpu() for part in batch).widened()
+        assert batch.logp_old is not None
+        both = batch.logp_rollout.isfinite() & batch.logp_old.isfinite()
+        mask = batch.mask & both
+        self.batch, self.mask = batch, mask
+        self.dropped = int((batch.mask & ~both).sum())
+        self.responses = int(mask.any(-1).sum())
+        self.mu, self.pi = batch.logp_rollout[mask].double(), batch.logp_old[mask].double()
+        self.l = log_ratio(batch.logp_old.double(), batch.logp_rollout.double(), mask)[mask].clamp(-FARTHEST, FARTHEST)
+        number = mask.cumsum(-1) - 1
+        self.place, self.left = number[mask], (mask.sum(-1, keepdim=True) - 1 - number)[mask]
+        self.row = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
+        prompt = torch.arange(len(mask)) if batch.prompt is None else batch.prompt
+        self.cluster = prompt.unique(return_inverse=True)[1][self.row]
+
+    def __len__(self) -> int:
+        return len(self.l)
+
+    @cached_property
+    def rho(self) -> Tensor:
+        """ρ = π_old/μ, [n]."""
+        return self.l.exp()
+
+    @cached_property
+    def k3(self) -> Tensor:
+        """ρ − 1 − l ≥ 0, [n]."""
+        return torch.expm1(self.l) - self.l
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """logit π − logit μ of the sampled token against all others, [n]; logit p = log p − log(1 − p).
+
+        Rounding moves logits. It moves a token of probability 0.999 by much less in log p than one of 0.5, but by as much here.
+        1 − p is taken as at least 1e-6, which is what fp32 can tell.
+        """
+        return (logit(self.pi) - logit(self.mu)).clamp(-FARTHEST, FARTHEST)
+
+    def mean(self, values: Tensor, chosen: Tensor | None = None) -> Mean:
+        """Σ values/n over the tokens, or over the `chosen` [n] bool, with a standard error clustered over prompts.
+
+            error² = C/(C − 1)·Σ_c (S_c − mean·n_c)²/n²
+
+        where S_c is the sum and n_c the count of cluster c, and C counts the clusters that have a token. It is the
+        linearised variance of a ratio of two totals (Cochran, Sampling Techniques, section 6.4).
+        """
+        cluster = self.cluster
+        if chosen is not None:
+            values, cluster = values[chosen], cluster[chosen]
+        return clustered_mean(values, cluster)
+
+    def by_response(self, values: Tensor) -> Tensor:
+        """Σ values over the tokens of each response, [B]."""
+        return torch.zeros(len(self.mask), dtype=torch.float64).index_add(0, self.row, values)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Tokens of each response, [B] fp64."""
+        return self.mask.sum(-1).double()
+
+
+def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
+    """See `LogpPairs.mean`; values and cluster are [n]."""
+    n = len(values)
+    if not n:
+        return Mean(math.nan, math.nan, 0)
+    mean = values.mean()
+    sums = torch.zeros(int(cluster.max()) + 1, dtype=torch.float64).index_add(0, cluster, values - mean)
+    clusters = len(cluster.unique())
+    error = math.nan if clusters < FEWEST else float((sums.square().sum() * clusters / (clusters - 1)).sqrt()) / n
+    return Mean(float(mean), error, clusters)
+
+
+def normal(distance: float, error: float, freedom: int) -> float:
+    """Student's t = distance/error as a normal deviate, see `Mean.z`."""
+    if math.isnan(error) or math.isnan(distance) or distance == 0:
+        return distance * error if distance else 0.0
+    t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf
+    return math.copysign(math.sqrt(freedom * math.log1p(t * t / freedom)), distance)
+
+
+def logit(logp: Tensor) -> Tensor:
+    """log p − log(1 − p), with 1 − p at least 1e-6."""
+    logp = logp.clamp(max=0.0)
+    return logp - torch.log(-torch.expm1(logp.clamp(max=-1e-6)))
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's r of two [n] tensors; NaN where one does not vary or n < 3."""
+    if len(a) < 3:
+        return math.nan
+    a, b = a - a.mean(), b - b.mean()
+    size = a.square().sum() * b.square().sum()
+    return float((a * b).sum() / size.sqrt()) if size > 0 else math.nan

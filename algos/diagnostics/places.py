@@ -1,0 +1,76 @@
+"""Where in a response the mismatch sits, told in logits so that certain tokens count as much as doubtful ones."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs, Mean, normal
+
+CERTAIN = 1e-4
+"""A token of probability above 1 − this in both columns tells nothing of a logit in fp32, and is left out."""
+LARGEST = 25.0
+"""Square nats: (logit π − logit μ)² beyond it counts as this one, so that one token does not make a profile."""
+HEAD = 4
+"""Places that count as the head of a response."""
+
+
+def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
+    """(d² [n], chosen [n] bool): the squared move of each token's logit, d = logit π − logit μ, and the tokens that tell it."""
+    told = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
+    return pairs.margin.square().clamp(max=LARGEST), told
+
+
+def places(pairs: LogpPairs) -> dict[str, float]:
+    """The mean d² of all tokens, at the head, after it, at the last token, and on both sides of the place where it changes most.
+
+    Rounding gives logits one error wherever they stand, so d² is flat. A prompt that only one side has read moves the first
+    tokens
+    most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone and
+    begins at a
+    place: after/before > 1.
+    size: mean d². head, rest: over the first four tokens, over all later ones. head_z: of their difference, clustered.
+    onset: the place s that maximises |mean d² from s on − mean d² before s| in units of its error, over s = 1, 2, 4, 8, …;
+    before, after, onset_z: the two means, and their difference over its error. last, last_z: d at the last token of a response in
+    |logits|, mean, against the mean |d| of the others. last_l: mean l there.
+    """
+    square, told = moved(pairs)
+    whole = pairs.mean(square, told)
+    head, rest = told & (pairs.place < HEAD), told & (pairs.place >= HEAD)
+    before, after, onset, onset_z = _onset(pairs, square, told)
+    size = pairs.l.abs()
+    last = pairs.left == 0
+    ends, others = pairs.mean(size, last), pairs.mean(size, ~last)
+    return {
+        "places/size": whole.mean,
+        "places/head": pairs.mean(square, head).mean,
+        "places/rest": pairs.mean(square, rest).mean,
+        "places/head_z": _difference(pairs.mean(square, head), pairs.mean(square, rest)),
+        "places/onset": onset,
+        "places/before": before,
+        "places/after": after,
+        "places/onset_z": onset_z,
+        "places/last": ends.mean,
+        "places/others": others.mean,
+        "places/last_z": _difference(ends, others),
+        "places/last_l": float(pairs.l[last].mean()) if last.any() else math.nan,
+    }
+
+
+def _difference(a: Mean, b: Mean) -> float:
+    """(a − b)/its error as a normal deviate, as if the two were independent; NaN where one of them is missing."""
+    return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
+
+
+def _onset(pairs: LogpPairs, square: Tensor, told: Tensor) -> tuple[float, float, float, float]:
+    """(before, after, place, z) of the place with the largest |z|; NaN where no place has tokens on both sides."""
+    best = (math.nan, math.nan, math.nan, math.nan)
+    place, longest = 1, int(pairs.place.max()) if len(pairs) else 0
+    while place <= longest:
+        before, after = (pairs.mean(square, told & chosen) for chosen in (pairs.place < place, pairs.place >= place))
+        z = _difference(after, before)
+        if math.isfinite(z) and not abs(z) <= abs(best[3]):
+            best = (before.mean, after.mean, float(place), z)
+        place *= 2
+    return best

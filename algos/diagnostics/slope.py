@@ -1,0 +1,57 @@
+"""How log π moves with log μ: another temperature in one column, or another base of the logarithm."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs, clustered_mean, logit
+
+SATURATED = 9.0
+"""|logit| above which fp32 rounding of 1 − p moves a logit: a token of probability 0.9999 or more."""
+
+
+def slope(pairs: LogpPairs) -> dict[str, float]:
+    """The slope of logit π on logit μ, that of log π on log μ, and mean surprise in either column.
+
+    temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with |logit| ≤ 9 in both columns,
+    and its error, clustered over prompts. For two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly; for many it is
+    near. Rounding moves logits by as much everywhere and leaves b near 1, less its variance over that of logit μ.
+    temperature_explained: the share of the variance of logit π − logit μ that this line explains.
+    temperature_drop: how far π's mean surprise is from μ's, as a share of it: E[−log π]/E[−log μ] − 1, the entropies'
+    difference less what the sampling adds.
+    base: b of log π = b·log μ, least squares. base_left: what that line leaves of E[l²], 1 for b = 1: near 0 when one column is
+    in another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
+    """
+    mu, pi = logit(pairs.mu), logit(pairs.pi)
+    chosen = (mu.abs() <= SATURATED) & (pi.abs() <= SATURATED)
+    b, error, explained = _line(mu[chosen], pi[chosen], pairs.cluster[chosen])
+    square = float(pairs.mu.square().sum())
+    base = float((pairs.mu * pairs.pi).sum()) / square if square > 0 else math.nan
+    size = float(pairs.l.square().sum())
+    left = float((pairs.pi - base * pairs.mu).square().sum()) / size if size > 0 else 1.0
+    surprise = -float(pairs.mu.sum())
+    return {
+        "slope/temperature": b,
+        "slope/temperature_error": error,
+        "slope/temperature_explained": explained,
+        "slope/temperature_drop": -float(pairs.pi.sum()) / surprise - 1 if surprise > 0 else math.nan,
+        "slope/base": base,
+        "slope/base_left": left,
+    }
+
+
+def _line(x: Tensor, y: Tensor, cluster: Tensor) -> tuple[float, float, float]:
+    """(slope, its clustered error, share of the variance of y − x that the line explains); NaN where x does not vary."""
+    if len(x) < 8:
+        return math.nan, math.nan, math.nan
+    centred = x - x.mean()
+    spread = centred.square().mean()
+    if not spread > 0:
+        return math.nan, math.nan, math.nan
+    difference = y - x - (y - x).mean()
+    b = (centred * difference).mean() / spread
+    error = clustered_mean(centred * (difference - b * centred), cluster).error / float(spread)
+    whole = float(difference.square().mean())
+    return 1 + float(b), error, float(b.square() * spread) / whole if whole > 0 else 0.0

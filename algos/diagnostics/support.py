@@ -1,0 +1,29 @@
+"""Mass that one policy has and the other has not: top-p, top-k, min-p in one column only."""
+
+from __future__ import annotations
+
+import torch
+
+from algos.diagnostics.pairs import LogpPairs
+
+
+def support(pairs: LogpPairs) -> dict[str, float]:
+    """How one-sided the ratios are, and what the sampler's support holds.
+
+    A sampler cut to a set S of tokens and renormalised has μ = π/π(S) there, so that ρ = π(S) ≤ 1 at every token and E[ρ] is the
+    mean mass that was kept: at least p of top-p p.
+    above: share of tokens with ρ > 1. gain, loss: E[(ρ−1)+] and E[(1−ρ)+] of tokens, and one_sided = 1 − gain/loss, 1 where no
+    ratio is above 1 and 0 under the identity. certain: share of tokens with μ = 1 exactly and π below 0.999: a set of one token.
+    lowest: the ratio that 1 % of the tokens are below, near p of top-p p when nothing else differs.
+    """
+    off = torch.expm1(pairs.l)
+    gain, loss = float(off.clamp(min=0).sum()), float((-off).clamp(min=0).sum())
+    n = max(1, len(pairs))
+    alone = (pairs.mu == 0) & (pairs.pi < -1e-3)
+    return {
+        "support/above": float((off > 0).sum()) / n,
+        "support/one_sided": 1 - gain / loss if loss > 0 else 0.0,
+        "support/certain": float(alone.sum()) / n,
+        "support/certain_mass": float(pairs.pi[alone].exp().mean()) if alone.any() else 1.0,
+        "support/lowest": float(pairs.rho.quantile(0.01)) if 0 < len(pairs) <= 10**7 else 1.0,
+    }

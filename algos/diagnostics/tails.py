@@ -1,0 +1,36 @@
+"""How the mismatch is spread over tokens: rounding moves all of them a little, another computation moves some a lot."""
+
+from __future__ import annotations
+
+import torch
+
+from algos.diagnostics.pairs import LogpPairs
+from algos.diagnostics.places import moved
+
+SURE, DOUBTED = 0.9, 0.5
+"""A flip is a token of probability above the first by the sampler and below the second by the trainer."""
+
+
+def tails(pairs: LogpPairs) -> dict[str, float]:
+    """K3 of the batch, its concentration, and certain tokens that the other side doubts.
+
+    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest. kurtosis: E[d⁴]/E[d²]² of
+    d = logit π − logit μ within ±5, 3 for a normal error. typical: median |d| over that of a normal law, 0.6745, so that it is
+    the standard deviation of a normal error and hardly feels a tail. sure: share of tokens with μ > 0.9. flips: share of these
+    with π < 0.5, which moves a logit by 2.2 or more: rounding of a working precision gives next to none.
+    """
+    square, told = moved(pairs)
+    square = square[told]
+    k3, n = pairs.k3, len(pairs)
+    sure = pairs.mu > torch.tensor(SURE).double().log()
+    flips = sure & (pairs.pi < torch.tensor(DOUBTED).double().log())
+    total = float(k3.sum())
+    second = float(square.mean()) if len(square) else 0.0
+    return {
+        "tails/k3": total / max(1, n),
+        "tails/top_share": float(k3.topk(max(1, n // 100)).values.sum()) / total if total > 0 else 0.0,
+        "tails/kurtosis": float(square.square().mean()) / second**2 if second > 0 else 0.0,
+        "tails/typical": float(square.sqrt().median()) / 0.6745 if len(square) else 0.0,
+        "tails/sure": float(sure.sum()) / max(1, n),
+        "tails/flips": float(flips.sum()) / max(1, int(sure.sum())),
+    }

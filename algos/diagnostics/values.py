@@ -1,0 +1,107 @@
+"""Numbers that are no log-probabilities: fill values, floors, missing numbers, and places where nothing was sampled."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.diagnostics.pairs import LogpPairs
+
+COMMONEST = 8
+"""Values of a column that are looked at, the commonest first."""
+FEWEST = 3
+"""Tokens that a fill value stands at, at least."""
+FLOOR = -15.0
+"""Nats: a number below it that stands at several tokens is a floor, as log 1e-8 = -18.4."""
+FAR = 0.5
+"""Nats: mean |l| of the tokens with a fill value, at least. A token that is certain in both columns has both near 0."""
+
+
+class Fill(NamedTuple):
+    """A value that a column repeats where the other does not.
+
+    share: of all tokens. gap: mean |l| there, nats. last: share of these tokens that end their response.
+    """
+
+    value: float
+    share: float
+    gap: float
+    last: float
+
+
+NOTHING = Fill(math.nan, 0.0, 0.0, 0.0)
+
+
+def values(pairs: LogpPairs) -> dict[str, float]:
+    """Repeated values in either column, missing numbers, and constant runs at the ends of responses.
+
+    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: the `Fill` of the rollout's column; trainer_fill and
+    so on: of the trainer's. NaN, 0, 0, 0 without one.
+    missing: share of masked tokens at which a column is infinite or NaN.
+    head, tail: share of tokens in a run of two or more at the start or the end of a response where both columns hold one and the
+    same constant, less the share of such tokens elsewhere: prompt tokens or padding that the mask calls response.
+    """
+    rollout, trainer = fill(pairs.mu, pairs.pi, pairs.left), fill(pairs.pi, pairs.mu, pairs.left)
+    head, tail, inside = constant_ends(pairs)
+    return {
+        "values/rollout_fill": rollout.value,
+        "values/rollout_fill_share": rollout.share,
+        "values/rollout_fill_gap": rollout.gap,
+        "values/rollout_fill_last": rollout.last,
+        "values/trainer_fill": trainer.value,
+        "values/trainer_fill_share": trainer.share,
+        "values/trainer_fill_gap": trainer.gap,
+        "values/trainer_fill_last": trainer.last,
+        "values/missing": pairs.dropped / max(1, pairs.dropped + len(pairs)),
+        "values/head": head,
+        "values/tail": tail,
+        "values/inside": inside,
+    }
+
+
+def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
+    """The commonest value of `column` [n] that is no log-probability; `NOTHING` if there is none.
+
+    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are
+    far from
+    it: equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: tokens after each.
+    """
+    unique, counts = column.unique(return_counts=True)
+    for i in counts.argsort(descending=True)[:COMMONEST].tolist():
+        there = column == unique[i]
+        numbers = other[there]
+        gap = float((numbers - unique[i]).abs().clamp(max=50.0).mean())
+        special = float(unique[i]) % 1 == 0 or float(unique[i]) < FLOOR
+        if special and counts[i] >= FEWEST and gap >= FAR and len(numbers.unique()) > len(numbers) / 2:
+            return Fill(float(unique[i]), float(counts[i]) / len(column), gap, float((left[there] == 0).double().mean()))
+    return NOTHING
+
+
+def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
+    """(head, tail, inside): shares of all tokens in constant runs at the starts and at the ends, and of constants between them.
+
+    The constant of an end is the commonest pair of numbers there. A run counts from two tokens. inside: the share of the tokens
+    outside the runs that hold the constant of the head or of the tail, the larger of both.
+    """
+    head, head_inside = _runs(pairs, pairs.place == 0, backwards=False)
+    tail, tail_inside = _runs(pairs, pairs.left == 0, backwards=True)
+    return head, tail, max(head_inside, tail_inside)
+
+
+def _runs(pairs: LogpPairs, ends: Tensor, backwards: bool) -> tuple[float, float]:
+    """(share of tokens in runs of the commonest pair at `ends`, share of it among the other tokens)."""
+    if not len(pairs):
+        return 0.0, 0.0
+    unique, counts = torch.stack([pairs.mu[ends], pairs.pi[ends]], -1).unique(dim=0, return_counts=True)
+    mu, pi = unique[counts.argmax()]
+    same = torch.zeros_like(pairs.mask)
+    same[pairs.mask] = (pairs.mu == mu) & (pairs.pi == pi)
+    going = same | ~pairs.mask  # a hole in the mask ends no run
+    run = (going.flip(-1) if backwards else going).long().cumprod(-1).bool()
+    run = (run.flip(-1) if backwards else run) & pairs.mask
+    run &= run.sum(-1, keepdim=True) >= 2
+    rest = pairs.mask & ~run
+    return float(run.sum()) / len(pairs), float((same & rest).sum()) / max(1, int(rest.sum()))

@@ -1,0 +1,37 @@
+"""Rows stand in the batch more often than the sampler gives."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import Fault, beyond
+
+TIMES, FEWEST = 1.35, 10.0
+"""Pairs of equal rows: over this many times the expected, plus this many. 1.1 times was the most without a fault."""
+SHARE = 0.03
+"""Share of responses that repeat an earlier one, at least."""
+
+
+def _signature(s: Statistics) -> float | None:
+    most = TIMES * s["duplicates/expected"] + FEWEST
+    return beyond(s["duplicates/found"] / most, s["duplicates/repeated"] / SHARE)
+
+
+def _evidence(s: Statistics) -> str:
+    return (
+        f"{s['duplicates/repeated']:.0%} of the responses repeat another to the last bit: {s['duplicates/found']:.0f} pairs, "
+        f"where the sampler's odds give {s['duplicates/expected']:.1f}"
+    )
+
+
+FAULT = Fault(
+    "duplicates",
+    "a",
+    95,
+    _signature,
+    _evidence,
+    {
+        "verl": "a seed that every sample of a prompt shares, or a batch that was padded by repeating rows",
+        "SkyRL": "generator.sampling_params.temperature: 0 is greedy, all samples are then one",
+        "TRL": "generation_kwargs with a seed",
+        "vLLM": "SamplingParams.seed, and n in place of repeated requests with one seed",
+    },
+    "high",
+)

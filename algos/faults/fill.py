@@ -1,0 +1,45 @@
+"""A column holds numbers that are no log-probabilities."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import SKYRL, VERL, VLLM, Fault
+
+FEWEST = 3
+"""Tokens with the fill value."""
+
+
+def _side(s: Statistics) -> str | None:
+    sides = [side for side in ("rollout", "trainer") if s[f"values/{side}_fill_share"] * s["size/tokens"] >= FEWEST]
+    return max(sides, key=lambda side: s[f"values/{side}_fill_share"]) if sides else None
+
+
+def _signature(s: Statistics) -> float | None:
+    if s["values/missing"] > 0:
+        return 1 + s["values/missing"]
+    side = _side(s)
+    return None if side is None else s[f"values/{side}_fill_share"] * s["size/tokens"] / FEWEST
+
+
+def _evidence(s: Statistics) -> str:
+    if s["values/missing"] > 0:
+        return f"{s['values/missing']:.2%} of the tokens have no finite log-probability"
+    side = _side(s)
+    share, value = s[f"values/{side}_fill_share"], s[f"values/{side}_fill"]
+    gap = s[f"values/{side}_fill_gap"]
+    return f"{share:.2%} of the {side}'s log-probabilities are exactly {value:g}, {gap:.2f} nats from the other side's"
+
+
+FAULT = Fault(
+    "fill",
+    "a",
+    20,
+    _signature,
+    _evidence,
+    {
+        "verl": "actor_rollout_ref.rollout.calculate_log_probs=True: without it there are no rollout log-probabilities",
+        "SkyRL": "generator.sampling_params.logprobs must not be null; build_logprobs_content floors what vLLM left out",
+        "vLLM": "SamplingParams.logprobs; a server floors at -9999.0",
+        "prime-rl": "the log-probabilities of the response that the orchestrator received",
+    },
+    "critical",
+    (f"{VERL} rollout.yaml:233", f"{SKYRL} generate_wire.py:28", VLLM),
+)

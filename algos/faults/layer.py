@@ -1,0 +1,44 @@
+"""A difference of another order than rounding, everywhere: weights that were not loaded."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
+
+FLAT = 3.0
+KURTOSIS = 20.0
+"""Ratio of the first tokens to the rest, either way, at most. KURTOSIS: of the moved logits, at most: it is not in a few
+tokens."""
+
+
+def _signature(s: Statistics) -> float | None:
+    times = ratio(s["places/head"], s["places/rest"])
+    broken = abs(s["identity/z"]) >= 4 and abs(s["identity/mean"] - 1) >= 0.05
+    return (
+        None
+        if broken
+        else beyond(excess(s), FLAT * times, FLAT / times if times > 0 else 0.0, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
+    )
+
+
+def _evidence(s: Statistics) -> str:
+    return (
+        f"K3 is {s['tails/k3']:.2g}, and rounding gives at most {s['size/k3_most']:.2g}; it is as large at the first tokens as "
+        f"later, and the mean ratio is {s['identity/mean']:.3f} ± {s['identity/error']:.3f}"
+    )
+
+
+FAULT = Fault(
+    "layer",
+    "b",
+    50,
+    _signature,
+    _evidence,
+    {
+        "vLLM": "the names that load_weights took, scales of quantised layers, an adapter that was not merged",
+        "verl": "the sync of weights to the engine, and actor_rollout_ref.rollout.quantization against the checkpoint",
+        "SkyRL": "the sync of weights to the inference engines",
+        "TRL": "the sync of weights to vLLM, with PEFT the merged adapter",
+        "Faultline": "faultline doctor --parity compares the engines on one model",
+    },
+    "critical",
+    (VERL, SKYRL, VLLM),
+)

@@ -1,0 +1,43 @@
+"""One column is in logarithms of another base."""
+
+import math
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import Fault, beyond
+
+BASES = {"2": math.log(2), "10": math.log(10)}
+NEAR = 0.06
+"""Relative distance of the slope from that of a base, at most."""
+LEFT = 0.15
+"""What the line log π = b·log μ may leave of the mismatch; 0.63 was the least without a fault, 0.21 of temperatures."""
+
+
+def _guess(s: Statistics) -> tuple[str, str, float]:
+    """(column, base, relative distance) of the nearest."""
+    slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
+    return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
+
+
+def _signature(s: Statistics) -> float | None:
+    return beyond(NEAR / max(_guess(s)[2], 1e-9), LEFT / max(s["slope/base_left"], 1e-9))
+
+
+def _evidence(s: Statistics) -> str:
+    column, base, _ = _guess(s)
+    line = f"log π = {s['slope/base']:.3f}·log μ leaves {s['slope/base_left']:.1%} of the mismatch"
+    return f"{line}: the {column}'s column is in base {base}"
+
+
+FAULT = Fault(
+    "log_base",
+    "a",
+    70,
+    _signature,
+    _evidence,
+    {
+        "vLLM": "nothing: its log-probabilities are natural",
+        "TRL": "nothing: natural",
+        "yours": "the code that wrote the column: natural logarithms",
+    },
+    "critical",
+)

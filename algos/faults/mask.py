@@ -1,0 +1,47 @@
+"""The mask counts prompt tokens or padding as response."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
+
+SHARE = 0.005
+"""Share of tokens in constant runs, at least; it was 0 in every dump without a fault."""
+INSIDE = 0.05
+"""Most of the other tokens that may hold the same constant."""
+
+ODDS = 0.1
+"""Odds that all samples of a prompt agree at the places at which they do: a prompt's own tokens are the same in all."""
+
+
+def _signature(s: Statistics) -> float | None:
+    if s["collisions/shared"] > 0 and s["collisions/shared_odds"] < ODDS:
+        return ODDS / s["collisions/shared_odds"]
+    if s["values/inside"] >= INSIDE:
+        return None
+    return beyond(max(s["values/head"], s["values/tail"]) / SHARE)
+
+
+def _evidence(s: Statistics) -> str:
+    if s["collisions/shared"] > 0 and s["collisions/shared_odds"] < ODDS:
+        return (
+            f"all samples of a prompt agree at their first {s['collisions/shared']:.0f} tokens, which the logged odds give to "
+            f"{s['collisions/shared_odds']:.2g} of the pairs: these tokens were not sampled"
+        )
+    where, share = max(("start", s["values/head"]), ("end", s["values/tail"]), key=lambda pair: pair[1])
+    return f"{share:.1%} of the tokens stand in a run of one constant at the {where} of a response, the same in both columns"
+
+
+FAULT = Fault(
+    "mask",
+    "a",
+    30,
+    _signature,
+    _evidence,
+    {
+        "verl": "response_mask: in turns it is 0 on what tools and the environment wrote",
+        "SkyRL": "loss_mask of the generator's output",
+        "TRL": "completion_mask, with tools times tool_mask",
+        "prime-rl": "loss_mask of the training samples",
+    },
+    "high",
+    (VERL, f"{SKYRL} pull 758", f"{TRL} issue 4772 quotes the mask with tools"),
+)

@@ -1,0 +1,49 @@
+"""The sampler logs its probabilities from before the temperature."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import OFF, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+
+EXPLAINED = 0.2
+"""Share of the variance of the moved logits that the line explains, at least."""
+
+
+def _signature(s: Statistics) -> float | None:
+    return beyond(
+        s["identity/z"] / SURE,
+        (s["identity/mean"] - 1) / SIZE,
+        abs(s["slope/temperature"] - 1) / OFF,
+        s["slope/temperature_explained"] / EXPLAINED,
+    )
+
+
+def _evidence(s: Statistics) -> str:
+    slope = s["slope/temperature"]
+    return (
+        f"the mean ratio is {s['identity/mean']:.3f} (z {s['identity/z']:.0f}) and not 1, and the trainer's logits are "
+        f"{slope:.2f} times the logged ones: sampled at about T = {1 / slope:.2f} and logged at 1, or both columns at another one"
+    )
+
+
+FAULT = Fault(
+    "raw_logprobs",
+    "a",
+    75,
+    _signature,
+    _evidence,
+    {
+        "vLLM": VLLM_MODE + "; set processed_logprobs",
+        "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, and rollout.temperature on both sides",
+        "SkyRL": "generator.sampling_params.temperature: no key sets logprobs_mode, so vLLM's default applies",
+        "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
+        "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
+    },
+    "critical",
+    (
+        f"{VLLM} config/model.py",
+        f"{VERL} rollout.yaml:93",
+        f"{SKYRL}: no occurrence; vllm-project/vime issue 64",
+        f"{TRL} issues 4159 and 6945",
+        f"{PRIME} configs/inference.py:611 and pull 697",
+        "vllm-project/vllm issue 42259",
+    ),
+)

@@ -1,0 +1,35 @@
+"""A few tokens carry the mismatch: experts are chosen otherwise."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
+
+KURTOSIS = 30.0
+"""E[d⁴]/E[d²]² of the moved logits: 30 or less of most dense models, 36 and more of mixtures."""
+SHARE = 0.5
+"""Share of K3 in 1 % of the tokens."""
+
+
+def _signature(s: Statistics) -> float | None:
+    return beyond(s["tails/kurtosis"] / KURTOSIS, s["tails/top_share"] / SHARE)
+
+
+def _evidence(s: Statistics) -> str:
+    return f"1 % of the tokens hold {s['tails/top_share']:.0%} of K3, as experts that flip leave it"
+
+
+FAULT = Fault(
+    "routing",
+    "c",
+    10,
+    _signature,
+    _evidence,
+    {
+        "vLLM": "enable_return_routed_experts",
+        "verl": "actor_rollout_ref.actor.router_replay.mode=R3 with rollout.enable_rollout_routing_replay",
+        "SkyRL": "trainer.policy.megatron_config.moe_enable_routing_replay",
+        "prime-rl": "trainer.enable_router_replay",
+        "Faultline": "routing.replay=r3",
+    },
+    "note",
+    (VLLM, VERL, f"{SKYRL} config.py:472", f"{PRIME} configs/rl.py:590"),
+)

@@ -1,0 +1,47 @@
+"""The sampler's weights are older than is said."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
+
+CORRELATION = 0.37
+"""Of a response's mean l with its advantage; 0.335 was the most of fresh weights."""
+SURE = 4.5
+EXPLAINED = 0.6
+"""Share of the moved logits that one slope explains, at most: more is another temperature."""
+
+
+def _signature(s: Statistics) -> float | None:
+    if s["size/lag"] > 0 or not s["slope/temperature_explained"] < EXPLAINED:
+        return None
+    plain = beyond(s["drift/plain"] / CORRELATION, s["drift/plain_z"] / SURE)
+    return plain or beyond(s["drift/z"] / SURE)
+
+
+def _evidence(s: Statistics) -> str:
+    return (
+        f"the log ratio of responses follows their advantage: r = {s['drift/plain']:.2f} (z {s['drift/plain_z']:.1f}). "
+        "The trainer has learned from such responses since these weights"
+    )
+
+
+FAULT = Fault(
+    "stale",
+    "b",
+    15,
+    _signature,
+    _evidence,
+    {
+        "verl": "async_training.staleness_threshold, and whether each sync reaches every engine",
+        "SkyRL": "trainer.fully_async.max_staleness_steps",
+        "TRL": "max_staleness and weight_sync_steps of the asynchronous trainer",
+        "prime-rl": "max_off_policy_steps",
+        "Faultline": "rollout.staleness; give the versions of the tokens and this is no fault",
+    },
+    "high",
+    (
+        f"{VERL} fully_async_ppo_trainer.yaml:12",
+        f"{SKYRL} config.py:951",
+        f"{TRL} async_grpo_config.py:282",
+        f"{PRIME} orchestrator.py:532",
+    ),
+)

@@ -1,0 +1,39 @@
+"""The temperature is in one column only, and the sampler's column is its own."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
+
+EXPLAINED = 0.3
+"""Share of the variance of the moved logits that the line explains, at least; 0.09 was the most without a fault, 0.43 of old
+weights."""
+
+
+def _signature(s: Statistics) -> float | None:
+    off = abs(s["slope/temperature"] - 1)
+    return beyond(off / OFF, off / (6 * s["slope/temperature_error"] + 1e-12), s["slope/temperature_explained"] / EXPLAINED)
+
+
+def _evidence(s: Statistics) -> str:
+    return (
+        f"the trainer's logits are {s['slope/temperature']:.2f} ± {s['slope/temperature_error']:.2f} times the sampler's, which "
+        f"explains {s['slope/temperature_explained']:.0%} of their difference: one side divides by a "
+        "temperature that the other does not have"
+    )
+
+
+FAULT = Fault(
+    "temperature",
+    "b",
+    20,
+    _signature,
+    _evidence,
+    {
+        "vLLM": "temperature of SamplingParams, and " + VLLM_MODE,
+        "verl": "actor_rollout_ref.rollout.temperature: the trainer divides its logits by it, too",
+        "SkyRL": "generator.sampling_params.temperature against that of the trainer's forward",
+        "TRL": "temperature",
+        "prime-rl": "temperature of the sampling: the trainer gets it with each sample",
+    },
+    "critical",
+    (f"{VERL} rollout.yaml and pull 4252", f"{SKYRL} config.py:1004", f"{TRL} issue 4159", f"{PRIME} orchestrator.py:47"),
+)

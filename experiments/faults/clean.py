@@ -1,0 +1,77 @@
+"""Dumps without a fault, of short runs on the chain task: the dumps that the diagnosis must call consistent.
+
+`python -m experiments.faults.clean FOLDER SEED...` writes FOLDER/<seed>/<arm>/dumps/*.parquet. A run that is there is skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.boundary import command
+from harness.compose import compose
+from harness.config import Config, parse
+
+LAST, EVERY = 25, 6
+BASE = (
+    "tracking=disabled",
+    "task.modulus=9",
+    "task.length=10",
+    "task.choices=1",
+    "task.slip=0.15",
+    "model.hidden_size=64",
+    "model.num_hidden_layers=2",
+    "warmstart.steps=500",
+    "warmstart.keep_low=0.02",
+    "warmstart.keep_high=0.98",
+    "rollout.prompts=32",
+    "rollout.group_size=8",
+    "evaluation.every=1000",
+    "evaluation.prompts=4",
+    "evaluation.samples=4",
+    "actor.lr=3e-4",
+    "entropy_coeff=0.005",
+    f"steps={LAST}",
+    f"dump.every={EVERY}",
+)
+STEPS = tuple(range(0, LAST, EVERY))
+"""Steps whose batch is dumped."""
+MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
+ARMS: dict[str, tuple[str, ...]] = {
+    **{name: (f"rollout/precision={name}",) for name in PRECISIONS},
+    "fp8_block": ("rollout/precision=fp8_block", "model.hidden_size=128"),
+    "fp8_cache": ("rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3"),
+    "moe": MIXTURE,
+    "moe_r3": (*MIXTURE, "routing.replay=r3"),
+    **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
+    "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
+}
+"""Name -> overrides of a run without a fault."""
+
+
+def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
+    """The run of an arm. Its folder is a hash below FOLDER/<seed>-<arm>."""
+    own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
+    return parse(compose(*BASE, *own, *ARMS[arm], *more))
+
+
+def dumps(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
+    """(arm, file) of every dump without a fault of a seed."""
+    for arm in ARMS:
+        yield from ((arm, path) for path in sorted((folder / f"{seed}-{arm}").glob("*/dumps/*.parquet")))
+
+
+def main(folder: Path, seeds: list[int]) -> None:
+    """Train every arm with every seed."""
+    from harness.run.loop import train
+
+    for seed in seeds:
+        for arm in ARMS:
+            print(seed, arm, train(config(folder, arm, seed)), flush=True)
+
+
+if __name__ == "__main__":
+    with command():
+        main(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]])

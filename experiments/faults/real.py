@@ -1,0 +1,257 @@
+"""Faults put into a model for real: one side of a rollout is computed wrongly on purpose.
+
+The sampler is in a low precision, so that every fault stands on top of ordinary rounding. The trainer is the fp32 engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.batch import Batch
+from harness.build import build_task
+from harness.compose import compose
+from harness.config import Config, HubConfig, parse
+from harness.models import device
+from harness.rollouts.local import Cache, LocalEngine
+from harness.rollouts.noise import Noise
+from harness.seeding import generator
+from harness.tasks import PAD
+from harness.train.warmstart import start
+
+FRESH = 0.02
+"""Standard deviation of a layer that was never loaded: transformers' initializer_range."""
+HOT = 1.5
+"""Temperature of the policy that drafts."""
+
+SIZES: dict[str, tuple[float, ...]] = {
+    "temperature": (0.9, 0.8, 0.6),
+    "raw_logprobs": (0.9, 0.8, 0.6),
+    "top_p": (0.98, 0.95, 0.9),
+    "top_k": (50, 20, 5),
+    "bos": (1,),
+    "template": (1,),
+    "layer": (1, 2, 3),
+    "prefix": (0.05, 0.1, 0.2),
+    "eos": (1,),
+    "prompt_in_mask": (4, 8, 16),
+    "rope": (1.5, 3, 10),
+    "penalty": (0.3, 1.0, 2.0),
+    "draft": (0.1, 0.3, 1.0),
+}
+"""Fault -> its sizes, from small to large. temperature, raw_logprobs: T. top_p, top_k: theirs. layer: 1 one matrix, 2 an MLP, 3 a
+whole layer. prefix: noise on the older weights. prompt_in_mask: tokens of the prompt. rope: factor of the base. penalty: nats
+off a token that was drawn before. draft: the share of tokens drawn by another policy."""
+
+
+class OldPrefix(LocalEngine):
+    """Keys and values of the prompt, but for its last token, by the weights of another engine: a cache that outlived a sync."""
+
+    older: LocalEngine
+
+    def _forward(self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None, replay: Any) -> Any:
+        if at == 0 and tokens.shape[1] > 1:
+            self.older._cos, self.older._sin = self._cos, self._sin
+            self.older._forward(tokens[:, :-1], 0, cache, padding, replay)
+            tokens, at = tokens[:, -1:], tokens.shape[1] - 1
+        return super()._forward(tokens, at, cache, padding, replay)
+
+
+class Drawn(NamedTuple):
+    """What the sampler drew and both sides say of it, each [B, T]."""
+
+    tokens: Tensor
+    logp_rollout: Tensor
+    logp_old: Tensor
+
+
+class Bed:
+    """A policy, prompts of a seed in groups of four, and engines for either side."""
+
+    def __init__(self, config: Config, responses: int, seed: int):
+        self.config, self.task = config, build_task(config)
+        begun = start(config, self.task)
+        self.net = begun.net.to(device())
+        self.length = getattr(config.task, "answer_length", 0) or self.task.answer_length
+        self.group = torch.arange(responses) // 4
+        pool = begun.train[torch.randperm(len(begun.train), generator=generator(seed, "fault prompts"))]
+        self.prompts = pool[self.group % len(pool)]
+        self.seed, self.uniforms = seed, torch.rand(responses, self.length, generator=generator(seed, "fault uniforms"))
+        self.stop = self.task.stop
+        self.trainer = self.engine("fp32")
+
+    def engine(
+        self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **own: Any
+    ) -> Any:
+        """An engine with the policy's weights, or with `weights`; rope is a factor of the rotary base."""
+        shape = copy.deepcopy(self.net.config)
+        shape.rope_parameters["rope_theta"] *= rope
+        chosen = parse(compose(f"rollout/precision={precision}")).rollout.precision
+        engine = kind(shape, chosen, stop=self.stop, **own)
+        engine.load_weights((weights or dict(self.net.named_parameters())).items(), 0)
+        return engine
+
+    def batch(self, drawn: Drawn) -> Batch:
+        """The batch of a dump."""
+        mask = drawn.tokens != PAD
+        return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
+
+    def case(self, fault: str, size: float, precision: str) -> Drawn:
+        """A fault at a size, or "clean"."""
+        return CASES[fault](self, size, precision)
+
+    def sampled(self, engine: LocalEngine, old: LocalEngine | None = None, prompts: Tensor | None = None) -> Drawn:
+        """What an engine samples and logs, and what the trainer, or `old`, says of it, by these prompts or the sampler's."""
+        rollout = engine.generate(self.prompts, self.uniforms)
+        score = (old or self.trainer).score(self.prompts if prompts is None else prompts, rollout.tokens)
+        return Drawn(rollout.tokens, rollout.logp, score)
+
+
+def _clean(bed: Bed, size: float, precision: str) -> Drawn:
+    return bed.sampled(bed.engine(precision))
+
+
+def _temperature(bed: Bed, size: float, precision: str) -> Drawn:
+    """The sampler's temperature is `size`, and it says so; the trainer's is 1."""
+    return bed.sampled(bed.engine(precision, temperature=size))
+
+
+def _raw(bed: Bed, size: float, precision: str) -> Drawn:
+    """Both have the temperature `size`, and the sampler logs what it had before."""
+    drawn = bed.sampled(bed.engine(precision, temperature=size), bed.engine("fp32", temperature=size))
+    return drawn._replace(logp_rollout=bed.engine(precision).score(bed.prompts, drawn.tokens))
+
+
+def _top_p(bed: Bed, size: float, precision: str) -> Drawn:
+    return bed.sampled(bed.engine(precision, top_p=size))
+
+
+def _top_k(bed: Bed, size: float, precision: str) -> Drawn:
+    return bed.sampled(bed.engine(precision, top_k=int(size)))
+
+
+def _bos(bed: Bed, size: float, precision: str) -> Drawn:
+    """The trainer's prompts lack their first token."""
+    without = bed.prompts.clone()
+    without[torch.arange(len(without)), (without != PAD).long().argmax(1)] = PAD
+    return bed.sampled(bed.engine(precision), prompts=without)
+
+
+def _template(bed: Bed, size: float, precision: str) -> Drawn:
+    """The trainer's prompts lack their first turn, the system's: all before the second token that opens a turn."""
+    opens = bed.prompts == bed.prompts.gather(1, (bed.prompts != PAD).long().argmax(1)[:, None])
+    kept = opens.cumsum(1) >= 2
+    return bed.sampled(bed.engine(precision), prompts=torch.where(kept, bed.prompts, PAD))
+
+
+def _layer(bed: Bed, size: float, precision: str) -> Drawn:
+    """Matrices of one layer in the middle are as they were before the weights were loaded."""
+    parts = {1: ("mlp.down_proj",), 2: ("mlp.",), 3: ("mlp.", "self_attn.")}[int(size)]
+    layer = f"model.layers.{bed.net.config.num_hidden_layers // 2}."
+    draws = generator(bed.seed, "fault layer")
+    weights = {
+        name: torch.randn(weight.shape, generator=draws) * FRESH
+        if name.startswith(layer) and name.removeprefix(layer).startswith(parts) and weight.ndim > 1
+        else weight.detach()
+        for name, weight in bed.net.named_parameters()
+    }
+    return bed.sampled(bed.engine(precision, weights=weights))
+
+
+def _prefix(bed: Bed, size: float, precision: str) -> Drawn:
+    """The sampler's cache of the prompt is by weights that differ by noise of the relative size `size`."""
+    noise = Noise(size, 0.0, bed.seed)
+    named = {name.removeprefix("model."): weight.detach() for name, weight in bed.net.named_parameters()}
+    engine = bed.engine(precision, OldPrefix)
+    engine.older = bed.engine(precision, weights=dict(noise.on_linear(named.items(), 0)))
+    return bed.sampled(engine)
+
+
+def _eos(bed: Bed, size: float, precision: str) -> Drawn:
+    """The trainer scores the first token of its vocabulary where the sampler drew its end of sequence."""
+    rollout = bed.engine(precision).generate(bed.prompts, bed.uniforms)
+    swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
+    return Drawn(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
+
+
+def _prompt_in_mask(bed: Bed, size: float, precision: str) -> Drawn:
+    """The last tokens of the prompt count as response, scored by both."""
+    n, engine = int(size), bed.engine(precision)
+    rollout = engine.generate(bed.prompts, bed.uniforms)
+    whole = torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
+    return Drawn(whole, engine.score(bed.prompts[:, :-n], whole), bed.trainer.score(bed.prompts[:, :-n], whole))
+
+
+def _rope(bed: Bed, size: float, precision: str) -> Drawn:
+    return bed.sampled(bed.engine(precision), bed.engine("fp32", rope=size))
+
+
+def _penalty(bed: Bed, size: float, precision: str) -> Drawn:
+    """A token that the response holds is drawn with its logit less `size`; the log-probability is from before."""
+    seen: Tensor | None = None
+
+    def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
+        nonlocal seen
+        seen = torch.zeros(len(bed.prompts), logp.shape[-1], dtype=torch.bool) if seen is None else seen
+        return logp - size * seen[rows]
+
+    def drew(rows: Tensor, tokens: Tensor) -> None:
+        assert seen is not None
+        seen[rows, tokens] = True
+
+    return _drawn_by(bed, precision, odds, drew)
+
+
+def _draft(bed: Bed, size: float, precision: str) -> Drawn:
+    """A share of the tokens is drawn at another temperature and logged as the sampler's own."""
+    foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
+
+    def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
+        return torch.where(foreign[rows, t, None], logp / HOT, logp)
+
+    return _drawn_by(bed, precision, odds, lambda rows, tokens: None)
+
+
+def _drawn_by(
+    bed: Bed, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
+) -> Drawn:
+    """Tokens drawn by other odds than the engine's own, which it logs."""
+    engine = bed.engine(precision)
+
+    def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        cumulative = odds(t, rows, logp[node]).double().softmax(-1).cumsum(-1)
+        drawn = torch.searchsorted(cumulative, bed.uniforms[rows, t, None].double()).clamp(max=logp.shape[-1] - 1)[:, 0]
+        drew(rows, drawn)
+        return drawn, engine._unstopped(drawn)
+
+    tokens, logp, _ = engine._walk(bed.prompts, bed.length, pick)
+    return Drawn(tokens, logp, bed.trainer.score(bed.prompts, tokens))
+
+
+CASES: dict[str, Callable[[Bed, float, str], Drawn]] = {
+    "clean": _clean,
+    "temperature": _temperature,
+    "raw_logprobs": _raw,
+    "top_p": _top_p,
+    "top_k": _top_k,
+    "bos": _bos,
+    "template": _template,
+    "layer": _layer,
+    "prefix": _prefix,
+    "eos": _eos,
+    "prompt_in_mask": _prompt_in_mask,
+    "rope": _rope,
+    "penalty": _penalty,
+    "draft": _draft,
+}
+
+
+def possible(fault: str, size: float, config: Config) -> bool:
+    """Whether a policy can have the fault: only a language model has templates and an end of sequence."""
+    if isinstance(config.model, HubConfig):
+        return True
+    return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)

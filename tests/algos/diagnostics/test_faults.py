@@ -1,0 +1,114 @@
+"""The diagnosis of shipped dumps, of edits of them, and of a fault that a user adds."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from algos.batch import Batch
+from algos.diagnostics import rounding
+from algos.faults import FAULTS
+from algos.faults.base import Fault
+from algos.faults.diagnose import diagnose, judge
+from experiments.faults.edits import edited
+from experiments.faults.read import batch as read
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "faultline" / "example"
+SHIPPED = [*EXAMPLE.glob("*.parquet"), *(ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet")]
+EDITS = {
+    "rollout_zero": (0.2, "fill"), "rollout_floor": (0.02, "fill"), "log2": (1, "log_base"), "log10": (1, "log_base"),
+    "swapped": (1, "swapped"), "shift": (0.5, "shift"), "permuted": (0.5, "permuted"), "duplicates": (0.5, "duplicates"),
+    "prompt_fill": (4, "mask"), "padding": (4, "mask"), "eos_trainer": (0.5, "eos"), "eos_rollout": (0.5, "eos"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Batch]:
+    return {path.stem: read(path)[0] for path in EXAMPLE.glob("*.parquet")}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_rounding_is_not_accused(path):
+    own, _, tokens = read(path)
+    found = diagnose(own, tokens=tokens)
+    assert found.kind == "consistent", found
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_is_named(example, edit, name):
+    size, fault = EDITS[edit]
+    found = diagnose(edited(example[name], edit, size, 7))
+    assert found.fault == fault and found.kind == "fault", found
+    assert found.evidence and found.check and found.strength >= 1
+
+
+def moved(scale: float, seed: int = 0) -> Batch:
+    """512 tokens drawn by two-token policies of many logits, whose trainer multiplies the logits by `scale`."""
+    draws = torch.Generator().manual_seed(seed)
+    logit = torch.randn(64, 40, generator=draws).double() * 2
+    side = torch.where(torch.rand(64, 40, generator=draws) < logit.sigmoid(), 1.0, -1.0)
+    return Batch(
+        torch.nn.functional.logsigmoid(side * logit),
+        torch.ones(64, 40, dtype=torch.bool),
+        torch.nn.functional.logsigmoid(side * logit * scale),
+    )
+
+
+def test_a_temperature_is_named_by_who_logs_it():
+    ahead = diagnose(moved(0.7))
+    assert ahead.fault == "temperature" and "0.70" in ahead.evidence and ahead.question == "b"
+    draws = torch.Generator().manual_seed(1)
+    logit = torch.randn(64, 40, generator=draws).double() * 2
+    side = torch.where(torch.rand(64, 40, generator=draws) < (logit / 0.7).sigmoid(), 1.0, -1.0)
+    logged, sampled = (torch.nn.functional.logsigmoid(side * logit / t) for t in (1, 0.7))
+    raw = diagnose(Batch(logged, torch.ones(64, 40, dtype=torch.bool), sampled))
+    assert raw.fault == "raw_logprobs" and raw.question == "a", raw
+
+
+def test_a_broken_identity_without_a_name_is_unknown(example):
+    found = diagnose(example["bf16"]._replace(logp_old=example["bf16"].logp_old + 0.02))
+    assert found.kind == "unknown" and found.fault is None and not found.check
+    assert "not explained by rounding" in found.evidence
+
+
+def test_the_precision_says_how_much_rounding_explains(example):
+    assert diagnose(example["fp8"], precision="fp8_channel").kind == "consistent"
+    found = diagnose(example["fp8"], precision="bf16")  # 30 times what BF16 leaves
+    assert found.kind == "fault" and found.fault in ("layer", "prompt") and found.question == "b"
+    assert rounding.most("unheard of") == rounding.COARSEST
+
+
+def test_versions_that_are_known_to_change_explain_a_profile(example):
+    own = example["bf16"]
+    lag = torch.where(own.mask.cumsum(-1) <= 4, 2, 1)
+    known = diagnose(own, lag=lag).statistics
+    assert known["size/lag_spread"] == 1 and diagnose(own, lag=torch.ones_like(lag)).statistics["size/lag_spread"] == 0
+    falling = known | {"places/head": 0.1, "places/rest": 0.01, "places/head_z": 6.0}
+    assert judge(falling | {"size/lag_spread": 0.0}).fault == "prompt"
+    assert judge(falling).kind == "consistent"
+
+
+def test_the_power_is_four_errors(example):
+    found = diagnose(example["fp8"])
+    assert found.power == pytest.approx(4 * found.statistics["identity/error"]) and 0.005 < found.power < 0.02
+
+
+def test_every_fault_is_whole():
+    for name in FAULTS.names():
+        fault = FAULTS[name]
+        assert isinstance(fault, Fault) and fault.name == name and fault.check and fault.question in "abc"
+        assert {field.name for field in dataclasses.fields(fault)} >= {"signature", "evidence", "severity", "sources"}
+
+
+def test_a_user_adds_a_fault(example, monkeypatch):
+    monkeypatch.setattr(FAULTS, "_targets", dict(FAULTS._targets))
+    monkeypatch.setattr(FAULTS, "_loaded", dict(FAULTS._loaded))
+    own = Fault(
+        "mine", "a", 0, lambda s: 2.0 if s["size/responses"] == 512 else None, lambda s: "512 responses", {"mine": "it"}, "high"
+    )
+    FAULTS.register("mine", own)
+    assert diagnose(example["bf16"]).fault == "mine"
+    assert diagnose(example["bf16"].rows(slice(0, 400))).kind == "consistent"

@@ -1,0 +1,196 @@
+"""Each statistic of the diagnosis on batches whose value follows by hand."""
+
+import math
+
+import pytest
+import torch
+
+from algos.batch import Batch
+from algos.diagnostics.alignment import alignment
+from algos.diagnostics.collisions import collisions
+from algos.diagnostics.drift import drift
+from algos.diagnostics.duplicates import duplicates
+from algos.diagnostics.evidence import statistics
+from algos.diagnostics.identity import by_log_probability, by_place, by_turn, by_version, exponent, identity
+from algos.diagnostics.pairs import LogpPairs, clustered_mean, normal
+from algos.diagnostics.places import places
+from algos.diagnostics.saturation import saturation
+from algos.diagnostics.slope import slope
+from algos.diagnostics.support import support
+from algos.diagnostics.tails import tails
+from algos.diagnostics.values import values
+
+
+def paired(mu, pi, mask=None, **others) -> LogpPairs:
+    """Probabilities [B, T] as pairs."""
+    mu, pi = torch.tensor(mu, dtype=torch.float64), torch.tensor(pi, dtype=torch.float64)
+    return LogpPairs(Batch(mu.log(), torch.ones_like(mu, dtype=torch.bool) if mask is None else mask, pi.log(), **others))
+
+
+def test_the_identity_holds_on_an_enumerated_policy():
+    # μ = (1/2, 1/4, 1/4) and π = (1/4, 1/4, 1/2), each token as often as μ says: ρ = 1/2, 1/2, 1, 2
+    found = identity(paired([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]]))
+    assert found["identity/mean"] == pytest.approx(1, abs=1e-15) and found["identity/z"] == pytest.approx(0, abs=1e-9)
+    assert found["identity/below"] == pytest.approx(0.25) and found["identity/above"] == pytest.approx(0.25)
+    assert found["identity/swapped"] == pytest.approx((2 + 2 + 1 + 0.5) / 4)
+    assert found["identity/k1"] == pytest.approx(math.log(2) / 4)  # (2·ln 2 + 0 − ln 2)/4
+    assert found["identity/exponent"] == pytest.approx(1, abs=1e-9)
+
+
+def test_the_two_tails_apart():
+    found = identity(paired([[0.5], [0.5]], [[0.25], [0.5]]))  # ρ = 1/2, 1
+    assert found["identity/below"] == pytest.approx(0.25) and found["identity/above"] == 0
+    assert found["identity/mean"] == 0.75 and math.isnan(found["identity/exponent"])
+
+
+def test_the_exponent_tells_the_base_of_both_columns():
+    l = torch.tensor([0.5, 0.5, 1.0, 2.0]).double().log()
+    assert exponent(l / math.log(2)) == pytest.approx(math.log(2), abs=1e-9)
+    assert math.isnan(exponent(torch.zeros(4, dtype=torch.float64)))
+
+
+def test_the_error_is_that_of_a_ratio_over_clusters():
+    # sums less mean·n of four clusters: mean 2; (1−2) + (2−2), 3 − 2, 1 − 2, 3 − 2 = −1, 1, −1, 1
+    mean = clustered_mean(torch.tensor([1.0, 2, 3, 1, 3]).double(), torch.tensor([0, 0, 1, 2, 3]))
+    assert mean.mean == 2 and mean.error == pytest.approx(math.sqrt(4 * 4 / 3) / 5)
+    assert math.isnan(clustered_mean(torch.ones(3).double(), torch.arange(3)).error)  # too few clusters
+
+
+def test_few_prompts_make_a_deviate_smaller():
+    assert normal(4, 1, 7) == pytest.approx(math.sqrt(7 * math.log(1 + 16 / 7)))  # Wallace; 2.89
+    assert normal(-4, 1, 10**9) == pytest.approx(-4) and normal(0, 0, 7) == 0 and normal(1, 0, 7) == math.inf
+
+
+def test_the_identity_by_place_turn_version_and_log_probability():
+    pairs = paired([[0.5, 0.5]] * 4, [[0.5, 0.25]] * 4, segments=torch.tensor([[0, 1]] * 4))
+    assert [part.mean for part in by_place(pairs)] == [1, 0.5] and [part.mean for part in by_turn(pairs)] == [1, 0.5]
+    assert {number: part.mean for number, part in by_version(pairs, torch.tensor([[3, 4]] * 4)).items()} == {3: 1, 4: 0.5}
+    bins = by_log_probability(pairs)
+    assert bins[4].mean == 0.75 and math.isnan(bins[0].mean)  # log 1/2 = −0.69 lies between −1 and −0.5
+
+
+def test_numbers_that_are_not_finite_are_left_out_and_counted():
+    pairs = LogpPairs(Batch(torch.tensor([[-1.0, -math.inf]]), torch.ones(1, 2, dtype=torch.bool), torch.tensor([[-1.0, -1.0]])))
+    assert len(pairs) == 1 and values(pairs)["values/missing"] == 0.5
+    with pytest.raises(ValueError, match="logp_old"):
+        LogpPairs(Batch(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)))
+
+
+def test_the_slope_of_logits_is_the_ratio_of_temperatures():
+    x = torch.linspace(-4, 4, 40).double().view(8, 5)  # two tokens: log-softmax(z/T) has the logit z/T
+    found = slope(paired(x.sigmoid().tolist(), (0.8 * x).sigmoid().tolist()))
+    assert found["slope/temperature"] == pytest.approx(0.8) and found["slope/temperature_explained"] == pytest.approx(1)
+
+
+def test_the_slope_of_log_probabilities_is_that_of_the_base():
+    mu = torch.linspace(-3, -0.1, 20).double().view(4, 5)
+    found = slope(LogpPairs(Batch(mu / math.log(2), torch.ones(4, 5, dtype=torch.bool), mu)))
+    assert found["slope/base"] == pytest.approx(math.log(2)) and found["slope/base_left"] == pytest.approx(0, abs=1e-15)
+
+
+def test_a_cut_sampler_has_no_ratio_above_one_and_shows_what_it_kept():
+    # π = (0.5, 0.3, 0.2) cut to its first two: μ = π/0.8, so that ρ = 0.8 whatever is drawn
+    found = support(paired([[0.625], [0.375]], [[0.5], [0.3]]))
+    assert found["support/one_sided"] == 1 and found["support/above"] == 0 and found["support/lowest"] == pytest.approx(0.8)
+    assert support(paired([[1.0]], [[0.9]]))["support/certain_mass"] == pytest.approx(0.9)
+
+
+def drawn(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return -torch.rand(rows, length, generator=torch.Generator().manual_seed(seed)).double() * 3 - 0.05
+
+
+def test_alignment_finds_a_shift_and_another_row():
+    pi, mask = drawn(6, 20), torch.ones(6, 20, dtype=torch.bool)
+    straight = alignment(LogpPairs(Batch(pi, mask, pi)))
+    assert straight["alignment/correlation"] == pytest.approx(1) and straight["alignment/shifted"] == 0
+    ahead = alignment(LogpPairs(Batch(pi.roll(-1, 1), mask, pi)))
+    assert ahead["alignment/shifted"] == 1 and ahead["alignment/correlation_next"] == pytest.approx(1)
+    other = alignment(LogpPairs(Batch(pi.roll(1, 0), mask, pi)))
+    assert other["alignment/permuted"] == 1 and other["alignment/shifted"] == 0
+    noisy = alignment(LogpPairs(Batch(pi - 0.2, mask, pi)))
+    assert noisy["alignment/permuted"] == 0 and noisy["alignment/shifted"] == 0
+
+
+def test_repeats_are_held_against_the_odds_of_the_sampler():
+    # four responses to one prompt, a fair coin twice: each of the others repeats one with probability 1/4: 4·3·(1/4)/2 pairs
+    pairs = paired([[0.5, 0.5]] * 4, [[0.4, 0.4]] * 4, prompt=torch.zeros(4, dtype=torch.long))
+    found = duplicates(pairs)
+    assert found["duplicates/found"] == 6 and found["duplicates/expected"] == pytest.approx(1.5)
+    assert found["duplicates/repeated"] == 0.75
+
+
+def test_samples_of_a_prompt_agree_as_often_as_the_odds_say():
+    mu = torch.full((4, 1), 0.5).double().log()
+    batch = Batch(mu, torch.ones(4, 1, dtype=torch.bool), mu, prompt=torch.zeros(4, dtype=torch.long))
+    found = collisions(LogpPairs(batch), torch.tensor([[0], [0], [1], [1]]))
+    assert found["collisions/found"] == pytest.approx(2 / 6) and found["collisions/expected"] == pytest.approx(0.5)
+    same = collisions(LogpPairs(batch.rows(torch.arange(32) % 4)), torch.zeros(32, 1, dtype=torch.long))
+    assert same["collisions/shared"] == 1 and same["collisions/shared_odds"] == pytest.approx(0.5)
+    assert math.isnan(collisions(LogpPairs(batch._replace(prompt=None)))["collisions/z"])
+
+
+def test_agreement_is_counted_only_behind_equal_tokens():
+    mu = torch.full((2, 3), 0.25).double().log()
+    batch = Batch(mu, torch.ones(2, 3, dtype=torch.bool), mu, prompt=torch.zeros(2, dtype=torch.long))
+    found = collisions(LogpPairs(batch), torch.tensor([[0, 1, 2], [0, 3, 2]]))
+    assert found["collisions/found"] == 0.5  # places 0 and 1; behind the second the responses have parted
+
+
+def test_the_profile_of_places():
+    mu = torch.full((8, 12), 0.5)
+    pi = mu.clone()
+    pi[:, :4] = torch.tensor(1.0).sigmoid()  # logits 0 and 1
+    found = places(paired(mu.tolist(), pi.tolist()))
+    assert found["places/head"] == pytest.approx(1) and found["places/rest"] == pytest.approx(0)
+    pi = pi.flip(1)  # the last four of twelve: from place 8 on
+    pi[::2, :8] = torch.tensor(0.2).sigmoid()  # in every other response: an error needs some variance
+    late = places(paired(mu.tolist(), pi.tolist()))
+    assert (
+        late["places/onset"] == 8
+        and late["places/after"] == pytest.approx(1, rel=1e-5)
+        and late["places/before"] == pytest.approx(0.02, rel=1e-5)
+    )
+    assert late["places/last"] == pytest.approx(abs(math.log(0.5) - math.log(torch.tensor(1.0).sigmoid())))
+
+
+def test_the_tails():
+    found = tails(paired([[0.95, 0.5], [0.95, 0.5]], [[0.95, 0.5], [0.4, 0.5]]))
+    assert found["tails/sure"] == 0.5 and found["tails/flips"] == 0.5
+    rho = 0.4 / 0.95
+    assert found["tails/k3"] == pytest.approx((rho - 1 - math.log(rho)) / 4) and found["tails/top_share"] == 1
+    assert tails(paired([[0.5] * 200], [[0.4] * 200]))["tails/top_share"] == pytest.approx(2 / 200)
+
+
+def test_fill_values_and_constant_ends():
+    mu, pi = drawn(4, 10), drawn(4, 10, seed=1)
+    mu[:, -1] = 0.0
+    found = values(LogpPairs(Batch(mu, torch.ones(4, 10, dtype=torch.bool), pi)))
+    assert (
+        found["values/rollout_fill"] == 0 and found["values/rollout_fill_share"] == 0.1 and found["values/rollout_fill_last"] == 1
+    )
+    pi = mu.clone()
+    mu[:, :3] = pi[:, :3] = 0.0
+    ends = values(LogpPairs(Batch(mu, torch.ones(4, 10, dtype=torch.bool), pi)))
+    assert ends["values/head"] == 0.3 and ends["values/tail"] == 0 and math.isnan(ends["values/rollout_fill"])
+
+
+def test_the_log_ratio_that_follows_the_advantage():
+    advantages = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    mu = torch.full((4, 1), 0.5)
+    found = drift(paired(mu.tolist(), (mu + 0.1 * advantages).tolist(), advantages=advantages))
+    assert found["drift/plain"] == pytest.approx(1)
+    assert math.isnan(drift(paired(mu.tolist(), mu.tolist()))["drift/plain"])
+
+
+def test_every_statistic_is_a_number_and_padding_is_no_part_of_it():
+    pi, mask = drawn(8, 12), torch.ones(8, 12, dtype=torch.bool)
+    whole = statistics(Batch(pi, mask, pi + 0.01))
+    wider = [torch.nn.functional.pad(part, (0, 3), value=math.nan) for part in (pi, pi + 0.01)]
+    padded = statistics(Batch(wider[0], torch.nn.functional.pad(mask, (0, 3)), wider[1]))
+    assert whole.keys() == padded.keys()
+    assert all(padded[name] == pytest.approx(value, nan_ok=True) for name, value in whole.items())
+
+
+def test_the_share_of_a_weight_that_is_its_cap():
+    pairs = paired([[0.25, 0.5], [0.5, 0.5]], [[0.75, 0.5], [0.5, 0.25]])  # ρ = 3, 1 and 1, 1/2; products 3 and 1/2
+    assert saturation(pairs, "token", 2) == 0.25 and saturation(pairs, "sequence", 2) == 0.5
