@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sums of two threads have other bits
+
 SLURM = ("tests/sweeps/search/test_on_slurm.py", "tests/sweeps/launchers/test_slurm.py")
 LONG = {"slow", "vllm", "chromium", "oldest", "llm"}
 """Markers of tests that take seconds."""
