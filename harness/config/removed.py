@@ -21,7 +21,11 @@ class Removed(NamedTuple):
 
 
 _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
+_OVERLAP = "it changed the wall clock alone, and no run used it; rollout.staleness gives the same responses"
 REMOVED: dict[str, dict[str, Removed]] = {
+    "rollout": {
+        "overlap": Removed(False, "0.2.0", _OVERLAP),
+    },
     "rollout.engine=vllm": {
         "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
         "noise_persistence": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),

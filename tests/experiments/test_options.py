@@ -6,7 +6,7 @@ import pytest
 
 from experiments import options
 
-LEAVING = {"baseline", "kl.reference", "rollout.overlap"}
+LEAVING = {"baseline", "kl.reference"}
 """Keys that nothing uses."""
 
 

@@ -115,7 +115,7 @@ def test_staged_scoring_forward_is_close_to_exact(tiny):
 
 def test_remax_takes_the_greedy_response_as_the_baseline(tiny, monkeypatch):
     """A = R − R_greedy of the same prompt, whether the engine samples for this step or, at the end of a stale run, no more."""
-    config, seen = tiny("advantage=remax", "rollout.staleness=1", "rollout.overlap=true", "steps=2"), []
+    config, seen = tiny("advantage=remax", "rollout.staleness=1", "steps=2"), []
     with folder_of(config).claim() as folder:
         trainer = Trainer(check(config), folder)
         update = trainer.learner.update
