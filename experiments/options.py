@@ -337,7 +337,8 @@ def page() -> str:
     lines += ["", "## Removed", "", "A config that uses one of these is refused. A recorded run may have it at its default.", ""]
     lines += ["| key | default | removed in | reason |", "|---|---|---|---|"]
     for place, keys in REMOVED.items():
-        lines += [f"| `{place}`: `{key}` | `{json.dumps(r.default)}` | {r.version} | {r.reason} |" for key, r in keys.items()]
+        where = f"`{place}`: " if place else ""
+        lines += [f"| {where}`{key}` | `{json.dumps(r.default)}` | {r.version} | {r.reason} |" for key, r in keys.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from harness.config.names import first_names
 
 FIRST: dict[str, set[str]] = {
-    "Config": {"baseline", "kl", "diagnostics"},
+    "Config": {"kl", "diagnostics"},
     "RolloutConfig": {"top_p", "top_k", "staleness"},
     "ActorConfig": {"epochs", "micro_tokens", "gradient_checkpointing"},
     "KlConfig": {"name", "coef", "reference"},
@@ -37,9 +37,13 @@ FIRST: dict[str, set[str]] = {
 """Class of a section, or a plug-in -> keys with a default that every digest holds: they are older than the rule above."""
 
 HELD: dict[str, dict[str, Any]] = {
+    "": {"baseline": "all"},
     "rollout": {"overlap": False},
 }
-"""Section -> keys of FIRST that are gone, with the value that a digest still holds. `removed.REMOVED` says why they are gone."""
+"""Section, "" for the whole -> keys that are gone, with the value that a digest still holds.
+
+Every digest held them at their defaults. `removed.REMOVED` says why they left.
+"""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
@@ -73,7 +77,7 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
             if key not in FIRST.get(plugin, ()) and key in parameters and parameters[key] == default:
                 del parameters[key]
     for place, gone in HELD.items():
-        section(values, place).update(gone)
+        (section(values, place) if place else values).update(gone)
     counted = {key: value for key, value in values.items() if (not include or key in include) and key not in exclude}
     return hashlib.sha256(json.dumps(first_names(counted), sort_keys=True).encode()).hexdigest()[:12]
 

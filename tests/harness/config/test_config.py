@@ -57,7 +57,6 @@ from harness.errors import UserError
         ),
         (["rollout.filter.max_rounds=1"], r"rollout.filter.max_rounds=1: must be greater than or equal to 2"),
         (["rollout.filter.max_rounds=2", "rollout.staleness=1"], r"rollout.filter.max_rounds=2 with rollout.staleness=1: groups"),
-        (["baseline=kept"], r"baseline=kept has no effect without a filter under correction.reject; use all"),
         (["actor.num_minibatches=3"], r"actor.num_minibatches=3 does not divide the 256 responses"),
         (["rollout.group_size=1", "rollout.filter.max_rounds=2"], r"max_rounds=2 with rollout.group_size=1: a group of one"),
         (["rollout.group_size=1", "correction=gepo"], r"level=group with rollout.group_size=1: .* level=geometric; use that"),

@@ -370,10 +370,9 @@ def test_a_kl_term_against_the_policy_that_sampled(tiny):
     assert stepped(control)[0]["actor/kl"] == 0.0
 
 
-def test_a_baseline_of_kept_responses_and_a_kl_term(tiny):
-    """With everything rejected no advantage is left, but the KL term, whose tokens are rejected too, adds nothing either."""
+def test_a_filter_and_a_kl_term(tiny):
     reject = "+correction.reject.all={level: token, statistic: ratio, lower: 1.0, upper: 1.000001, when: all}"
-    metrics, _ = stepped(tiny(reject, "baseline=kept", "kl=k3", "diagnostics.every=1"))
+    metrics, _ = stepped(tiny(reject, "kl=k3", "diagnostics.every=1"))
     assert metrics["correction/kept_tokens"] < 1 and metrics["actor/kl"] >= 0
     assert {"mismatch/js_divergence", "rollout_corr/rollout_rs_all_mean"} <= metrics.keys()
     assert any(name.startswith("profile/") for name in metrics)
