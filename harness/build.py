@@ -160,7 +160,7 @@ def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str)
 def needs_own_sampler(config: Config) -> bool:
     """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
     local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
-    return local or (config.kl.name is not None and config.kl.reference == "start")
+    return local or config.kl.name is not None
 
 
 def own_precision(config: Config) -> PrecisionConfig:

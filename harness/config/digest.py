@@ -24,7 +24,7 @@ FIRST: dict[str, set[str]] = {
     "Config": {"kl", "diagnostics"},
     "RolloutConfig": {"top_p", "top_k", "staleness"},
     "ActorConfig": {"epochs", "micro_tokens", "gradient_checkpointing"},
-    "KlConfig": {"name", "coef", "reference"},
+    "KlConfig": {"name", "coef"},
     "EvaluationConfig": {"probe", "policy"},
     "DiagnosticsConfig": {"every"},
     "Correction": {"ratio", "weight", "reject", "normalize", "denominator"},
@@ -38,6 +38,7 @@ FIRST: dict[str, set[str]] = {
 
 HELD: dict[str, dict[str, Any]] = {
     "": {"baseline": "all"},
+    "kl": {"reference": "start"},
     "rollout": {"overlap": False},
 }
 """Section, "" for the whole -> keys that are gone, with the value that a digest still holds.

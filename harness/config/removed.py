@@ -23,9 +23,13 @@ class Removed(NamedTuple):
 _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
 _OVERLAP = "it changed the wall clock alone, and no run used it; rollout.staleness gives the same responses"
 _BASELINE = "no study compared it; every response enters the baseline of the advantages"
+_REFERENCE = "no study pulled towards the policy that sampled; the reference is the policy that the run started from"
 REMOVED: dict[str, dict[str, Removed]] = {
     "": {
         "baseline": Removed("all", "0.2.0", _BASELINE),
+    },
+    "kl": {
+        "reference": Removed("start", "0.2.0", _REFERENCE),
     },
     "rollout": {
         "overlap": Removed(False, "0.2.0", _OVERLAP),

@@ -53,6 +53,7 @@ def test_a_new_config_is_refused_whatever_the_value(value):
     ("key", "default", "other", "reason"),
     [
         ("baseline", "all", "kept", "no study compared it"),
+        ("kl.reference", "start", "rollout", "no study pulled towards the policy that sampled"),
         ("rollout.overlap", False, True, "it changed the wall clock alone"),
     ],
 )
