@@ -1,10 +1,8 @@
 """Advantages from one reward a response.
 
-A group estimator is `(rewards [P, G], *, kept, **inputs) -> [P, G]`: P prompts with G responses each. Every token of a
-response gets its advantage. `kept` [P, G] bool (None: all) says which responses a correction left in. The others enter
-no baseline and get advantage 0. `.needs` names the further inputs: lengths [P, G] in tokens, greedy [P] (the reward of
-the greedy response). Some estimators need the rewards of the whole global batch and say so. `returns` has the estimator
-by token.
+A group estimator is `(rewards [P, G], **inputs) -> [P, G]`: P prompts with G responses each. Every token of a response
+gets its advantage. `.needs` names the further inputs: lengths [P, G] in tokens, greedy [P] (the reward of the greedy
+response). Some estimators need the rewards of the whole global batch and say so. `returns` has the estimator by token.
 """
 
 from __future__ import annotations
@@ -31,166 +29,145 @@ def advantage(*needs: str) -> Callable:
 
 
 @advantage()
-def reinforce(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def reinforce(rewards: Tensor) -> Tensor:
     """No baseline: A = R.
 
     Where R = `rewards`. Source: Williams 1992, doi 10.1007/BF00992696; NeMo-RL's raw_reward without its whitening.
     """
-    return torch.where(_all_if_none(kept, rewards), rewards, 0.0)
+    return rewards
 
 
 @advantage()
-def dr_grpo(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def dr_grpo(rewards: Tensor) -> Tensor:
     """Group mean as baseline: A = R − mean_g R.
 
-    Where R = `rewards`, mean_g over the kept responses of the prompt. Source: Dr. GRPO, arXiv 2503.20783 section 3.2.
+    Where R = `rewards`, mean_g over the responses of the prompt. Source: Dr. GRPO, arXiv 2503.20783 section 3.2.
     Limits: equal rewards or a single response give 0.
     """
-    kept = _all_if_none(kept, rewards)
-    return torch.where(kept, rewards - _mean(rewards, kept), 0.0)
+    return rewards - rewards.mean(-1, keepdim=True)
 
 
 @advantage()
-def grpo(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def grpo(rewards: Tensor) -> Tensor:
     """Group-standardised reward: A = (R − mean_g R)/(std_g R + 1e-6), std with n − 1.
 
-    Where R = `rewards`, mean and std over the n kept responses of the prompt. Source: arXiv 2402.03300 section 4.1.2.
+    Where R = `rewards`, mean and std over the n responses of the prompt. Source: arXiv 2402.03300 section 4.1.2.
     Limits: equal rewards or a single response give 0.
     """
-    return dr_grpo(rewards, kept=kept) / (_std(rewards, _all_if_none(kept, rewards)) + STD_FLOOR)
+    return dr_grpo(rewards) / (_std(rewards) + STD_FLOOR)
 
 
 @advantage()
-def grpo_batch_std(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def grpo_batch_std(rewards: Tensor) -> Tensor:
     """Group mean as baseline, the std of the whole batch as scale: A = (R − mean_g R)/(std R + 1e-6), std with n − 1.
 
-    Where R = `rewards`, mean over the kept responses of the prompt, std over all kept responses of the batch given, which
-    must be the global one. Source: Lite PPO, arXiv 2508.08221; TRL's scale_rewards=batch. Limits: equal rewards in each
-    group give 0.
+    Where R = `rewards`, mean over the responses of the prompt, std over all responses of the batch given, which must be
+    the global one. Source: Lite PPO, arXiv 2508.08221; TRL's scale_rewards=batch. Limits: equal rewards in each group
+    give 0.
     """
-    kept = _all_if_none(kept, rewards)
-    return dr_grpo(rewards, kept=kept) / (_std(rewards.view(1, -1), kept.view(1, -1)) + STD_FLOOR)
+    return dr_grpo(rewards) / (_std(rewards.view(1, -1)) + STD_FLOOR)
 
 
 @advantage()
-def gpg(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def gpg(rewards: Tensor) -> Tensor:
     """Group policy gradient: A = (N/N_informative)·(R − mean_g R).
 
-    Where R = `rewards`, mean over the kept responses of the prompt, N the kept responses of the batch given, which must
-    be the global one, and N_informative those of prompts whose kept rewards are not all equal: the scale makes up for
-    the responses that give no gradient. Source: GPG, arXiv 2504.02546. Limits: no two rewards of a prompt differ: 0;
+    Where R = `rewards`, mean over the responses of the prompt, N the responses of the batch given, which must be the
+    global one, and N_informative those of prompts whose rewards are not all equal: the scale makes up for the
+    responses that give no gradient. Source: GPG, arXiv 2504.02546. Limits: no two rewards of a prompt differ: 0;
     every prompt is informative: `dr_grpo`.
     """
-    kept = _all_if_none(kept, rewards)
-    lowest, highest = (torch.where(kept, rewards, end) for end in (torch.inf, -torch.inf))
-    informative = kept & (lowest.amin(-1, keepdim=True) < highest.amax(-1, keepdim=True))
-    return dr_grpo(rewards, kept=kept) * kept.sum() / informative.sum().clamp(min=1)
+    informative = rewards.shape[-1] * (rewards.amin(-1) < rewards.amax(-1)).sum()
+    return dr_grpo(rewards) * rewards.numel() / informative.clamp(min=1)
 
 
 @advantage()
-def pass_at_k(rewards: Tensor, *, std: bool, kept: Tensor | None = None) -> Tensor:
+def pass_at_k(rewards: Tensor, *, std: bool) -> Tensor:
     """Leave-one-out advantage of the best of a group: A_i = max_j R_j − max_{j≠i} R_j, over std_g R + 1e-6 if `std`.
 
-    Where R = `rewards`, maxima and std (with n − 1) over the n kept responses of the prompt: the best response gets its
+    Where R = `rewards`, maxima and std (with n − 1) over the n responses of the prompt: the best response gets its
     lead over the second best, the others 0. The gradient is that of E[max of n responses], the pass rate of n attempts
     for rewards in {0, 1}. Source: arXiv 2503.19595 section 3; std is verl's. Limits: a tie for the best, or a single
     response, gives 0.
     """
-    kept = _all_if_none(kept, rewards)
-    scores = torch.where(kept, rewards, -torch.inf)
-    best, second = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf).topk(2).values[..., None].unbind(-2)
-    lead = torch.where(second.isfinite() & (scores == best), best - second, 0.0)
-    return lead / (_std(rewards, kept) + STD_FLOOR) if std else lead
+    best, second = torch.nn.functional.pad(rewards, (0, 1), value=-torch.inf).topk(2).values[..., None].unbind(-2)
+    lead = torch.where(second.isfinite() & (rewards == best), best - second, 0.0)
+    return lead / (_std(rewards) + STD_FLOOR) if std else lead
 
 
 @advantage()
-def rloo(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def rloo(rewards: Tensor) -> Tensor:
     """Leave-one-out baseline: A_i = R_i − mean_{j≠i} R_j = n/(n − 1)·(R_i − mean_g R).
 
-    Where R = `rewards`, n kept responses of the prompt. Source: arXiv 2402.14740 section 3.3. The baseline does not
+    Where R = `rewards`, n responses of the prompt. Source: arXiv 2402.14740 section 3.3. The baseline does not
     contain the response itself, so importance weights leave it unbiased. Limits: a single response gives 0.
     """
-    n = _all_if_none(kept, rewards).sum(-1, keepdim=True)
-    return dr_grpo(rewards, kept=kept) * n / (n - 1).clamp(min=1)
+    n = rewards.shape[-1]
+    return dr_grpo(rewards) * n / max(n - 1, 1)
 
 
 @advantage()
-def maxrl(rewards: Tensor, *, kept: Tensor | None = None) -> Tensor:
+def maxrl(rewards: Tensor) -> Tensor:
     """Maximum-likelihood RL: A = (R − mean_g R)/mean_g R, 0 where the mean is not positive.
 
-    Where R = `rewards` ≥ 0, mean over the kept responses of the prompt. Source: arXiv 2602.02710. Limits: equal rewards
+    Where R = `rewards` ≥ 0, mean over the responses of the prompt. Source: arXiv 2602.02710. Limits: equal rewards
     give 0; with rewards in {0, 1} and pass rate p, a success has (1 − p)/p and a failure −1.
     """
-    kept = _all_if_none(kept, rewards)
-    mean = _mean(rewards, kept)
-    return torch.where(mean > 0, dr_grpo(rewards, kept=kept) / torch.where(mean > 0, mean, 1.0), 0.0)
+    mean = rewards.mean(-1, keepdim=True)
+    return torch.where(mean > 0, dr_grpo(rewards) / torch.where(mean > 0, mean, 1.0), 0.0)
 
 
 @advantage("greedy")
-def remax(rewards: Tensor, *, greedy: Tensor, kept: Tensor | None = None) -> Tensor:
+def remax(rewards: Tensor, *, greedy: Tensor) -> Tensor:
     """Greedy baseline: A = R − R_greedy.
 
     Where R = `rewards`, R_greedy = `greedy` [P], the reward of the prompt's greedy response. Source: arXiv 2310.10505
     algorithm 1. No other response enters the baseline.
     """
     assert greedy.shape == rewards.shape[:1]
-    return torch.where(_all_if_none(kept, rewards), rewards - greedy[:, None], 0.0)
+    return rewards - greedy[:, None]
 
 
 @advantage("lengths")
-def opo(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
+def opo(rewards: Tensor, *, lengths: Tensor) -> Tensor:
     """Length-weighted baseline: A = R − Σ_g n·R/Σ_g n.
 
-    Where R = `rewards`, n = `lengths` [P, G] in tokens, sums over the kept responses of the prompt. Source: arXiv
+    Where R = `rewards`, n = `lengths` [P, G] in tokens, sums over the responses of the prompt. Source: arXiv
     2505.23585 (the variance-optimal baseline when |∇log π|² grows with the length). Limits: equal lengths give
     `dr_grpo`.
     """
-    kept = _all_if_none(kept, rewards)
-    return torch.where(kept, rewards - _mean(rewards, kept, lengths), 0.0)
+    n = lengths.to(rewards.dtype)
+    return rewards - (n * rewards).sum(-1, keepdim=True) / n.sum(-1, keepdim=True).clamp(min=1)
 
 
 @advantage("lengths")
-def reinforce_pp(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
+def reinforce_pp(rewards: Tensor, *, lengths: Tensor) -> Tensor:
     """REINFORCE++: the reward whitened over all tokens of the global batch.
 
     A = (R − m)/(s + 1e-6),  m = Σ n·R/Σ n,  s² = Σ n·(R − m)²/(Σ n − 1)
 
-    Where R = `rewards`, n = `lengths` [P, G] in tokens; sums over all kept responses of the batch given, which must be
+    Where R = `rewards`, n = `lengths` [P, G] in tokens; sums over all responses of the batch given, which must be
     the global one. Undiscounted and without a KL reward. Source: arXiv 2501.03262. Limits: equal rewards give 0.
     """
-    return _whitened(rewards, _all_if_none(kept, rewards), lengths)
+    return _whitened(rewards, lengths)
 
 
 @advantage("lengths")
-def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
+def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor) -> Tensor:
     """REINFORCE++ with a group baseline: R − mean_g R, whitened as by `reinforce_pp`.
 
     Source: arXiv 2501.03262, its baseline form. Limits: equal rewards in each group give 0.
     """
-    kept = _all_if_none(kept, rewards)
-    return _whitened(dr_grpo(rewards, kept=kept), kept, lengths)
+    return _whitened(dr_grpo(rewards), lengths)
 
 
-def _all_if_none(kept: Tensor | None, rewards: Tensor) -> Tensor:
-    assert rewards.ndim == 2 and (kept is None or (kept.shape == rewards.shape and kept.dtype == torch.bool))
-    return torch.ones_like(rewards, dtype=torch.bool) if kept is None else kept
+def _std(rewards: Tensor) -> Tensor:
+    """Over the n responses of each prompt, with n − 1, [P, 1]; 0 for one response."""
+    return (dr_grpo(rewards).square().sum(-1, keepdim=True) / max(rewards.shape[-1] - 1, 1)).sqrt()
 
 
-def _mean(rewards: Tensor, kept: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Mean over the kept responses of each prompt, weighted by their lengths if given; 0 without any."""
-    weight = kept.to(rewards.dtype) if lengths is None else torch.where(kept, lengths, 0).to(rewards.dtype)
-    return torch.where(kept, weight * rewards, 0.0).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1)
-
-
-def _std(rewards: Tensor, kept: Tensor) -> Tensor:
-    """Over the n kept responses of each prompt, with n − 1, [P, 1]; 0 for one response or none."""
-    squares = dr_grpo(rewards, kept=kept).square().sum(-1, keepdim=True)
-    return (squares / (kept.sum(-1, keepdim=True) - 1).clamp(min=1)).sqrt()
-
-
-def _whitened(scores: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
-    n = torch.where(kept, lengths, 0).to(scores.dtype)
-    scores = torch.where(kept, scores, 0.0)
+def _whitened(scores: Tensor, lengths: Tensor) -> Tensor:
+    n = lengths.to(scores.dtype)
     mean = (n * scores).sum() / n.sum().clamp(min=1)
     variance = (n * (scores - mean).square()).sum() / (n.sum() - 1).clamp(min=1)
-    return torch.where(kept, (scores - mean) / (variance.sqrt() + STD_FLOOR), 0.0)
+    return (scores - mean) / (variance.sqrt() + STD_FLOOR)

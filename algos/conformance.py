@@ -51,7 +51,7 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """Check a group estimator `(rewards [P, G], *, kept, **inputs) -> [P, G]`, see `advantages`.
+    """Check a group estimator `(rewards [P, G], **inputs) -> [P, G]`, see `advantages`.
 
     inputs: the tensors that `estimator.needs` names, for P = 3 prompts of G = 4 responses.
     """
@@ -63,12 +63,6 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
     order = torch.tensor([3, 1, 0, 2])
     moved = {name: value[:, order] if value.ndim > 1 else value for name, value in inputs.items()}
     _close(estimator(rewards[:, order], **moved, **params), values[:, order], "the order in a group matters")
-    kept = torch.tensor([[True, True, False, True], [True] * 4, [False] * 4])
-    some = estimator(rewards, kept=kept, **inputs, **params)
-    assert (some[~kept] == 0).all(), "a rejected response has advantage 0"
-    other = torch.where(kept, rewards, 100.0)
-    spoilt = {name: torch.where(kept, value, 100) if value.ndim > 1 else value for name, value in inputs.items()}
-    _close(estimator(other, kept=kept, **spoilt, **params), some, "a rejected response enters a baseline")
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

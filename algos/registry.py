@@ -116,7 +116,7 @@ ADVANTAGES = Registry(
         "gae": "algos.returns:gae",
     },
 )
-"""Functions `(rewards, *, kept, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
+"""Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
 
 CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
 """Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that no `spec.Reject` can express."""

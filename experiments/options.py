@@ -35,7 +35,7 @@ TEXTS = {
     "[results](../experiments/RESULTS.md)": ["experiments/RESULTS.md"],
     "[demo](../README.md)": ["Makefile"],
     "[search](search.md)": ["sweeps/conf/search/*.yaml"],
-    "[benchmarks](../experiments/RESULTS.md#speed)": ["experiments/bench/*.py"],
+    "[benchmarks](../experiments/RESULTS.md#speed)": ["benchmarks/*.py"],
     "[GPU recipes](cluster.md)": ["experiments/conf/experiment/gpu/*.yaml"],
     "[papers](../experiments/PAPERS.md)": ["experiments/PAPERS.md"],
 }
@@ -62,11 +62,11 @@ PLUGINS = {
     "collapse.*": "harness/collapse/detectors.py",
     "critic.*": "harness/train/critic.py",
     "diagnostics.persistence.*": "harness/train/persistence.py",
-    "dump.*": "harness/dumps/record.py",
+    "dump.*": "harness/train/data/dump.py",
     "evaluation.probe": "harness/train/probes.py",
-    "overlong.*": "algos/shaping.py",
-    "rollout.partial_tokens": "harness/rollouts/partial.py",
-    "rollout.replay_sampling_mask": "harness/rollouts/recorded.py",
+    "overlong.*": "harness/train/options/overlong.py",
+    "rollout.partial_tokens": "harness/train/options/partial.py",
+    "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
     "tracking.tensorboard": "harness/run/tensorboard.py",
 }
 """Pattern of keys -> the file of the plug-in whose they are."""
@@ -337,7 +337,8 @@ def page() -> str:
     lines += ["", "## Removed", "", "A config that uses one of these is refused. A recorded run may have it at its default.", ""]
     lines += ["| key | default | removed in | reason |", "|---|---|---|---|"]
     for place, keys in REMOVED.items():
-        lines += [f"| `{place}`: `{key}` | `{json.dumps(r.default)}` | {r.version} | {r.reason} |" for key, r in keys.items()]
+        where = f"`{place}`: " if place else ""
+        lines += [f"| {where}`{key}` | `{json.dumps(r.default)}` | {r.version} | {r.reason} |" for key, r in keys.items()]
     return "\n".join(lines) + "\n"
 
 

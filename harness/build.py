@@ -68,9 +68,7 @@ def build_advantage(config: Config) -> functools.partial:
     estimator = ADVANTAGES[config.advantage.name]
     if missing := set(estimator.needs) - PROVIDED:
         raise UserError(f"advantage={config.advantage.name}: needs {', '.join(sorted(missing))}, which a run does not have")
-    if config.baseline == "kept" and BY_TOKEN & set(estimator.needs):
-        raise UserError(f"baseline=kept has no effect: advantage={config.advantage.name} has no baseline of a group; use all")
-    bound = bind(estimator, "advantage", config.advantage.params, provided=(*estimator.needs, "kept"))
+    bound = bind(estimator, "advantage", config.advantage.params, provided=estimator.needs)
     if config.rollout.group_size == 1 and not BY_TOKEN & set(estimator.needs):
         _check_alone(bound, estimator.needs, config.advantage.name)
     return bound
@@ -162,7 +160,7 @@ def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str)
 def needs_own_sampler(config: Config) -> bool:
     """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
     local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
-    return local or (config.kl.name is not None and config.kl.reference == "start")
+    return local or config.kl.name is not None
 
 
 def own_precision(config: Config) -> PrecisionConfig:

@@ -300,7 +300,7 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
             host["the engine's weights while it sleeps"] = weights
     else:
         raise UserError(f"rollout.engine.name={r.engine.name}: its memory is not known; local and vllm are")
-    engines += config.kl.name is not None and config.kl.reference == "start"
+    engines += config.kl.name is not None
     if engines:
         cache = 2 * 2 * 4 * s.layers * load.row * load.sampled * s.keys
         parts += [

@@ -230,22 +230,6 @@ def check_combination(correction: Correction, proximal: str, anchored: bool) -> 
         )
 
 
-def check_baseline(correction: Correction, baseline: str) -> None:
-    """Raise ValueError when baseline=kept has no filter, or one that needs the advantages or π_θ."""
-    if baseline == "all":
-        return
-    if not correction.reject:
-        raise ValueError("baseline=kept has no effect without a filter under correction.reject; use all")
-    if correction.ratio == "current":
-        raise ValueError("baseline=kept needs correction.ratio=old: π_θ is not known before the advantages are")
-    for name, filter_ in correction.reject.items():
-        if isinstance(filter_, Reject) and filter_.when == "negative_advantage":
-            raise ValueError(
-                f"baseline=kept with correction.reject.{name}.when=negative_advantage goes in a circle: the filter needs the "
-                "advantages; use when=all or baseline=all"
-            )
-
-
 def _check_choice(key: str, value: Any, choices: Any) -> None:
     if value not in get_args(choices):
         raise ValueError(f"{key}={value}: accepted are {', '.join(get_args(choices))}")

@@ -2,6 +2,7 @@
 
 A digest is the SHA-256 of what decides the result, as JSON. So that a finished run is found again by a later version,
 - a key has the name that it had first, see `harness.config.names`;
+- a key that is gone counts as before where every digest held it;
 - a key that came later is left out while it has its default, which is what runs did before it was there.
 The default of a later key therefore never changes. What new runs get stands in experiments/conf and may change: the value then
 differs from the default, and so does the digest.
@@ -20,10 +21,10 @@ from pydantic import BaseModel
 from harness.config.names import first_names
 
 FIRST: dict[str, set[str]] = {
-    "Config": {"baseline", "kl", "diagnostics"},
-    "RolloutConfig": {"top_p", "top_k", "staleness", "overlap"},
+    "Config": {"kl", "diagnostics"},
+    "RolloutConfig": {"top_p", "top_k", "staleness"},
     "ActorConfig": {"epochs", "micro_tokens", "gradient_checkpointing"},
-    "KlConfig": {"name", "coef", "reference"},
+    "KlConfig": {"name", "coef"},
     "EvaluationConfig": {"probe", "policy"},
     "DiagnosticsConfig": {"every"},
     "Correction": {"ratio", "weight", "reject", "normalize", "denominator"},
@@ -34,6 +35,16 @@ FIRST: dict[str, set[str]] = {
     "rollout.engine=vllm": {"sleep", "sync_tolerance"},
 }
 """Class of a section, or a plug-in -> keys with a default that every digest holds: they are older than the rule above."""
+
+HELD: dict[str, dict[str, Any]] = {
+    "": {"baseline": "all"},
+    "kl": {"reference": "start"},
+    "rollout": {"overlap": False},
+}
+"""Section, "" for the whole -> keys that are gone, with the value that a digest still holds.
+
+Every digest held them at their defaults. `removed.REMOVED` says why they left.
+"""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
@@ -66,6 +77,8 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
         for key, default in PARAMETERS.get(plugin, {}).items():
             if key not in FIRST.get(plugin, ()) and key in parameters and parameters[key] == default:
                 del parameters[key]
+    for place, gone in HELD.items():
+        (section(values, place) if place else values).update(gone)
     counted = {key: value for key, value in values.items() if (not include or key in include) and key not in exclude}
     return hashlib.sha256(json.dumps(first_names(counted), sort_keys=True).encode()).hexdigest()[:12]
 

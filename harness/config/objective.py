@@ -73,11 +73,9 @@ class KlConfig(Strict):
     """A KL term, coef times an estimator: of π_θ in the loss, or of π_old as a penalty in the reward."""
 
     name: str | None = None
-    """Estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. null: no KL term."""
+    """Estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. π_ref is the policy that the run started from. null: no KL term."""
     coef: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Weight of the KL term. With a target it is the weight at first."""
-    reference: Literal["start", "rollout"] = "start"
-    """Policy that is π_ref. start: the one that the run started from. rollout: the one that sampled, as its engine told."""
     place: Literal["loss", "reward"] = "loss"
     """Place of the KL term. loss: in the loss. reward: coef times the estimator of KL(π_old‖π_ref) is taken off each token's
     reward."""
@@ -90,8 +88,6 @@ class KlConfig(Strict):
     def _both(self) -> KlConfig:
         if (self.name is None) != (self.coef == 0):
             raise ValueError(f"coef={self.coef} with name={self.name}: a KL term needs both an estimator and a positive coef")
-        if self.name is None and self.reference != "start":
-            raise ValueError(f"reference={self.reference} has no effect with name=null; choose an estimator, as kl=k2")
         if self.place == "reward":
             self._in_reward()
         elif self.target is not None or self.horizon is not None:

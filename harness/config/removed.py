@@ -21,14 +21,26 @@ class Removed(NamedTuple):
 
 
 _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
+_OVERLAP = "it changed the wall clock alone, and no run used it; rollout.staleness gives the same responses"
+_BASELINE = "no study compared it; every response enters the baseline of the advantages"
+_REFERENCE = "no study pulled towards the policy that sampled; the reference is the policy that the run started from"
 REMOVED: dict[str, dict[str, Removed]] = {
+    "": {
+        "baseline": Removed("all", "0.2.0", _BASELINE),
+    },
+    "kl": {
+        "reference": Removed("start", "0.2.0", _REFERENCE),
+    },
+    "rollout": {
+        "overlap": Removed(False, "0.2.0", _OVERLAP),
+    },
     "rollout.engine=vllm": {
         "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
         "noise_persistence": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
         "noise_seed": Removed(0, "0.2.0", _NOISE_OF_VLLM),
     },
 }
-"""Section, or plug-in as `digest.PARAMETERS` writes it -> its keys that are gone."""
+"""Section, "" for the whole, or plug-in as `digest.PARAMETERS` writes it -> its keys that are gone."""
 
 
 def refuse_removed(values: dict[str, Any]) -> None:
@@ -66,12 +78,12 @@ class _Found(NamedTuple):
 def _found(values: dict[str, Any]) -> Iterator[_Found]:
     there = dict(plugins(values))
     for place, keys in REMOVED.items():
-        own = there.get(place, {}) if "=" in place else section(values, place)
+        own = there.get(place, {}) if "=" in place else section(values, place) if place else values
         yield from (_Found(place.partition("=")[0], own, key, gone) for key, gone in keys.items() if key in own)
 
 
 def _refuse(found: Iterable[_Found]) -> None:
-    if lines := [f"{place}.{key}={own[key]}: {_why(gone)}" for place, own, key, gone in found]:
+    if lines := [f"{place}{'.' if place else ''}{key}={own[key]}: {_why(gone)}" for place, own, key, gone in found]:
         raise UserError("\n".join(lines))
 
 

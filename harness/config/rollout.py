@@ -63,8 +63,6 @@ class RolloutConfig(Strict):
     """Age of the weights that sample, in steps behind those that are trained."""
     partial_tokens: Count | None = None
     """Tokens of a response that are sampled at one step; the next weights go on with it. null: the whole response."""
-    overlap: bool = False
-    """Sample while the trainer trains. Needs staleness of at least 1."""
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
@@ -85,15 +83,6 @@ class RolloutConfig(Strict):
                 "weights of their step; set rollout.staleness=0 or rollout.filter.max_rounds=null"
             )
         self._check_parts()
-        if self.overlap and not self.staleness:
-            raise ValueError("overlap=true needs rollout.staleness of 1 or more: what is sampled meanwhile is used a step later")
-        if self.overlap and self.engine.params.get("tensor_parallel", 1) != 1:
-            raise ValueError(
-                "overlap=true with rollout.engine.tensor_parallel above 1: two threads would exchange between ranks at once; set "
-                "rollout.overlap=false or rollout.engine.tensor_parallel=1"
-            )
-        if self.overlap and self.engine.params.get("sleep"):
-            raise ValueError("engine.sleep=true has no effect with rollout.overlap=true: the engine never rests; set one false")
         return self
 
     def _check_parts(self) -> None:
@@ -101,8 +90,6 @@ class RolloutConfig(Strict):
         if self.partial_tokens is None:
             return
         key = f"partial_tokens={self.partial_tokens}"
-        if self.overlap:
-            raise ValueError(f"{key} with rollout.overlap=true: a part awaits the weights of its step; set rollout.overlap=false")
         if self.filter.max_rounds is not None:
             raise ValueError(
                 f"{key} with rollout.filter.max_rounds={self.filter.max_rounds}: groups are refilled by the weights of their "

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from algos.corrections.spec import check_baseline
 from harness.config.actor import ActorConfig, RoutingConfig
 from harness.config.base import Count, PluginConfig, Seed, Strict
 from harness.config.critic import CriticConfig
@@ -42,8 +41,6 @@ class Config(Strict):
     """The loss, an entry of algos/losses."""
     proximal: Literal["old", "rollout"]
     """Policy on which the loss is anchored. old: π_old, three policies in all. rollout: μ, two policies."""
-    baseline: Literal["all", "kept"] = "all"
-    """Responses whose rewards enter the baseline of the advantages: all, or those that the correction kept."""
     segments: Literal["turn", "version"] = "turn"
     """Segments of the levels segment and segment_geometric. turn: a turn of the task. version: the tokens that one version of the
     weights sampled."""
@@ -66,7 +63,6 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        check_baseline(self.correction, self.baseline)
         self._check_policy()
         rows = self.rollout.prompts * self.rollout.group_size
         if rows % self.actor.num_minibatches:

@@ -36,21 +36,18 @@ class Assembler:
         rollout = responses.rollout
         shaped, metrics = (responses, {}) if self.shaping is None else self.shaping(responses)
         penalty, of_penalty = self.penalty(scores.old, scores.reference, rollout.mask)
+        advantages, values, returns = self.estimate(shaped, penalty)
         batch = Batch(
             logp_rollout=rollout.logp,
             mask=rollout.mask,
             logp_old=scores.old,
+            advantages=advantages,
             segments=self._segment_numbers(rollout),
             logp_ref=scores.reference,
             prompt=responses.prompt_numbers,
         )
-        corrected = diagnostics = kept = None
-        if self.config.baseline == "kept":  # by filters that read no advantages
-            corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
-            kept = corrected.kept.any(-1).view_as(responses.rewards)
-        advantages, values, returns = self.estimate(shaped, penalty, kept)
-        batch = batch._replace(advantages=advantages)
-        if corrected is None and batch.logp_old is not None:
+        corrected = diagnostics = None
+        if batch.logp_old is not None:
             corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
         forwards = responses.prompts, rollout.tokens, scores.forward, scores.replay
         made = TrainingBatch(*forwards, batch, values, returns, corrected, diagnostics)

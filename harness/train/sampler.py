@@ -27,8 +27,8 @@ SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 class Sampler:
     """Draws prompts, samples responses to them with the rollout engine of the run, and rewards them.
 
-    Life cycle: for each step `load_weights`, `sample`, `rest`, and after the training `drain`. An option of a run wraps a sampler
-    (`harness/train/options/`). The methods that take an engine serve whoever looks at a policy outside of training.
+    Life cycle: for each step `load_weights`, `sample` and `rest`. An option of a run wraps a sampler (`harness/train/options/`).
+    The methods that take an engine serve whoever looks at a policy outside of training.
 
     prompts: the pool [N, P] that is trained on. version: of the weights that were loaded last.
     """
@@ -117,9 +117,6 @@ class Sampler:
     def rest(self) -> None:
         """Lend the engine's memory to the actor until the next weights."""
         self.engine.sleep()
-
-    def drain(self) -> None:
-        """Wait for what is sampled while the actor trains: nothing, unless an option samples ahead."""
 
     def state(self) -> dict[str, Tensor]:
         """Responses that wait for their step, for a checkpoint: none, unless an option samples ahead."""

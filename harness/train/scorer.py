@@ -43,7 +43,7 @@ class Scorer:
             own = engine if isinstance(engine, LocalEngine) and samples_as_trainer(config) else None
             self.policy = own or local_engine(plan, own_precision(config))
         self.reference = None
-        if config.kl.name is not None and config.kl.reference == "start":
+        if config.kl.name is not None:
             self.reference = local_engine(plan, own_precision(config))
             self.reference.load_weights(actor.weights(), 0)
 
@@ -77,15 +77,14 @@ class Scorer:
         return Scores(old, forward_old, self.score_reference(responses), replay)
 
     def score_reference(self, responses: Responses) -> Tensor | None:
-        """log π_ref [B, T] of a KL term, None without one that asks for it.
+        """log π_ref [B, T] of a KL term, None without one.
 
         The reference chooses its own experts under every replay: it is a policy of its own, and so is its router. It has the
         support of the other policies: else a KL term would see the truncated mass of a policy that is the reference itself.
         """
-        if self.reference is not None:
-            replay = self.recorded(responses.rollout)
-            return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, replay)
-        return responses.rollout.logp if self.config.kl.reference == "rollout" else None
+        if self.reference is None:
+            return None
+        return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
         """The record of the engine that π_old is scored with; None for nothing."""

@@ -67,7 +67,6 @@ class Trainer:
             else:
                 logp = learner.observe(made, order)
         metrics |= learner.diagnose(made, logp, step)
-        sampler.drain()
         if self.config.dump.every and step % self.config.dump.every == 0 and sampler.ranks.rank == 0:
             dump(self.folder.path, step, responses, made.batch, order, logp)
         return {name: float(value) for name, value in metrics.items()} | self.clock.metrics()

@@ -45,24 +45,18 @@ def test_group_baselines():
 
 def test_no_baseline_is_the_reward():
     close(reinforce(f64([[1, -2]])), [[1, -2]])
-    close(reinforce(f64([[1, -2]]), kept=torch.tensor([[False, True]])), [[0, -2]])
 
 
 def test_the_std_of_the_batch():
-    """Rewards [1, 0 | 3, 4]: mean 2, std √((1 + 4 + 1 + 4)/3) = 1.825742; without the 4, 4/3 and √(42/9/2) = 1.527525."""
+    """Rewards [1, 0 | 3, 4]: mean 2, std √((1 + 4 + 1 + 4)/3) = 1.825742."""
     rewards = f64([[1, 0], [3, 4]])
     close(grpo_batch_std(rewards), [[0.5 / 1.825742, -0.5 / 1.825742], [-0.5 / 1.825742, 0.5 / 1.825742]])
-    kept = torch.tensor([[True, True], [True, False]])
-    close(grpo_batch_std(rewards, kept=kept), [[0.5 / 1.527525, -0.5 / 1.527525], [0, 0]])
 
 
 def test_gpg_makes_up_for_groups_without_a_gradient():
     """Of 12 responses the first and third prompt's 8 have unequal rewards: 12/8 times R − mean."""
     rewards = f64([[1, 0, 0, 1], [3, 3, 3, 3], [0, 0, 0, 4]])
     close(gpg(rewards), [[0.75, -0.75, -0.75, 0.75], [0] * 4, [-1.5, -1.5, -1.5, 4.5]])
-    # without the 4, 11 are kept and 4 informative
-    kept = torch.tensor([[True] * 4, [True] * 4, [True, True, True, False]])
-    close(gpg(rewards, kept=kept), [[1.375, -1.375, -1.375, 1.375], [0] * 4, [0] * 4])
     assert (gpg(f64([[1, 1], [2, 2]])) == 0).all()
 
 
@@ -71,9 +65,7 @@ def test_the_best_response_gets_its_lead():
     close(pass_at_k(rewards, std=False), [[1, 0, 0, 0], [0] * 4, [0, 0.4, 0, 0]])
     # std of [1, 0, 0, 0]: √((.75² + 3·.25²)/3) = .5
     close(pass_at_k(rewards[:1], std=True), [[2, 0, 0, 0]])
-    close(pass_at_k(rewards[2:], std=False, kept=torch.tensor([[True, False, True, True]])), [[0, 0, 0.3, 0]])
-    for kept in ([True, False], [False, False]):
-        assert (pass_at_k(f64([[5, 0]]), std=True, kept=torch.tensor([kept])) == 0).all()
+    assert (pass_at_k(f64([[5]]), std=True) == 0).all()
 
 
 def test_skyrl_leave_one_out_and_mean():
@@ -96,17 +88,6 @@ def test_reinforce_pp_whitens_over_tokens():
     # minus the groups' means: [.5, −.5 | −1, 1], m = (1.5 − .5)/6 = 1/6; s² = (3·(1/3)² + (2/3)² + (7/6)² + (5/6)²)/5 =
     # .566667
     close(reinforce_pp_baseline(rewards, lengths=lengths), [[1 / 3 / s, -2 / 3 / s], [-7 / 6 / s, 5 / 6 / s]])
-
-
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl"])
-def test_rejected_responses_leave_the_baseline(name):
-    """Kept rewards [1, 0, 0] behave as a group of three, whatever the rejected one had."""
-    function = ADVANTAGES[name]
-    kept = torch.tensor([[True, True, False, True]])
-    out = function(f64([[1, 0, 50, 0]]), kept=kept)
-    alone = function(f64([[1, 0, 0]]))
-    torch.testing.assert_close(out, torch.stack([alone[:, 0], alone[:, 1], torch.zeros(1).double(), alone[:, 2]], -1))
-    assert (function(f64([[1, 0, 2, 0]]), kept=torch.zeros(1, 4).bool()) == 0).all()
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl", "gpg"])

@@ -8,7 +8,7 @@ import torch
 from algos import kl
 from algos.batch import Batch
 from algos.corrections.apply import correct
-from algos.corrections.spec import Correction, Reject, Weight, check_baseline
+from algos.corrections.spec import Correction, Reject, Weight
 from algos.losses import pg, ppo
 from algos.objective import Objective
 from algos.reductions import Counts
@@ -103,17 +103,3 @@ def test_a_kl_term_that_reads_no_old_policy_does_without_it(name):
     corrected = correct(given, Correction())
     without = objective(logp, given._replace(logp_old=None, logp_ref=rollout), corrected, Counts.of(given.mask))[0]
     assert torch.equal(without, values[0][0])
-
-
-@pytest.mark.parametrize(
-    ("correction", "message"),
-    [
-        (Correction(), "no effect without a filter"),
-        (Correction(ratio="current", reject={"geo": Reject("geometric", "ratio", 0.9, None)}), "needs correction.ratio=old"),
-        (Correction(reject={"opsm": Reject("geometric", "ratio", 0.9, None, "negative_advantage")}), "goes in a circle"),
-    ],
-)
-def test_a_baseline_of_kept_responses_that_cannot_be(correction, message):
-    with pytest.raises(ValueError, match=message):
-        check_baseline(correction, "kept")
-    check_baseline(correction, "all")

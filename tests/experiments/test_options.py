@@ -6,17 +6,14 @@ import pytest
 
 from experiments import options
 
-LEAVING = {"baseline", "kl.reference", "rollout.overlap"}
-"""Keys that nothing uses."""
-
 
 def test_the_page_is_what_the_command_prints():
     assert Path("docs/options.md").read_text() == options.page(), "run python -m experiments.options > docs/options.md"
 
 
-def test_every_key_and_option_but_the_leaving_ones_has_a_fate():
+def test_every_key_and_option_has_a_fate():
     listed = [option for option in options.options() if option.partition("=")[0] in options.LISTED]
-    assert {name for name in (*options.rows(), *listed) if options.fate(name) == options.NONE} == LEAVING
+    assert [name for name in (*options.rows(), *listed) if options.fate(name) == options.NONE] == []
 
 
 def test_every_key_of_a_run_has_a_row_with_a_meaning():

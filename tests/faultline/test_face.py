@@ -15,7 +15,7 @@ import faultline
 import faultline.api
 from harness.dumps import files
 from harness.errors import UserError
-from tests.faultline.replay_cases import random_columns
+from tests.faultline.tools.replay.cases import random_columns
 
 HEAVY = ("torch", "numpy", "pandas", "transformers", "deepspeed", "hydra", "pydantic", "matplotlib", "wandb", "optuna")
 

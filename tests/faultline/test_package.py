@@ -18,7 +18,7 @@ import faultline
 from harness.dumps import files
 from harness.extras import EXTRAS, absence
 from tests.analysis import synthetic
-from tests.faultline.replay_cases import random_columns
+from tests.faultline.tools.replay.cases import random_columns
 
 ROOT = Path(__file__).parents[2]
 OLDEST = ROOT / ".venv/oldest"

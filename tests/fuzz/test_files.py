@@ -31,7 +31,7 @@ from sweeps.ledger import Sweep
 from sweeps.search.spec import load
 from sweeps.states import ENDS
 from tests.analysis.synthetic import write
-from tests.faultline.test_readers import ADVANTAGES, MASK, OLD, ROLLOUT, skyrl_pickle
+from tests.faultline.tools.replay.test_readers import ADVANTAGES, MASK, OLD, ROLLOUT, skyrl_pickle
 from tests.fuzz.damage import damaged
 from tests.fuzz.sound import Hang, alarm, message
 

@@ -22,7 +22,7 @@ from tests.fuzz.sound import Hang, alarm, bounded, check_sound, leaves, message
 from tests.waiting import PATIENCE
 
 SEED, COUNT = 22, 2000
-PROVIDED = {"kept", "greedy", "lengths", "components", "temperature", "top_p", "top_k", "kv_cache", "stop", "record_support"}
+PROVIDED = {"greedy", "lengths", "components", "temperature", "top_p", "top_k", "kv_cache", "stop", "record_support"}
 
 
 def attempt(case: tuple[str, ...]):

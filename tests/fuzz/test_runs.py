@@ -26,7 +26,6 @@ VALUES = (
     "kl.",
     "reduce.",
     "collapse.",
-    "baseline",
     "proximal",
     "routing.",
     "seed",

@@ -22,10 +22,6 @@ pytestmark = pytest.mark.slow
         ),
         (["advantage=gae", "critic=none"], "critic.lr is missing: advantage=gae needs .* values of a critic; set critic=default"),
         (["critic=default"], "critic.lr=0.001 has no effect: advantage=dr_grpo reads no values; set critic=none or"),
-        (
-            ["advantage=gae", "baseline=kept", "correction=verl/decoupled_geo_rs"],
-            "baseline=kept has no effect: advantage=gae has no baseline of a group; use all",
-        ),
         *[
             ([f"advantage={name}", "rollout.group_size=1"], rf"rollout.group_size=1: advantage={name} compares .*; set 2 or more")
             for name in ("grpo", "dr_grpo", "grpo_batch_std", "gpg", "rloo", "maxrl", "pass_at_k", "opo", "reinforce_pp_baseline")

@@ -39,9 +39,8 @@ class AdvantageEstimator:
         self.critic, self.estimator = critic, estimator
         self.needs: tuple[str, ...] = estimator.func.needs  # type: ignore[attr-defined]  # a function's attributes have no type
 
-    def __call__(self, responses: Responses, penalty: Tensor | None = None, kept: Tensor | None = None) -> Advantages:
-        """penalty: of each token [B, T], taken off its reward. The rewards of responses that are not `kept` [N, G] enter no
-        baseline."""
+    def __call__(self, responses: Responses, penalty: Tensor | None = None) -> Advantages:
+        """penalty: of each token [B, T], taken off its reward."""
         mask, rewards = responses.rollout.mask, responses.rewards
         values = None if self.critic is None else self.critic.values(responses.prompts, responses.rollout.tokens)
         provided = {**responses.of_prompts, "lengths": mask.sum(-1).view_as(rewards), "mask": mask, "values": values}
@@ -51,6 +50,4 @@ class AdvantageEstimator:
             return Advantages(advantages) if values is None else Advantages(whiten(advantages, mask), values, advantages + values)
         if penalty is not None:
             rewards = rewards - penalty.sum(-1).view_as(rewards).to(rewards.dtype)
-        if kept is not None:
-            inputs["kept"] = kept
         return Advantages(self.estimator(rewards, **inputs).view(-1, 1).expand_as(responses.rollout.logp))

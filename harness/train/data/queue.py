@@ -1,8 +1,7 @@
 """Rollouts that are sampled before they are used: staleness as a controlled factor.
 
 With staleness k the rollout of step s is sampled at step s − k, the first k of them at step 0. The engine then holds the weights
-of that step and no others. What waits in between is part of a checkpoint. With overlap a rollout is sampled while the trainer
-trains: the engine has a copy of the weights, so the numbers are the same.
+of that step and no others. What waits in between is part of a checkpoint.
 
 With partial rollouts each of the m parts of a response is sampled at a step of its own, at s − k − m + 1 to s − k: a part by the
 weights of its step, what has been sampled before as its prompt. The first rollouts get what they lack at step 0.
@@ -11,69 +10,47 @@ weights of its step, what has been sampled before as its prompt. The first rollo
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
-import torch
 from torch import Tensor
 
 from harness.rollouts import Rollout
 
 
 class RolloutQueue:
-    """Life cycle: for each step `next`, train, then `drain`; only after that may the engine get new weights.
+    """Life cycle: for each step the engine gets its weights, and then `next` gives the rollout.
 
-    sample: asks the engine for this rank's share of the rollout of a step, in another thread with overlap. Its second argument is
-    the rollout so far, of all ranks, which is to get its next part; None before the first.
-    gather: the responses of all ranks, from those of each; called in the main thread, where all collectives are.
-    length: tokens of a response at most. part: tokens of a part of it; None for whole responses, which overlap needs.
+    sample: the rollout of a step, of all ranks, by the weights that the engine has. Its second argument is the rollout so far,
+    which is to get its next part; None before the first.
+    length: tokens of a response at most. part: tokens of a part of it; None for whole responses.
     """
 
     def __init__(
         self,
         sample: Callable[[int, Rollout | None], Rollout],
-        gather: Callable[[Rollout], Rollout],
         *,
         staleness: int,
-        overlap: bool,
         steps: int,
         length: int,
         part: int | None,
     ):
-        self.sample, self.gather = sample, gather
-        self.staleness, self.steps = staleness, steps
+        self.sample, self.staleness, self.steps = sample, staleness, steps
         self.length, self.part = length, part or length
         self.parts = -(-length // self.part)
         self.waiting: list[Rollout] = []
-        # The current GPU is a thread's own.
-        device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
-        self.pool = ThreadPoolExecutor(1, "rollout", initializer=device) if overlap else None
-        self.under_way: Future[Rollout] | None = None
 
     def next(self, step: int) -> Rollout:
-        """The rollout of `step`. All that the engine's present weights are to sample has then been sampled, or is under way."""
-        due = range(step, min(step + self.staleness + self.parts, self.steps))
-        behind = due[-1] if self.pool and step + len(self.waiting) <= due[-1] > step else None
-        for place, number in enumerate(due):
-            if number != behind:
-                begun = self.waiting[place] if place < len(self.waiting) else None
-                wanted = min(self.length, (self.staleness + self.parts - place) * self.part)
-                self.waiting[place : place + 1] = [self._until(wanted, number, begun)]
-        if self.pool is not None and behind is not None:
-            self.under_way = self.pool.submit(self.sample, behind, None)
+        """The rollout of `step`. All that the engine's present weights are to sample has then been sampled."""
+        for place, number in enumerate(range(step, min(step + self.staleness + self.parts, self.steps))):
+            begun = self.waiting[place] if place < len(self.waiting) else None
+            wanted = min(self.length, (self.staleness + self.parts - place) * self.part)
+            self.waiting[place : place + 1] = [self._until(wanted, number, begun)]
         return self.waiting.pop(0)
 
     def _until(self, wanted: int, number: int, rollout: Rollout | None) -> Rollout:
         """The rollout of a step with `wanted` places at least."""
         while rollout is None or rollout.tokens.shape[1] < wanted:
-            rollout = self.gather(self.sample(number, rollout))
+            rollout = self.sample(number, rollout)
         return rollout
-
-    def drain(self) -> None:
-        """Wait for the rollout that is being sampled, if there is one."""
-        if self.under_way is not None:
-            self.waiting.append(self.gather(self.under_way.result()))
-            self.under_way = None
 
     def state(self) -> dict[str, Tensor]:
         """The rollouts that wait, for a checkpoint."""

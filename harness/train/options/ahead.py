@@ -1,4 +1,4 @@
-"""rollout.staleness and rollout.overlap: the responses of a step are sampled steps before, or while the actor trains."""
+"""rollout.staleness: the responses of a step are sampled steps before."""
 
 from __future__ import annotations
 
@@ -17,28 +17,17 @@ class SampledAhead(Option):
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)
         config = inner.config
-        self.overlap = config.rollout.overlap
         self.queue = RolloutQueue(
-            self._share, inner.gather, staleness=config.rollout.staleness, overlap=self.overlap, steps=config.steps,
-            length=inner.task.answer_length, part=part,
-        )  # fmt: skip
+            self._sampled, staleness=config.rollout.staleness, steps=config.steps, length=inner.task.answer_length, part=part
+        )
 
-    def _share(self, step: int, begun: Rollout | None) -> Rollout:
-        return self.inner.sample_share(step)
+    def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
+        return self.inner.gather(self.inner.sample_share(step))
 
     def sample(self, step: int) -> Responses:
         """The responses that are trained on in `step`, sampled by the weights of `rollout.staleness` steps before."""
         prompts = self.inner.draw_prompts(step)
         return self.inner.rewarded(prompts, self.queue.next(step))
-
-    def rest(self) -> None:
-        """Let the engine rest, unless it goes on sampling."""
-        if not self.overlap:
-            self.inner.rest()
-
-    def drain(self) -> None:
-        """Wait for what is sampled while the actor trains."""
-        self.queue.drain()
 
     def state(self) -> dict[str, Tensor]:
         """The responses that wait for their step, for a checkpoint."""

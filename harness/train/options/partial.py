@@ -21,8 +21,8 @@ class PartialRollouts(SampledAhead):
         super().__init__(inner, part)
         self.part = part
 
-    def _share(self, step: int, begun: Rollout | None) -> Rollout:
-        """This rank's share of the responses of `step`, with one part more than `begun` [B, t] of all ranks."""
+    def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
+        """The responses of `step`, with one part more than `begun` [B, t]. Each rank samples its share."""
         inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
         with inner.clock.phase("generate"):
             prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]
@@ -33,7 +33,7 @@ class PartialRollouts(SampledAhead):
                 own = Rollout(**{name: share(part) for name, part in begun._asdict().items() if part is not None})
                 rollout = continued(inner.engine, share(prompts), own, share(uniforms), inner.task.stop)
         inner.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * inner.ranks.size
-        return rollout
+        return inner.gather(rollout)
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
         """Metrics of responses, with the age of the oldest token and the share of responses of several versions."""

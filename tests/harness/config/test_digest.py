@@ -54,10 +54,9 @@ def test_the_runs_of_the_study_are_those_that_its_commands_give(folder):
 
 def test_recorded_fills_in_what_runs_did_before_a_key_was_there():
     old = json.loads(json.dumps(DEMO))
-    del old["kl"], old["baseline"], old["diagnostics"], old["actor"]["epochs"], old["rollout"]["engine"]["noise"]
+    del old["kl"], old["diagnostics"], old["actor"]["epochs"], old["rollout"]["engine"]["noise"]
     values = recorded(old)
-    assert values["kl"] == {"name": None, "coef": 0.0, "reference": "start", "place": "loss", "target": None, "horizon": None}
-    assert values["baseline"] == "all"
+    assert values["kl"] == {"name": None, "coef": 0.0, "place": "loss", "target": None, "horizon": None}
     assert values["diagnostics"] == {"every": None, "persistence": {"every": None, "responses": 16}}
     assert values["actor"]["epochs"] == 1 and values["rollout"]["engine"]["noise"] == 0.0
     assert values == recorded(DEMO) == parse(compose(*TODAY)).model_dump(mode="json")

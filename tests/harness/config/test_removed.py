@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from harness.compose import compose
 from harness.config import parse, parse_recorded
 from harness.errors import UserError
 
+RECORDED = Path(__file__).parent / "recorded" / "81801bbadfa6.json"
 VLLM = ("rollout/engine=vllm", "rollout/precision=bf16")
 REASON = "removed in 0.2.0, as no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
 DIGEST = "f0b812cac71b"
@@ -45,6 +47,30 @@ def test_a_new_config_is_refused_whatever_the_value(value):
         parse(compose(*VLLM, f"+rollout.engine.noise={value}"))
     with pytest.raises(UserError, match=f"^rollout.engine.noise: {REASON}$"):  # Hydra knows no such key
         compose(*VLLM, f"rollout.engine.noise={value}")
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "other", "reason"),
+    [
+        ("baseline", "all", "kept", "no study compared it"),
+        ("kl.reference", "start", "rollout", "no study pulled towards the policy that sampled"),
+        ("rollout.overlap", False, True, "it changed the wall clock alone"),
+    ],
+)
+def test_a_key_that_every_digest_held_is_refused_and_counts_as_ever(key, default, other, reason):
+    """The digest of the recorded run is that of the version that had the key."""
+    old = json.loads(RECORDED.read_text())
+    section, _, own = key.rpartition(".")
+    here = old[section] if section else old
+    assert here[own] == default
+    assert parse_recorded(old).digest == RECORDED.stem
+    del here[own]
+    assert parse_recorded(old).digest == RECORDED.stem
+    here[own] = other
+    with pytest.raises(UserError, match=f"^{key}={other}: removed in 0.2.0, as {reason}"):
+        parse_recorded(old)
+    with pytest.raises(UserError, match=f"^{key}: removed in 0.2.0, as {reason}"):
+        compose(f"{key}={other}")
 
 
 def test_a_key_that_is_gone_from_one_plug_in_stays_with_another():

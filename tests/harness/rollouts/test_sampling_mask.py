@@ -163,7 +163,7 @@ def test_the_gradient_laboratory_replays_masks(tiny):
 @pytest.mark.slow
 def test_a_reference_is_renormalised_too_and_the_dump_lists_what_was_left(tiny):
     """At the start the policy is its reference, so their KL is 0 with masks; without, it has −log Z."""
-    config = tiny(*TOP, REPLAY, "kl=k3", "kl.reference=start", "dump.every=1")
+    config = tiny(*TOP, REPLAY, "kl=k3", "dump.every=1")
     metrics, _ = stepped(config)
     assert metrics["actor/kl"] == 0.0
     table = read_table(folder_of(config).path / "dumps" / "step-00000000.parquet")

@@ -79,7 +79,7 @@ TWO = ["actor.num_minibatches=2", "actor.micro_tokens=30"]
     ("overrides", "corrections"),
     [
         (["correction=token_truncate"], 1),
-        ([FILTER, "baseline=kept", *TWO], 1),  # for the advantages, the gradients and the metrics
+        ([FILTER, *TWO], 1),  # for the gradients and the metrics
         ([FILTER, "proximal=rollout", *TWO], 1),  # current/… are metrics of the mismatch alone
         ([*CURRENT, *TWO], 3),  # of π_old for its metrics, then of π_θ in each mini-batch
     ],

@@ -252,7 +252,7 @@ def test_what_an_engine_does_not_tell_cannot_be_replayed(tiny, monkeypatch, told
 def test_probes_and_matched_noise_replay_as_the_run_does_and_a_reference_never(tiny, replay):
     """Noise on the selection alone in fp32: an engine that is probed has no mismatch under replay. The reference of a KL term is
     a policy of its own. At the start it is the policy itself, by its own choice of experts."""
-    config = tiny("rollout/precision=fp32", NOISE, f"routing.replay={replay}", "kl=k3", "kl.reference=start")
+    config = tiny("rollout/precision=fp32", NOISE, f"routing.replay={replay}", "kl=k3")
     folder = RunFolder(config.path)
     with folder.claim():
         trainer = Trainer(check(config), folder)

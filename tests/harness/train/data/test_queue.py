@@ -1,4 +1,4 @@
-"""Staleness, overlap, epochs and micro-batches: what they change, and what they must not."""
+"""Staleness, epochs and micro-batches: what they change, and what they must not."""
 
 import contextlib
 
@@ -59,16 +59,9 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
         assert torch.equal(batch.logp_old, batch.logp_rollout) == (step == 0)
 
 
-def test_overlap_changes_no_number(tiny):
-    train(tiny(*STALE))
-    train(tiny(*STALE, "rollout.overlap=true"))
-    assert rows_of(tiny(*STALE)) == rows_of(tiny(*STALE, "rollout.overlap=true"))
-
-
-@pytest.mark.parametrize("overlap", ["false", "true"])
-def test_a_stale_run_resumes_to_the_bit(tiny, overlap):
+def test_a_stale_run_resumes_to_the_bit(tiny):
     """What was sampled ahead is in the checkpoint: it could not be sampled again, the weights being gone."""
-    assert_resumes_to_the_bit(tiny, f"stale-{overlap}", *STALE, "steps=6", f"rollout.overlap={overlap}", "actor.epochs=2")
+    assert_resumes_to_the_bit(tiny, "stale", *STALE, "steps=6", "actor.epochs=2")
 
 
 def test_epochs_pass_over_a_rollout_again(tiny):

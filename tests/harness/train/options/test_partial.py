@@ -102,7 +102,7 @@ def drained(staleness, part, steps, restarted=False):
         return new if begun is None else Rollout(*(torch.cat(two, 1) for two in zip(begun[:3], new[:3], strict=True)))
 
     def fresh():
-        return RolloutQueue(sample, lambda rollout: rollout, staleness=staleness, overlap=False, steps=steps, length=5, part=part)
+        return RolloutQueue(sample, staleness=staleness, steps=steps, length=5, part=part)
 
     queue, versions = fresh(), []
     for now in range(steps):
@@ -181,7 +181,6 @@ SEGMENTS = ["correction=token_truncate", "correction.weight.level=segment"]
     ("overrides", "reason"),
     [
         (["rollout.partial_tokens=4"], r"partial_tokens=4 has no effect: responses of task=chain have at most 4 tokens"),
-        (["rollout.partial_tokens=2", "rollout.overlap=true", "rollout.staleness=1"], r"set rollout.overlap=false"),
         (["rollout.partial_tokens=2", "rollout.filter.max_rounds=2"], r"with rollout\.filter\.max_rounds=2.*partial_tokens=null"),
         (["rollout.partial_tokens=2", "rollout/engine=vllm", "rollout.engine.tensor_parallel=2"], r"tensor_parallel=1$"),
         (["rollout.partial_tokens=2", "segments=version"], r"segments=version has no effect: no level"),

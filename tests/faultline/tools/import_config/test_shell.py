@@ -15,7 +15,7 @@ from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
 from harness.validate import check
-from tests.faultline.expected import NONE, correction, keep, weight
+from tests.faultline.tools.import_config.expected import NONE, correction, keep, weight
 
 GSM8K = "$HOME/data/gsm8k"
 VERL_TAIL = 'trainer.logger=\'["console","wandb"]\' trainer.nnodes=1 trainer.n_gpus_per_node=8'

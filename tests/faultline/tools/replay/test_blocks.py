@@ -19,7 +19,7 @@ from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import judge
 from harness.dumps import files
 from harness.errors import UserError
-from tests.faultline.replay_cases import as_responses, random_columns
+from tests.faultline.tools.replay.cases import as_responses, random_columns
 
 SPECS = {name: preset.correction for name, preset in presets(None).items()}
 TARGET = Target(0.99, 0.9)

@@ -8,7 +8,7 @@ from faultline.tools.import_config.verl_presets import DECEMBER, JANUARY, NOVEMB
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
-from tests.faultline.expected import NONE, correction, keep, weight
+from tests.faultline.tools.import_config.expected import NONE, correction, keep, weight
 
 BAND = "rollout_rs=token_k1 at 0.6_1.4: verl bounds k1 = -log ρ: it keeps ρ in [0.714286, 1.66667], as here"
 VERL = {  # config → (loss, proximal, correction, notes, not translated)

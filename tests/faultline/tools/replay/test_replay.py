@@ -23,7 +23,7 @@ from harness.compose import compose
 from harness.config import parse
 from harness.dumps import files
 from harness.errors import UserError
-from tests.faultline.replay_cases import random_columns
+from tests.faultline.tools.replay.cases import random_columns
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from algos.diagnostics.rows import merge
 from algos.ratios import Ratio
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
 from faultline.tools.replay.family import FlatTokens, families
-from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
+from tests.faultline.tools.replay.cases import all_thresholds, as_responses, random_columns
 
 BATCHES = [as_responses(random_columns(seed=seed)) for seed in (0, 1)]
 C = np.array([1 + 1e-6, 1.003, 1.1, 1.5, 2.0, 7.0, 1e3])

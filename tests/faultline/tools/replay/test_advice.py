@@ -6,7 +6,7 @@ import pytest
 from faultline.tools.replay.advice import ADVISED, Advisor, Target, _binned, _curve
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.thresholds import DEFAULT
-from tests.faultline.replay_cases import all_thresholds, as_responses, random_columns
+from tests.faultline.tools.replay.cases import all_thresholds, as_responses, random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
 

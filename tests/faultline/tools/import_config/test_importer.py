@@ -18,7 +18,7 @@ from harness.config import parse
 from harness.errors import UserError
 from harness.run.metrics import check_named
 from harness.validate import check
-from tests.faultline.expected import NONE, correction, keep, weight
+from tests.faultline.tools.import_config.expected import NONE, correction, keep, weight
 
 SKYRL = {  # trainer.algorithm → (loss, its parameters, proximal, correction, notes, not translated)
     "use_tis": ({"use_tis": True, "tis_imp_ratio_cap": 2.0}, "ppo", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}, "old",

@@ -24,7 +24,7 @@ from faultline.tools.replay.verdict import KNOWN, USUAL, Verdict, judge
 from harness.compose import compose
 from harness.config import parse
 from harness.dumps import files
-from tests.faultline.replay_cases import random_columns
+from tests.faultline.tools.replay.cases import random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
 LOGPS = ("logp_rollout", "logp_old")
