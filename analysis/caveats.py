@@ -1,4 +1,4 @@
-"""What a reader must know of a sweep before averaging over it, a sentence each."""
+"""Warnings to a reader before they average over a sweep, a sentence each."""
 
 from __future__ import annotations
 

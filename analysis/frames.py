@@ -31,7 +31,7 @@ def _cell(value: Any) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """As a Markdown table; a bar within a cell does not split it."""
+    """A table in Markdown; a bar within a cell does not split it."""
     if table.empty:
         return "Nothing to list."
     head, rows = cells(table)

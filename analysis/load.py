@@ -16,7 +16,7 @@ from analysis import folders
 from analysis.judged import judge
 from analysis.results import Results
 from analysis.sources import DOSE, is_control, source_of
-from analysis.store import Record, Source, cache, collect
+from analysis.store import Record, RunSource, cache, collect
 from harness.arms import Arm, arms
 from harness.collapse import detect, outcome
 from harness.config.trust import refuse_code
@@ -67,7 +67,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     )
 
 
-def _source(text: str) -> tuple[str, Path | None, dict[str, Source]]:
+def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
     """(name of the sweep, its folder if it has one, its runs)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)

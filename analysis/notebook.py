@@ -12,7 +12,7 @@ from harness.progress import Progress
 
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
-"""Of a picture's palette: curves and text need no more, and the file is a third as large."""
+"""Size of a picture's palette: curves and text need no more, and the file is a third as large."""
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What a run recorded, checked once where it is read: whatever comes after relies on these types and bounds.
+"""The record of a run, checked once where it is read: all later code relies on these types and bounds.
 
 A folder or a W&B file may come from anywhere. What no run writes becomes a named problem, and the rest counts.
 """

@@ -181,7 +181,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """What the page says of a run: its arm, seed and folder, and the settings that not all runs share."""
+    """By run: the arm, seed, folder and unshared settings that the page shows beside its curve."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}

@@ -1,4 +1,4 @@
-"""What makes the rollouts of a run differ from its trainer, by its config."""
+"""The source of mismatch between a run's rollouts and its trainer, read from its config."""
 
 from __future__ import annotations
 

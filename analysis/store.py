@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.progress import Progress
 
 VERSION = 5
-"""Of the cache's layout; a cache of another version is made again."""
+"""Version of the cache's layout; a cache of another version is made again."""
 
 
 class Record(NamedTuple):
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     damage: str
 
 
-class Source(NamedTuple):
+class RunSource(NamedTuple):
     """Where a run is read from. signature: changes with the record. read: raises UserError if the run cannot be read."""
 
     signature: str
@@ -87,7 +87,7 @@ def _whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
-def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
+def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
     """(records, rows of all runs, why runs could not be read), from the cache where the signature still fits."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
@@ -115,7 +115,7 @@ def _try(read: Callable[[], Any]) -> Any:
         return error
 
 
-def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record], pa.Table | None]:
+def _cached(cache: Path, sources: dict[str, RunSource]) -> tuple[dict[str, Record], pa.Table | None]:
     try:
         table = pa.ipc.open_file(pa.OSFile(str(cache))).read_all()
         table.validate(full=True)

@@ -1,4 +1,4 @@
-"""What a sweep shows, in sentences, each with its count and its uncertainty."""
+"""The findings of a sweep as sentences, each with its count and its uncertainty."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _headline(results: Results) -> str:
-    """What became of the runs: how many collapsed, survived and never learned, and how many have not ended."""
+    """How many runs collapsed, survived and never learned, and how many have not ended."""
     runs, left = results.ended, results.runs[results.runs.outcome == "unfinished"]
     if runs.empty:
         return f"No run has ended: {_states(left)}."
@@ -127,7 +127,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """What an arm without a collapse leaves open, where the shares above have no interval."""
+    """An interval only for one arm without a collapse: arms differ in their collapse rate."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -251,13 +251,13 @@ def _warned(table: pd.DataFrame) -> str:
 
 
 def setting(results: Results) -> str:
-    """What every run did, of what they share."""
+    """The settings that all runs share, in one sentence."""
     known = [text.format(results.shared[key]) for key, text in SETTINGS.items() if key in results.shared]
     return f"Every run: {', '.join(known)}." if known else ""
 
 
 def provenance(results: Results) -> str:
-    """What every run did; code, versions and machines of the runs."""
+    """The shared settings; code, versions and machines of the runs."""
     processes = [process for processes in results.provenance.values() for process in processes]
     if not processes:
         return "No run recorded its code or its machine."

@@ -21,7 +21,7 @@ from analysis.statistics.outcomes import SIGNIFICANT
 CURVE_POINTS = 200
 """Steps at which a curve is drawn: more cannot be seen."""
 LEAST_SPAN = 0.3
-"""Of the rewards on an axis, so that small differences look small."""
+"""Least span of a reward axis, so that small differences look small."""
 RISKS = 5
 """Steps at which the runs at risk are counted."""
 
@@ -112,7 +112,7 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
 
 
 def part_of(place: int, parts: list) -> str:
-    """What the title of panel number `place` adds, where several panels share what they show."""
+    """The suffix of a panel's title, such as " (2 of 3)", where several panels share one title."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 

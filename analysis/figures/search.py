@@ -1,4 +1,4 @@
-"""What a threshold search has found: healthy runs against each threshold, the reward beside it, importance of the parameters."""
+"""Figures of a threshold search: healthy runs and reward against each threshold, importance of the parameters."""
 
 from __future__ import annotations
 

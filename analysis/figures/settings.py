@@ -96,7 +96,7 @@ def frontier(results: Results) -> Figure | str:
 
 
 def costs(results: Results) -> Figure | str:
-    """What an arm costs: seconds of a step, and tokens that its correction throws away."""
+    """The cost of each arm: seconds of a step, and tokens that its correction throws away."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]
