@@ -128,6 +128,7 @@ def points(
     runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
+    measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows
     table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
         noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
         persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
@@ -138,7 +139,8 @@ def points(
     for metric, policy in policies.items():
         if metric in steps:
             evaluated = steps[["run", metric]].dropna().groupby("run", observed=True)[metric]
-            parts.append(table.assign(policy=policy, response=evaluated.apply(lambda values: values.tail(LAST).mean())))
+            response = evaluated.apply(lambda values: values.tail(LAST).mean()).reindex(runs.index)
+            parts.append(table.assign(policy=policy, response=response))
     if not parts:
         return table.assign(policy="", response=np.nan)[:0]
     return pd.concat(parts).dropna(subset=["response", "k3"])
