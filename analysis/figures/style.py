@@ -6,7 +6,6 @@ import io
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -179,9 +178,11 @@ def draw(figure: Figure, name: str) -> Drawing:
     return Drawing(buffer.getvalue()[buffer.getvalue().index("<svg") :], {"panels": panels, "curves": curves})
 
 
-def save(figure: Figure, path: Path) -> None:
+def png(figure: Figure, dpi: int = 110) -> bytes:
     """The figure as a PNG for a text or a talk; the same figure gives the same bytes."""
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _plain(value: float) -> float:
