@@ -66,7 +66,8 @@ def csv(table: pd.DataFrame, index: bool = False) -> str:
     safe = table.rename(columns=_inert)
     texts = [place for place, kind in enumerate(safe.dtypes) if not pd.api.types.is_numeric_dtype(kind)]
     for place in texts:
-        safe.isetitem(place, safe.iloc[:, place].astype(object).map(_inert))
+        column = safe.iloc[:, place].astype(object)
+        safe.isetitem(place, column.map({value: _inert(value) for value in column.unique()}))
     return (safe.rename(index=_inert) if index else safe).to_csv(index=index)
 
 

@@ -16,8 +16,10 @@ COLOURS = 64
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
-    """Execute one notebook in the working folder with its kernel told of `sweep`; returns the .ipynb file. Raises
-    CellExecutionError with the cell and its traceback when a cell fails."""
+    """Execute one notebook on `sweep` in the working folder; the .ipynb file.
+
+    Raises CellExecutionError with the cell and its traceback when a cell fails.
+    """
     import jupytext
     import nbformat
     from nbclient import NotebookClient

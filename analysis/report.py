@@ -122,19 +122,19 @@ def _tables(results: Results) -> list[Section]:
         "Each threshold was chosen on the other seeds and is common to all losses. Sources of mismatch without a collapse are "
         f"left out. AUC: ranking of runs by whether they collapse within {HORIZON} steps."
     )
-    found = [
+    optional = [
         Section("Mismatch of other precisions", probed, table=results.probes),
         Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
         Section("Reward by dose", tables.RESPONSE, table=tables.response(results)),
         Section("Real precisions on the curves", tables.REAL, table=tables.real(results)),
     ]
     if results.margin is not None:
-        found.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, results.margin)))
+        optional.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, results.margin)))
     judged = f"Deployed as: {results.judged}."
     arms = Section("Arms", f"{tables.LISTED} {judged}", table=tables.runs(results))
     return [
         arms,
-        *(section for section in found if section.table is not None and len(section.table)),
+        *(section for section in optional if section.table is not None and len(section.table)),
         Section("Losses and corrections, in numbers", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
         Section("Outcomes", f"{tables.OUTCOMES} {judged}", table=tables.outcomes(results)),
         Section("Warnings", warned, table=tables.warnings(results)),

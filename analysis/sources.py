@@ -35,10 +35,10 @@ def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
 
 
 def _noises(engine: Mapping[str, Any]) -> list[str]:
-    found = []
+    parts = []
     for key in NOISES:
         size, persistence = engine.get(key), engine.get(f"{key}_persistence")
         if isinstance(size, int | float) and size:
             lasting = f" of persistence {persistence:g}" if isinstance(persistence, int | float) and persistence else ""
-            found.append(f"{key.replace('_', ' ')} {size:g}{lasting}")
-    return found
+            parts.append(f"{key.replace('_', ' ')} {size:g}{lasting}")
+    return parts

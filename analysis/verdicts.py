@@ -36,7 +36,7 @@ LISTED = 5
 def answer(results: Results) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
     runs = results.ended
-    some = not (runs.outcome == "never learned").all()  # else it is said once
+    some = not (runs.outcome == "never learned").all()  # else the headline has it
     return [
         sentence
         for sentence in [
@@ -62,14 +62,14 @@ def _headline(results: Results) -> str:
     rest = ", ".join(f"{part} {kind}" for part, kind in ((survived, "survived"), (never, "never learned")) if part)
     if fallen:
         where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
-        said = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
+        sentence = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
     elif never == number:
-        said = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
+        sentence = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
     else:
-        said = f"0 of {number} runs collapsed: {rest}."
+        sentence = f"0 of {number} runs collapsed: {rest}."
     if left.empty:
-        return said
-    return f"{said} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
+        return sentence
+    return f"{sentence} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
 
 
 def _states(runs: pd.DataFrame) -> str:
@@ -118,8 +118,8 @@ def _where(runs: pd.DataFrame) -> str:
     if place.nunique() < 2 or not runs.event.any():
         return ""
     place = place.map(brief)
-    found = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
-    return f" ({_listed(found)})"
+    places = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
+    return f" ({_listed(places)})"
 
 
 def _listed(parts: list[str], between: str = ", ") -> str:

@@ -43,7 +43,7 @@ matplotlib.rcParams |= {
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour and dash of line number `place` of what are no arms; 64 differ."""
+    """Colour and dash of line number `place`, where lines are not arms; 64 differ."""
     return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 

@@ -153,7 +153,7 @@ def curves(table: pd.DataFrame) -> list[Curve]:
     controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}
     noisy = table[table.noise > 0].assign(plain=lambda rows: rows.correction != "none")
     noisy = noisy.sort_values(["plain", "correction", "persistence"], kind="stable")
-    found = []
+    fitted = []
     for key, part in noisy.groupby(["policy", "loss", "setting", "correction", "persistence"], sort=False):
         control = controls.get(key[:3])
         if control is None:
@@ -163,8 +163,8 @@ def curves(table: pd.DataFrame) -> list[Curve]:
             continue
         arms = [(arm.k3.median(), arm.response.to_numpy()) for _, arm in part.groupby("noise")]
         arms.sort(key=lambda arm: arm[0])
-        found.append(_curve(key, arms, control.response.to_numpy(), median(part.measured)))
-    return found
+        fitted.append(_curve(key, arms, control.response.to_numpy(), median(part.measured)))
+    return fitted
 
 
 def _curve(

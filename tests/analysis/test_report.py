@@ -186,7 +186,7 @@ FRAME = """<iframe src="{page}" width="{width}" height="900" style="border: 0"><
 
 
 def laid_out(page, folder, width):
-    """What a browser says of the page in a frame of that width; its own windows are never narrower than 500."""
+    """Measures of the page in a browser's frame of that width; its own windows are never narrower than 500."""
     (folder / "page.html").write_text(page.read_text().replace("</body>", f"{LAID_OUT}</body>"))
     (folder / "frame.html").write_text(FRAME.format(page="page.html", width=width))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]

@@ -1,4 +1,4 @@
-"""What a sweep says in words and tables: counts, comparisons, and where there are too few of them."""
+"""The words and tables of a sweep: counts, comparisons, and where there are too few of them."""
 
 import re
 
