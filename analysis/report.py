@@ -15,7 +15,6 @@ import pandas as pd
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
-from analysis.figures.outcome import enough
 from analysis.figures.style import PANEL, png
 from analysis.frames import csv, markdown, plain, show, terminal
 from analysis.load import load
@@ -102,10 +101,7 @@ def _question(results: Results) -> tuple[str, str]:
 
 
 def _first(results: Results) -> str:
-    if len(results.arms) > PANEL:  # more than curves can tell apart at a glance
-        return "ends" if len(results.arms) <= ROWS else "heatmaps"
-    few = results.runs.groupby("arm").size().max() <= LISTED  # the curve of each seed then says more than a share of two
-    return "reward" if few or not enough(results) else "survival"
+    return "ends" if len(results.arms) <= ROWS else "heatmaps"
 
 
 def _tables(results: Results) -> list[Section]:

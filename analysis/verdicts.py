@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 
 from analysis.caveats import count, version
@@ -36,13 +38,20 @@ LISTED = 5
 def answer(results: Results) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
     runs = results.ended
+    worst = _worst(runs)
+    proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
     some = not (runs.outcome == "never learned").all()  # else the headline has it
     return [
         sentence
         for sentence in [
+            f"{_finding(runs, worst)}{proof}." if worst else "",
             _headline(results),
-            *([_stable(results)] if results.control_only else [*_comparisons(results.outcomes), _control(results)]),
-            *(_by_source(runs) if some else []),
+            *(
+                [_stable(results)]
+                if results.control_only
+                else [*_comparisons(results.outcomes, hopeless=not proof), _control(results)]
+            ),
+            *(_by_source(runs[runs.source != worst]) if some else []),
             _compatible(runs) if some else "",
             _never_learned(runs) if some else "",
             _definitions(results),
@@ -50,6 +59,34 @@ def answer(results: Results) -> list[str]:
         ]
         if sentence
     ]
+
+
+def _finding(runs: pd.DataFrame, source: str) -> str:
+    """The runs of a source of mismatch that collapsed, without a correction and with each, the least collapsed first."""
+    part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
+    plain = part[part.correction == "none"]
+    corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
+    beside = f" and the control {control.event.sum()} of {len(control)}" if control.event.any() else ""
+    parts = [f"{source} rollouts collapsed {plain.event.sum()} of {len(plain)}{_where(plain)}{beside}"]
+    parts += [f"with {brief(str(name))} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in corrected]
+    return _listed(parts)
+
+
+def _worst(runs: pd.DataFrame) -> str:
+    """The source of mismatch with the largest share of collapses among uncorrected runs; "" if none of them collapsed."""
+    plain = runs[(runs.correction == "none") & ~runs.control]
+    shares = plain.event.groupby(plain.source, sort=False).mean()
+    return str(shares.idxmax()) if len(shares) and shares.max() > 0 else ""
+
+
+def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
+    """`; 2 seeds prove nothing, at least 4 are needed`; "" where an exact test could be significant, and without one."""
+    tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
+    seeds = int(runs.groupby("arm").size().max())
+    if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
+        return ""
+    least = next(n for n in itertools.count(seeds) if tested * tests.smallest_p(n, n) <= SIGNIFICANT)
+    return f"; {count(seeds, 'seed')} {'proves' if seeds == 1 else 'prove'} nothing, at least {least} are needed"
 
 
 def _headline(results: Results) -> str:
@@ -172,15 +209,22 @@ def _control(results: Results) -> str:
     )
 
 
-def _comparisons(table: pd.DataFrame) -> list[str]:
-    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be."""
+def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
+    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be.
+
+    hopeless: whether to tell of questions none of whose comparisons could be significant.
+    """
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():
             rows = table[(table.question == question) & table[f"{test}_p"].notna()]
-            if len(rows):
+            if len(rows) and (hopeless or not _hopeless(rows)):
                 sentences.append(f"{title}, {what}: {_compared(rows, test)}")
     return sentences
+
+
+def _hopeless(rows: pd.DataFrame) -> bool:
+    return bool(rows["least_p"].min() * len(rows) > SIGNIFICANT)
 
 
 def _compared(rows: pd.DataFrame, test: str) -> str:
@@ -190,8 +234,8 @@ def _compared(rows: pd.DataFrame, test: str) -> str:
         shown = [_difference(row, test) for row in significant.to_dict("records")]
         verb = "was" if len(significant) == 1 else "were"
         return f"{len(significant)} of {number} {verb} significant ({_listed(shown, '; ')})."
-    most = rows.loc[rows["least_p"].idxmin()]
-    if most["least_p"] * len(rows) > SIGNIFICANT:
+    if _hopeless(rows):
+        most = rows.loc[rows["least_p"].idxmin()]
         least = f"With {count(most.known, 'seed')} an arm, p ≥ {most['least_p']:.2g} before adjustment"
         return f"no comparison could be significant ({len(rows)} tested). {least}."
     return f"no comparison was significant ({len(rows)} tested, smallest Holm-adjusted p {rows[adjusted].min():.2g})."

@@ -195,6 +195,8 @@ def heat_maps(results: Results) -> Figure | str:
             difference = f"\n{round(arm['from_control'], 2) + 0.0:+.2f}" if pd.notna(arm["from_control"]) else ""
             last[place] = arm["mean"], f"{arm['mean']:.2f}{never}{difference}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
+    if len(columns) == 1:
+        return "all arms have one loss and setting, so that it would have one column"
     below = "; below, its difference from the control" if table.from_control.notna().any() else ""
     maps = [(last, f"last reward{below}", False)]
     if table.collapsed.any():  # else a map of zeros
