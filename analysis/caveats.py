@@ -1,4 +1,4 @@
-"""What a reader must know of a sweep before averaging over it, a sentence each."""
+"""Warnings to a reader before they average over a sweep, a sentence each."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> li
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:
-            for what, found in {"the code": version(process), **process["packages"]}.items():
-                used.setdefault(what, {}).setdefault(str(found), set()).add(run)
+            for what, release in {"the code": version(process), **process["packages"]}.items():
+                used.setdefault(what, {}).setdefault(str(release), set()).add(run)
     return [f"The runs used {len(by)} versions of {what} ({_spread(runs, by)})." for what, by in used.items() if len(by) > 1]
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from analysis.records import Status, checked, onsets, processes
-from analysis.store import Record, Source, rows_table, table_of
+from analysis.store import Record, RunSource, rows_table, table_of
 from harness.config import recorded
 from harness.errors import UserError, first_line
 from harness.run import jsonl
@@ -24,14 +24,14 @@ BETWEEN = re.compile(rb"}\n{")
 FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provenance.json")
 
 
-def sources(sweep: Path) -> dict[str, Source]:
+def sources(sweep: Path) -> dict[str, RunSource]:
     """The runs of a sweep's folder, by id. Folders without a config are among them, so that they are named as unreadable.
 
     Raises UserError when there is no run.
     """
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
-    return {folder.path.name: Source(_signature(folder.path), partial(read, folder)) for folder in folders}
+    return {folder.path.name: RunSource(_signature(folder.path), partial(read, folder)) for folder in folders}
 
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
@@ -84,7 +84,7 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """What the rows of a run lack that began with step `first` and went on to `last`.
+    """Gaps in the rows of a run that began with step `first` and went on to `last`, a sentence each.
 
     done: the run has ended, and so it has a row after its last step.
     """

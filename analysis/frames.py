@@ -11,9 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis import labels
+from harness.errors import printable
 
 WIDTH = 170
 """Characters of a line where the output is no terminal."""
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Characters with which a cell begins that a spreadsheet may run, as `=HYPERLINK(...)` (OWASP, CSV injection)."""
 
 FITTING = 120
 """Characters of a line of Markdown up to which the columns of a table are padded."""
@@ -31,7 +35,7 @@ def _cell(value: Any) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """As a Markdown table; a bar within a cell does not split it."""
+    """A table in Markdown; a bar within a cell does not split it."""
     if table.empty:
         return "Nothing to list."
     head, rows = cells(table)
@@ -50,20 +54,39 @@ def pipes(head: list[str], rows: list[list[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for Markdown in which no HTML is left: a name in a run may hold a tag."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+    """A text for Markdown in which no HTML and no control character is left: a name in a run may hold them."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text))
+
+
+def csv(table: pd.DataFrame, index: bool = False) -> str:
+    """A table as comma-separated values, of which a spreadsheet runs none and a terminal obeys none.
+
+    A text or a column's name that begins a formula gets an apostrophe before it, and control characters are escaped.
+    """
+    safe = table.rename(columns=_inert)
+    texts = [place for place, kind in enumerate(safe.dtypes) if not pd.api.types.is_numeric_dtype(kind)]
+    for place in texts:
+        column = safe.iloc[:, place].astype(object)
+        safe.isetitem(place, column.map({value: _inert(value) for value in column.unique()}))
+    return (safe.rename(index=_inert) if index else safe).to_csv(index=index)
+
+
+def _inert(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(FORMULA) else printable(value)
 
 
 def show(title: str, table: pd.DataFrame) -> None:
-    """Print a title and a table to the terminal; brackets in a cell are shown, not read as rich's markup."""
+    """Print a title and a table to the terminal; rich's markup and control characters in them are shown, and not obeyed."""
     head, rows = cells(table)
     shown = Table()
     for name in head:
-        shown.add_column(escape(name), overflow="fold")
+        shown.add_column(escape(printable(name)), overflow="fold")
     for row in rows:
-        shown.add_row(*map(escape, row))
+        shown.add_row(*(escape(printable(cell)) for cell in row))
     console = terminal()
-    console.print(title, style="italic", markup=False, highlight=False)  # the table's own would wrap at the table's width
+    console.print(printable(title), style="italic", markup=False, highlight=False)  # a title of the table wraps at its width
     console.print(shown)
 
 

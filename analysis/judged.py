@@ -16,7 +16,7 @@ from harness.collapse import outcome
 from harness.errors import UserError
 
 DEPLOYED = {"trainer": "the trainer's own policy", "rollout": "the rollout engine's policy"}
-"""What `faultline report --deployed` names."""
+"""Accepted values of `faultline report --deployed`, and how the report calls each."""
 ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_stderr"}
 
 

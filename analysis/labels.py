@@ -1,4 +1,4 @@
-"""What people read for a column, a metric or a precision: the one table of display labels."""
+"""Display labels of columns, metrics and precisions, in one table."""
 
 from __future__ import annotations
 

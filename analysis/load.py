@@ -16,7 +16,7 @@ from analysis import folders
 from analysis.judged import judge
 from analysis.results import Results
 from analysis.sources import DOSE, is_control, source_of
-from analysis.store import Record, Source, cache, collect
+from analysis.store import Record, RunSource, cache, collect
 from harness.arms import Arm, arms
 from harness.collapse import detect, outcome
 from harness.config.trust import refuse_code
@@ -34,8 +34,8 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     that each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
     Without it such a run is left out and named. Raises UserError when no run can be read, or none of that policy.
     """
-    name, folder, found = _source(str(source))
-    records, table, unreadable = collect(found, cache(str(folder.resolve() if folder else source)))
+    name, folder, sources = _source(str(source))
+    records, table, unreadable = collect(sources, cache(str(folder.resolve() if folder else source)))
     unreadable |= {run: why for run, record in records.items() if (why := _no_outcome(record, trust))}
     records = {run: record for run, record in records.items() if run not in unreadable}
     if not records:
@@ -49,7 +49,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
         if not records:
             wanted = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"{source}: no run has seed {wanted}; it has {', '.join(map(str, there))}")
-    if len(records) < len(found):  # else to filter would only copy all rows
+    if len(records) < len(sources):  # else to filter would only copy all rows
         table = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records)))
     steps = table.to_pandas(split_blocks=True)
     if deployed is not None:
@@ -67,7 +67,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     )
 
 
-def _source(text: str) -> tuple[str, Path | None, dict[str, Source]]:
+def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
     """(name of the sweep, its folder if it has one, its runs)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
@@ -84,12 +84,12 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, Source]]:
 def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
     """Runs that are left out, and why: another run before them has the same arm and seed, as a copied folder does."""
     first: dict[tuple[Arm, int], str] = {}
-    found = {}
+    left_out = {}
     for run, record in records.items():
         seed = record.config["seed"]
         if (twin := first.setdefault((named[run], seed), run)) != run:
-            found[run] = f"left out, since {twin} is seed {seed} of {named[run]} too; move one of them away"
-    return found
+            left_out[run] = f"left out, since {twin} is seed {seed} of {named[run]} too; move one of them away"
+    return left_out
 
 
 def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:

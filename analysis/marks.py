@@ -16,7 +16,7 @@ from analysis.labels import coarseness
 
 CONTROL = "#000000"
 NEUTRAL = "#505050"
-"""What belongs to no arm: reference lines, and the trainer's own precision under a correction."""
+"""Colour of reference lines, and of the trainer's own precision under a correction."""
 HUES = {
     "fp32": NEUTRAL,
     "bf16": "#0072B2",
@@ -33,7 +33,7 @@ HUES = {
 """Okabe and Ito's palette without yellow, which print loses, and with indigo. The kinds of FP8 share a hue and differ in
 lightness. No two are alike to a reader without red or green cones: tests/analysis/test_marks.py."""
 SPARE = ("#CC79A7", "#009E73", "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#3322AA", "#8A4B00", "#443300", "#FFD98C")
-"""Of sources that are no plain precision, as noise: those that no precision of the sweep has come first."""
+"""Colours of sources other than a precision, such as noise. Colours that no precision of the sweep has come first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 """The first is no correction."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
@@ -51,12 +51,12 @@ class Mark(NamedTuple):
 
     @property
     def line(self) -> dict[str, Any]:
-        """Of a line without markers, as matplotlib's keywords."""
+        """matplotlib's keywords of a line without markers."""
         return {"color": self.colour, "linestyle": self.dash}
 
 
 class Styled(NamedTuple):
-    """What decides the look of an arm. source: see analysis.sources."""
+    """The properties of an arm that decide how it looks. source: see analysis.sources."""
 
     arm: str
     precision: str
@@ -75,7 +75,7 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """Of a source, or of a precision that no arm has without anything else."""
+        """The look of a source, or of a precision that no arm has alone."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 

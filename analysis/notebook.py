@@ -12,12 +12,14 @@ from harness.progress import Progress
 
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
-"""Of a picture's palette: curves and text need no more, and the file is a third as large."""
+"""Size of a picture's palette: curves and text need no more, and the file is a third as large."""
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
-    """Execute one notebook in the working folder with its kernel told of `sweep`; returns the .ipynb file. Raises
-    CellExecutionError with the cell and its traceback when a cell fails."""
+    """Execute one notebook on `sweep` in the working folder; the .ipynb file.
+
+    Raises CellExecutionError with the cell and its traceback when a cell fails.
+    """
     import jupytext
     import nbformat
     from nbclient import NotebookClient

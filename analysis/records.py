@@ -1,4 +1,4 @@
-"""What a run recorded, checked once where it is read: whatever comes after relies on these types and bounds.
+"""The record of a run, checked once where it is read: all later code relies on these types and bounds.
 
 A folder or a W&B file may come from anywhere. What no run writes becomes a named problem, and the rest counts.
 """
@@ -71,14 +71,14 @@ def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origi
 
     An event of a detector that the run does not have is left out and named in `damage`.
     """
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for values in events:
         event = checked(Event, values, origin, damage)
         if event and event.detector not in config["collapse"]["detectors"]:
             damage.append(f"{origin}: detector {event.detector!r} is not one of the run's; left out")
         elif event:
-            found.setdefault(event.detector, event.onset)
-    return found
+            first.setdefault(event.detector, event.onset)
+    return first
 
 
 def processes(values: Any, origin: str, damage: list[str]) -> list[Process]:

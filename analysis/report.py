@@ -15,16 +15,16 @@ import pandas as pd
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
-from analysis.figures.outcome import enough
-from analysis.figures.style import PANEL, save
-from analysis.frames import markdown, plain, show, terminal
+from analysis.figures.style import PANEL, png
+from analysis.frames import csv, markdown, plain, show, terminal
 from analysis.load import load
 from analysis.page import Section, page
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
 from analysis.statistics.predictors import HORIZON
 from harness.arms import OPERATION
-from harness.errors import UserError
+from harness.errors import UserError, printable
+from harness.files import output_folder, write_file
 from harness.progress import Progress
 
 LISTED = 3
@@ -62,25 +62,24 @@ def report(
     answer = verdicts.answer(results)
     _print(results, answer)
     sections = _tables(results)
-    out.mkdir(parents=True, exist_ok=True)
-    target = out / "report.html"
+    out = output_folder(out)
     figures = _figures(results)
     if (first := figures[0].figure) is not None:
-        save(first, out / "report.png")
+        write_file(out, "report.png", png(first))
     for part in figures if pictures else ():
         if part.figure is not None:
-            (out / "figures").mkdir(exist_ok=True)
-            save(part.figure, out / "figures" / f"{part.name}.png")
-    target.write_text(_page(results, answer, figures, sections, out), encoding="utf-8")
-    (out / "report.md").write_text(_markdown(results, answer, sections), encoding="utf-8")
-    results.outcomes.to_csv(out / "arms.csv", index=False)
-    results.runs.drop(columns=["onsets", "calm"]).join(results.measures).assign(**_onsets(results)).to_csv(out / "runs.csv")
-    results.evaluations.to_csv(out / "evaluations.csv", index=False)
+            write_file(out, f"figures/{part.name}.png", png(part.figure))
+    write_file(out, "report.html", _page(results, answer, figures, sections, out))
+    write_file(out, "report.md", _markdown(results, answer, sections))
+    runs = results.runs.drop(columns=["onsets", "calm"]).join(results.measures).assign(**_onsets(results))
+    write_file(out, "arms.csv", csv(results.outcomes))
+    write_file(out, "runs.csv", csv(runs, index=True))
+    write_file(out, "evaluations.csv", csv(results.evaluations))
     if into is not None:
         chosen = {"seeds": ",".join(map(str, seeds)), "deployed": deployed, "margin": None if margin is None else f"{margin:g}"}
         command = " ".join([str(source), *(f"--{name} {value}" for name, value in chosen.items() if value)])
         insert(into, command, section(results, command, answer))
-    return target
+    return out / "report.html"
 
 
 def _onsets(results: Results) -> dict[str, pd.Series]:
@@ -102,10 +101,7 @@ def _question(results: Results) -> tuple[str, str]:
 
 
 def _first(results: Results) -> str:
-    if len(results.arms) > PANEL:  # more than curves can tell apart at a glance
-        return "ends" if len(results.arms) <= ROWS else "heatmaps"
-    few = results.runs.groupby("arm").size().max() <= LISTED  # the curve of each seed then says more than a share of two
-    return "reward" if few or not enough(results) else "survival"
+    return "ends" if len(results.arms) <= ROWS else "heatmaps"
 
 
 def _tables(results: Results) -> list[Section]:
@@ -122,19 +118,19 @@ def _tables(results: Results) -> list[Section]:
         "Each threshold was chosen on the other seeds and is common to all losses. Sources of mismatch without a collapse are "
         f"left out. AUC: ranking of runs by whether they collapse within {HORIZON} steps."
     )
-    found = [
+    optional = [
         Section("Mismatch of other precisions", probed, table=results.probes),
         Section("Last reward over losses and settings", pooled, table=tables.pooled(results)),
         Section("Reward by dose", tables.RESPONSE, table=tables.response(results)),
         Section("Real precisions on the curves", tables.REAL, table=tables.real(results)),
     ]
     if results.margin is not None:
-        found.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, results.margin)))
+        optional.append(Section("Claims of equivalence", tables.EQUIVALENCE, table=tables.equivalence(results, results.margin)))
     judged = f"Deployed as: {results.judged}."
     arms = Section("Arms", f"{tables.LISTED} {judged}", table=tables.runs(results))
     return [
         arms,
-        *(section for section in found if section.table is not None and len(section.table)),
+        *(section for section in optional if section.table is not None and len(section.table)),
         Section("Losses and corrections, in numbers", f"{tables.MATRIX} {judged}", table=tables.matrix(results)),
         Section("Outcomes", f"{tables.OUTCOMES} {judged}", table=tables.outcomes(results)),
         Section("Warnings", warned, table=tables.warnings(results)),
@@ -181,7 +177,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """What the page says of a run: its arm, seed and folder, and the settings that not all runs share."""
+    """By run: the arm, seed, folder and unshared settings that the page shows beside its curve."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
@@ -216,7 +212,7 @@ def _print(results: Results, answer: list[str]) -> None:
     show(f"{results.name}. {note}", table)
     console = terminal()
     for sentence in [*answer, *results.caveats]:
-        console.print(sentence, markup=False, highlight=False)
+        console.print(printable(sentence), markup=False, highlight=False)
 
 
 # --- into another file ---------------------------------------------------------------------------------------------------
@@ -236,4 +232,5 @@ def insert(path: Path, command: str, text: str) -> None:
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
         raise UserError(f"{path}: needs the line {begin} once and after it the line {end} once; the results go between them")
     head, tail = before[: before.index(begin) + len(begin)], before[before.index(end) :]
-    path.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
+    path = path.resolve()  # a link of the user's own stays one
+    write_file(path.parent, path.name, f"{head}\n{text}\n{tail}")

@@ -20,7 +20,7 @@ from harness.arms import arms as named
 
 @dataclass(eq=False)
 class Results:
-    """What the runs of a sweep recorded; `analysis.load.load` reads it.
+    """The records of a sweep's runs, and the statistics over them; `analysis.load.load` reads it.
 
     name: of the sweep. folder: where its run folders lie, None for W&B.
 
@@ -138,7 +138,7 @@ class Results:
 
     @cached_property
     def warnings(self) -> pd.DataFrame:
-        """What each diagnostic would have warned of, in the runs whose outcome is known."""
+        """The collapses that each diagnostic would have foretold, among runs whose outcome is known."""
         return predictors.evaluate(self.ended, self.steps)
 
     @cached_property
@@ -180,7 +180,7 @@ class Results:
 
     @cached_property
     def caveats(self) -> list[str]:
-        """What to know before averaging, a sentence each."""
+        """Warnings before averaging over the sweep, a sentence each."""
         return [*caveats.caveats(self.runs, self.recorded, self.provenance, self.damaged), *self.disagreements]
 
     @cached_property

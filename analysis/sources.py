@@ -1,4 +1,4 @@
-"""What makes the rollouts of a run differ from its trainer, by its config."""
+"""The source of mismatch between a run's rollouts and its trainer, read from its config."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
 
 
 def _noises(engine: Mapping[str, Any]) -> list[str]:
-    found = []
+    parts = []
     for key in NOISES:
         size, persistence = engine.get(key), engine.get(f"{key}_persistence")
         if isinstance(size, int | float) and size:
             lasting = f" of persistence {persistence:g}" if isinstance(persistence, int | float) and persistence else ""
-            found.append(f"{key.replace('_', ' ')} {size:g}{lasting}")
-    return found
+            parts.append(f"{key.replace('_', ' ')} {size:g}{lasting}")
+    return parts

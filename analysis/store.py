@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.progress import Progress
 
 VERSION = 5
-"""Of the cache's layout; a cache of another version is made again."""
+"""Version of the cache's layout; a cache of another version is made again."""
 
 
 class Record(NamedTuple):
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     damage: str
 
 
-class Source(NamedTuple):
+class RunSource(NamedTuple):
     """Where a run is read from. signature: changes with the record. read: raises UserError if the run cannot be read."""
 
     signature: str
@@ -87,7 +87,7 @@ def _whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
-def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
+def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
     """(records, rows of all runs, why runs could not be read), from the cache where the signature still fits."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
@@ -95,14 +95,15 @@ def collect(sources: dict[str, Source], cache: Path) -> tuple[dict[str, Record],
         return {run: kept[run] for run in sources}, table, {}
     parts, unreadable, progress = [table] if table is not None else [], {}, Progress(len(missing))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
-        for run, found in zip(missing, pool.map(lambda run: _try(sources[run].read), missing), strict=True):
-            if isinstance(found, UserError):
-                unreadable[run] = str(found)
+        for run, result in zip(missing, pool.map(lambda run: _try(sources[run].read), missing), strict=True):
+            if isinstance(result, UserError):
+                unreadable[run] = str(result)
             else:
-                kept[run] = found[0]
-                parts.append(found[1])
+                kept[run] = result[0]
+                parts.append(result[1])
             progress.show(f"reading runs: {len(kept) + len(unreadable)} of {len(sources)}")
     table = pa.concat_tables(parts, promote_options="default").unify_dictionaries() if parts else pa.table({})
+    table = table.combine_chunks()  # whole columns need no copy to be read
     with suppress(OSError):  # a folder of someone else's; then the next reading takes as long as this one
         _write(cache, {run: sources[run].signature for run in kept}, kept, table)
     return {run: kept[run] for run in sources if run in kept}, table, unreadable
@@ -115,9 +116,9 @@ def _try(read: Callable[[], Any]) -> Any:
         return error
 
 
-def _cached(cache: Path, sources: dict[str, Source]) -> tuple[dict[str, Record], pa.Table | None]:
+def _cached(cache: Path, sources: dict[str, RunSource]) -> tuple[dict[str, Record], pa.Table | None]:
     try:
-        table = pa.ipc.open_file(pa.OSFile(str(cache))).read_all()
+        table = pa.ipc.open_file(pa.memory_map(str(cache))).read_all()
         table.validate(full=True)
         meta = json.loads(table.schema.metadata[b"faultline"])
         if meta["version"] != VERSION:

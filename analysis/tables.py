@@ -154,12 +154,12 @@ def matrix(results: Results) -> pd.DataFrame:
     """Results.combinations with a cell per arm, as MATRIX says."""
     table = results.combinations
     cells: dict[str, dict[str, str]] = {place: {} for place in table.down}
-    for found in table.to_dict("records"):
-        never = f" ({found['never_learned']} never learned)" if found["never_learned"] else ""
-        spread = f" ({found['least']:.2f} to {found['most']:.2f})" if found["known"] > 1 else ""
-        last = f"; {found['mean']:.2f}{spread}" if pd.notna(found["mean"]) else ""
-        difference = f"; {round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
-        cells[found["down"]][found["across"]] = f"{found['collapsed']}/{found['known']}{never}{last}{difference}"
+    for row in table.to_dict("records"):
+        never = f" ({row['never_learned']} never learned)" if row["never_learned"] else ""
+        spread = f" ({row['least']:.2f} to {row['most']:.2f})" if row["known"] > 1 else ""
+        last = f"; {row['mean']:.2f}{spread}" if pd.notna(row["mean"]) else ""
+        difference = f"; {round(row['from_control'], 2) + 0.0:+.2f}" if pd.notna(row["from_control"]) else ""
+        cells[row["down"]][row["across"]] = f"{row['collapsed']}/{row['known']}{never}{last}{difference}"
     return pd.DataFrame.from_dict(cells, orient="index").rename_axis("").reset_index().fillna("–")
 
 
@@ -199,8 +199,8 @@ def response(results: Results) -> pd.DataFrame:
 def _tolerated(curve: Curve, margin: float) -> str:
     if curve.level is None:
         return "too few doses"
-    found = curve.tolerated(margin)
-    value, low, high = (f"above {curve.doses[-1]:.1e}" if np.isinf(end) else f"{end:.1e}" for end in found)
+    interval = curve.tolerated(margin)
+    value, low, high = (f"above {curve.doses[-1]:.1e}" if np.isinf(end) else f"{end:.1e}" for end in interval)
     return f"{value} " + (f"({low} to {high})" if curve.few <= FEW else f"[{low} to {high}]")
 
 

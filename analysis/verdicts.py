@@ -1,6 +1,8 @@
-"""What a sweep shows, in sentences, each with its count and its uncertainty."""
+"""The findings of a sweep as sentences, each with its count and its uncertainty."""
 
 from __future__ import annotations
+
+import itertools
 
 import pandas as pd
 
@@ -36,13 +38,20 @@ LISTED = 5
 def answer(results: Results) -> list[str]:
     """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
     runs = results.ended
-    some = not (runs.outcome == "never learned").all()  # else it is said once
+    worst = _worst(runs)
+    proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
+    some = not (runs.outcome == "never learned").all()  # else the headline has it
     return [
         sentence
         for sentence in [
+            f"{_finding(runs, worst)}{proof}." if worst else "",
             _headline(results),
-            *([_stable(results)] if results.control_only else [*_comparisons(results.outcomes), _control(results)]),
-            *(_by_source(runs) if some else []),
+            *(
+                [_stable(results)]
+                if results.control_only
+                else [*_comparisons(results.outcomes, hopeless=not proof), _control(results)]
+            ),
+            *(_by_source(runs[runs.source != worst]) if some else []),
             _compatible(runs) if some else "",
             _never_learned(runs) if some else "",
             _definitions(results),
@@ -52,8 +61,36 @@ def answer(results: Results) -> list[str]:
     ]
 
 
+def _finding(runs: pd.DataFrame, source: str) -> str:
+    """The runs of a source of mismatch that collapsed, without a correction and with each, the least collapsed first."""
+    part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
+    plain = part[part.correction == "none"]
+    corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
+    beside = f" and the control {control.event.sum()} of {len(control)}" if control.event.any() else ""
+    parts = [f"{source} rollouts collapsed {plain.event.sum()} of {len(plain)}{_where(plain)}{beside}"]
+    parts += [f"with {brief(str(name))} {mine.event.sum()} of {len(mine)}{_where(mine)}" for name, mine in corrected]
+    return _listed(parts)
+
+
+def _worst(runs: pd.DataFrame) -> str:
+    """The source of mismatch with the largest share of collapses among uncorrected runs; "" if none of them collapsed."""
+    plain = runs[(runs.correction == "none") & ~runs.control]
+    shares = plain.event.groupby(plain.source, sort=False).mean()
+    return str(shares.idxmax()) if len(shares) and shares.max() > 0 else ""
+
+
+def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
+    """`; 2 seeds prove nothing, at least 4 are needed`; "" where an exact test could be significant, and without one."""
+    tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
+    seeds = int(runs.groupby("arm").size().max())
+    if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
+        return ""
+    least = next(n for n in itertools.count(seeds) if tested * tests.smallest_p(n, n) <= SIGNIFICANT)
+    return f"; {count(seeds, 'seed')} {'proves' if seeds == 1 else 'prove'} nothing, at least {least} are needed"
+
+
 def _headline(results: Results) -> str:
-    """What became of the runs: how many collapsed, survived and never learned, and how many have not ended."""
+    """How many runs collapsed, survived and never learned, and how many have not ended."""
     runs, left = results.ended, results.runs[results.runs.outcome == "unfinished"]
     if runs.empty:
         return f"No run has ended: {_states(left)}."
@@ -62,14 +99,14 @@ def _headline(results: Results) -> str:
     rest = ", ".join(f"{part} {kind}" for part, kind in ((survived, "survived"), (never, "never learned")) if part)
     if fallen:
         where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
-        said = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
+        sentence = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
     elif never == number:
-        said = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
+        sentence = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
     else:
-        said = f"0 of {number} runs collapsed: {rest}."
+        sentence = f"0 of {number} runs collapsed: {rest}."
     if left.empty:
-        return said
-    return f"{said} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
+        return sentence
+    return f"{sentence} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
 
 
 def _states(runs: pd.DataFrame) -> str:
@@ -118,8 +155,8 @@ def _where(runs: pd.DataFrame) -> str:
     if place.nunique() < 2 or not runs.event.any():
         return ""
     place = place.map(brief)
-    found = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
-    return f" ({_listed(found)})"
+    places = [f"{name} {part.sum()} of {len(part)}" for name, part in runs.event.groupby(place, sort=False) if part.any()]
+    return f" ({_listed(places)})"
 
 
 def _listed(parts: list[str], between: str = ", ") -> str:
@@ -127,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """What an arm without a collapse leaves open, where the shares above have no interval."""
+    """An interval only for one arm without a collapse: arms differ in their collapse rate."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -172,15 +209,22 @@ def _control(results: Results) -> str:
     )
 
 
-def _comparisons(table: pd.DataFrame) -> list[str]:
-    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be."""
+def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
+    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be.
+
+    hopeless: whether to tell of questions none of whose comparisons could be significant.
+    """
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():
             rows = table[(table.question == question) & table[f"{test}_p"].notna()]
-            if len(rows):
+            if len(rows) and (hopeless or not _hopeless(rows)):
                 sentences.append(f"{title}, {what}: {_compared(rows, test)}")
     return sentences
+
+
+def _hopeless(rows: pd.DataFrame) -> bool:
+    return bool(rows["least_p"].min() * len(rows) > SIGNIFICANT)
 
 
 def _compared(rows: pd.DataFrame, test: str) -> str:
@@ -190,8 +234,8 @@ def _compared(rows: pd.DataFrame, test: str) -> str:
         shown = [_difference(row, test) for row in significant.to_dict("records")]
         verb = "was" if len(significant) == 1 else "were"
         return f"{len(significant)} of {number} {verb} significant ({_listed(shown, '; ')})."
-    most = rows.loc[rows["least_p"].idxmin()]
-    if most["least_p"] * len(rows) > SIGNIFICANT:
+    if _hopeless(rows):
+        most = rows.loc[rows["least_p"].idxmin()]
         least = f"With {count(most.known, 'seed')} an arm, p ≥ {most['least_p']:.2g} before adjustment"
         return f"no comparison could be significant ({len(rows)} tested). {least}."
     return f"no comparison was significant ({len(rows)} tested, smallest Holm-adjusted p {rows[adjusted].min():.2g})."
@@ -251,13 +295,13 @@ def _warned(table: pd.DataFrame) -> str:
 
 
 def setting(results: Results) -> str:
-    """What every run did, of what they share."""
+    """The settings that all runs share, in one sentence."""
     known = [text.format(results.shared[key]) for key, text in SETTINGS.items() if key in results.shared]
     return f"Every run: {', '.join(known)}." if known else ""
 
 
 def provenance(results: Results) -> str:
-    """What every run did; code, versions and machines of the runs."""
+    """The shared settings; code, versions and machines of the runs."""
     processes = [process for processes in results.provenance.values() for process in processes]
     if not processes:
         return "No run recorded its code or its machine."

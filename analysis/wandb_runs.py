@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.records import Status, checked, onsets, processes
-from analysis.store import Record, Source, rows_table, table_of
+from analysis.store import Record, RunSource, rows_table, table_of
 from harness.config import recorded
 from harness.errors import UserError, first_line
 from harness.run.folder import LAST_STEP
@@ -25,13 +25,13 @@ from harness.run.wandb import REPORT
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
-"""Of a piece of a record: crc32, length, kind (1 whole, 2 first, 3 middle, 4 last), as LevelDB's log has it."""
+"""Header of a piece of a record in LevelDB's log: crc32, length, kind (1 whole, 2 first, 3 middle, 4 last)."""
 
 
 # --- offline files -----------------------------------------------------------------------------------------------------
 
 
-def offline(root: Path) -> dict[str, Source]:
+def offline(root: Path) -> dict[str, RunSource]:
     """The runs whose `run-<id>.wandb` files lie anywhere below `root`, by id. Raises UserError when there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
@@ -44,7 +44,7 @@ def offline(root: Path) -> dict[str, Source]:
         paths = sorted(paths, key=lambda path: path.parent.name.split("-")[-2])  # the name begins with the time of the start
         stats = [path.stat() for path in paths]
         signature = " ".join(f"{stat.st_size}:{stat.st_mtime_ns}" for stat in stats)
-        sources[run] = Source(signature, partial(read_offline, run, paths))
+        sources[run] = RunSource(signature, partial(read_offline, run, paths))
     return sources
 
 
@@ -119,7 +119,7 @@ def _damaged(data: bytes, end: int) -> bool:
 # --- a server ----------------------------------------------------------------------------------------------------------
 
 
-def server(path: str) -> dict[str, Source]:
+def server(path: str) -> dict[str, RunSource]:
     """The runs of `[entity/]project[:group]`, by id. Raises UserError when the server or the project cannot be read."""
     import wandb
 
@@ -132,7 +132,7 @@ def server(path: str) -> dict[str, Source]:
     runs = [run for run in runs if not run.id.startswith(REPORT)]
     if not runs:
         raise UserError(f"wandb:{path}: no run in it; the form is wandb:[entity/]project[:group]")
-    return {run.id: Source(f"{run.state}:{run.lastHistoryStep}", partial(read_server, run)) for run in runs}
+    return {run.id: RunSource(f"{run.state}:{run.lastHistoryStep}", partial(read_server, run)) for run in runs}
 
 
 def read_server(run: Any) -> tuple[Record, pa.Table]:

@@ -73,6 +73,20 @@ def replacing(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
+def write_file(folder: Path, name: str, content: str | bytes) -> None:
+    """Write the file `name` of `folder` as `replacing` does; a text in UTF-8."""
+    with replacing(folder, name) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def output_folder(folder: Path) -> Path:
+    """Make the folder of a command's results. Raises UserError where it is a link, which may lead anywhere."""
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a link; write into a folder of your own with --out, or give the folder itself")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def open_own(path: Path, mode: str) -> IO[Any]:
     """Open a file to append to it. Raises OSError if it is a link."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))

@@ -19,8 +19,8 @@ from analysis.statistics.performance import HEALTHY
 class Output(NamedTuple):
     """A figure with its title and what its caption says.
 
-    panels: words of a title, a label or a cell -> what is said where the figure has them. control: likewise where the control
-    is drawn.
+    panels: words of a title, a label or a cell -> sentence of the caption of a figure that has them. control: sentence of the
+    caption of a figure that draws the control.
     """
 
     title: str
@@ -32,9 +32,9 @@ class Output(NamedTuple):
     def explain(self, figure: Figure) -> str:
         """The caption of what was drawn."""
         words = " ".join(text.get_text() for text in figure.findobj(Text))
-        said = [text for name, text in self.panels.items() if name in words]
+        conditional = [text for name, text in self.panels.items() if name in words]
         black = any(to_hex(line.get_color()) == CONTROL for axis in figure.axes for line in axis.lines)
-        return " ".join(filter(None, (self.caption, *said, self.control if black else "")))
+        return " ".join(filter(None, (self.caption, *conditional, self.control if black else "")))
 
 
 FIGURES = {

@@ -40,7 +40,7 @@ def response(results: Results) -> Figure | str:
         mine = [curve for curve in curves if (curve.family, curve.correction) == (family, correction)]
         plain = [curve for curve in curves if curve.family == family and curve.correction == "none" != correction]
         own = [arm for arm in real if (arm.family, arm.correction) == (family, correction)]
-        apart = [word for word, told in zip((*family[1:], correction), differ, strict=True) if told and word != "none"]
+        apart = [word for word, differs in zip((*family[1:], correction), differ, strict=True) if differs and word != "none"]
         for axis, persistence in zip(line, columns, strict=True):
             _control(axis, mine[0].control, margin)
             for curve in plain:
@@ -83,9 +83,9 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
     lines: dict[str, tuple[str, float, Any]] = {"control": (CONTROL, 1, "-"), f"control − {margin:g}": (CONTROL, 0.8, ":")}
     lines["fit to the arms"] = NEUTRAL, 1.5, "-"
     lines |= {"fit without a correction": (NEUTRAL, 0.8, "--")} if corrected else {}
-    found = {name: Line2D([], [], color=hue, linewidth=width, linestyle=dash) for name, (hue, width, dash) in lines.items()}
+    legend = {name: Line2D([], [], color=hue, linewidth=width, linestyle=dash) for name, (hue, width, dash) in lines.items()}
     arm = key(Mark(NEUTRAL, "o", "-"), line=False)
-    return found | {"arm with noise": arm, "real precision": key(Mark(NEUTRAL, "o", "-"), line=False, markerfacecolor="white")}
+    return legend | {"arm with noise": arm, "real precision": key(Mark(NEUTRAL, "o", "-"), line=False, markerfacecolor="white")}
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -34,11 +34,11 @@ class Dumped(NamedTuple):
 
 def density(results: Results) -> Figure | str:
     """Log ratio of a token against log μ, and the tail of |log ratio|, per precision."""
-    found = _dumped(results)
-    if not found:
+    by_precision = _dumped(results)
+    if not by_precision:
         return NONE
-    figure, axes = grid(len(found) + 1, 3, 2.9)
-    for i, (precision, tokens) in enumerate(found.items()):
+    figure, axes = grid(len(by_precision) + 1, 3, 2.9)
+    for i, (precision, tokens) in enumerate(by_precision.items()):
         axis, every = axes[i], -(-len(tokens.log_ratio) // MOST_TOKENS) or 1
         x, y = tokens.logp_rollout[::every], tokens.log_ratio[::every]
         image = axis.hexbin(x, y, gridsize=50, bins="log", cmap=HEAT, mincnt=1, rasterized=True)
@@ -63,11 +63,11 @@ def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.nd
 
 def positions(results: Results) -> Figure | str:
     """K3 of a token by its place in the response, and the tail index of the sequence weights, per precision."""
-    found = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
-    if not found:
+    by_precision = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
+    if not by_precision:
         return NONE if not _dumped(results) else "rollout and trainer agree bit for bit in every dump"
     figure, ((left, right),) = subplots(1, 2, 3.4)
-    for precision, tokens in found.items():
+    for precision, tokens in by_precision.items():
         line, label = results.marks.source(precision).line, f"{precision} ({len(tokens.log_weight):,} responses)"
         left.plot(*by_position(tokens), **line, label=literal(label))
         right.plot(*hill(tokens.log_weight), **line, label=literal(label))

@@ -69,12 +69,12 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
 
 def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
     """The legend of points: the colour of each source, and the marker of each correction."""
-    found: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
+    legend: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
         label = "no correction" if name == "none" else short(name)
-        found[label] = tuple(key(Mark(NEUTRAL, marker, "-"), line=False, markerfacecolor="none") for marker in markers[name])
-    return found
+        legend[label] = tuple(key(Mark(NEUTRAL, marker, "-"), line=False, markerfacecolor="none") for marker in markers[name])
+    return legend
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
@@ -181,5 +181,5 @@ def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
     steps = results.steps.reindex(columns=["run", *names]).dropna()
     steps = steps[steps.run.isin(rejecting)]
     steps = steps if steps[names].stack().nunique() > 1 else steps[:0]
-    found = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
-    return found.set_axis(found.index.astype(str)).join(results.runs.arm)
+    lengths = steps.groupby("run", observed=True)[names].mean().set_axis(["used", "dropped"], axis=1)
+    return lengths.set_axis(lengths.index.astype(str)).join(results.runs.arm)

@@ -1,4 +1,4 @@
-"""Figures of what became of the arms: survival, steps of health gained, heat maps, curves of the reward."""
+"""Figures of the arms' outcomes: survival, steps of health gained, heat maps, curves of the reward."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from analysis.statistics.outcomes import SIGNIFICANT
 CURVE_POINTS = 200
 """Steps at which a curve is drawn: more cannot be seen."""
 LEAST_SPAN = 0.3
-"""Of the rewards on an axis, so that small differences look small."""
+"""Least span of a reward axis, so that small differences look small."""
 RISKS = 5
 """Steps at which the runs at risk are counted."""
 
 
 def too_few(results: Results) -> str:
     """Why a figure that rests on collapses is not drawn."""
-    found = int(results.runs.event.sum())
-    return f"it takes {survival.ENOUGH} collapses, and there {'is' if found == 1 else 'are'} {found or 'none'}"
+    collapses = int(results.runs.event.sum())
+    return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 
 
 def enough(results: Results) -> bool:
@@ -101,29 +101,29 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     corrections = list(dict.fromkeys(correction for _, correction, _ in groups))
     places = sorted(groups, key=lambda place: (place[0], place[1] != "none", corrections.index(place[1]), place[2]))
     differ = [len({place[i] for place in places}) > 1 for i in range(3)]
-    found = []
+    multiples = []
     for calm, correction, loss in places:
         words = (loss, "no correction" if correction == "none" else correction, calm)
-        title = " · ".join(word for word, told in zip(words, differ[::-1], strict=True) if told and word)
+        title = " · ".join(word for word, differs in zip(words, differ[::-1], strict=True) if differs and word)
         parts = chunks(groups[calm, correction, loss])
         titles = [short((title + part_of(i, parts)).strip(), 32) for i in range(len(parts))]
-        found += [Panel(told, loss, calm, correction, part) for told, part in zip(titles, parts, strict=True)]
-    return found
+        multiples += [Panel(name, loss, calm, correction, part) for name, part in zip(titles, parts, strict=True)]
+    return multiples
 
 
 def part_of(place: int, parts: list) -> str:
-    """What the title of panel number `place` adds, where several panels share what they show."""
+    """The suffix of a panel's title, such as " (2 of 3)", where several panels share one title."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
 def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
     """The legend of panels: a line per source, the control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
-    found: dict[str, Line2D] = {}
+    legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
         look = results.marks.arms[str(arm)]._replace(marker=results.marks.source(row.source).marker)
-        found.setdefault("control" if row.control else literal(row.source), key(look))
-    return found
+        legend.setdefault("control" if row.control else literal(row.source), key(look))
+    return legend
 
 
 def forest(results: Results) -> Figure | str:
@@ -187,14 +187,16 @@ def heat_maps(results: Results) -> Figure | str:
     if table.empty:
         return "no run has ended"
     shares, last = {}, {}
-    for found in table.to_dict("records"):
-        place = found["down"], found["across"]
-        never = " †" if found["never_learned"] else ""
-        shares[place] = found["collapsed"] / found["known"], f"{found['collapsed']}/{found['known']}{never}"
-        if pd.notna(found["mean"]):
-            difference = f"\n{round(found['from_control'], 2) + 0.0:+.2f}" if pd.notna(found["from_control"]) else ""
-            last[place] = found["mean"], f"{found['mean']:.2f}{never}{difference}"
+    for arm in table.to_dict("records"):
+        place = arm["down"], arm["across"]
+        never = " †" if arm["never_learned"] else ""
+        shares[place] = arm["collapsed"] / arm["known"], f"{arm['collapsed']}/{arm['known']}{never}"
+        if pd.notna(arm["mean"]):
+            difference = f"\n{round(arm['from_control'], 2) + 0.0:+.2f}" if pd.notna(arm["from_control"]) else ""
+            last[place] = arm["mean"], f"{arm['mean']:.2f}{never}{difference}"
     rows, columns = list(table.down.unique()), list(table.across.unique())
+    if len(columns) == 1:
+        return "all arms have one loss and setting, so that it would have one column"
     below = "; below, its difference from the control" if table.from_control.notna().any() else ""
     maps = [(last, f"last reward{below}", False)]
     if table.collapsed.any():  # else a map of zeros

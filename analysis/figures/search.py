@@ -1,4 +1,4 @@
-"""What a threshold search has found: healthy runs against each threshold, the reward beside it, importance of the parameters."""
+"""Figures of a threshold search: healthy runs and reward against each threshold, importance of the parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def search(results: Results) -> Figure | str:
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []
-    numbers = {key: found for key in keys if len((found := _numbers(results, key)).unique()) > 1}
+    numbers = {key: values for key in keys if len((values := _numbers(results, key)).unique()) > 1}
     if home is None or not numbers:
         return "the sweep is no search of a threshold, or one value of it alone has been tried"
     importance = _importance(_read(home / "search.json"))
@@ -69,8 +69,8 @@ def _share(axis: Axes, collapsed: pd.Series, value: pd.Series) -> None:
 
 
 def _importance(result: dict[str, Any]) -> dict[str, float]:
-    found = result.get("importance")
-    values = found.items() if isinstance(found, dict) else ()
+    importance = result.get("importance")
+    values = importance.items() if isinstance(importance, dict) else ()
     return {name: float(value) for name, value in values if isinstance(value, int | float) and 0 <= value <= 1}
 
 

@@ -50,8 +50,8 @@ def lead_times(results: Results) -> Figure | str:
 
 def bounds(results: Results) -> Figure | str:
     """Share collapsed and last reward: level and action of a correction x its upper bound, the uncorrected arm beside it."""
-    found = {run: values.get(BOUND) for run, values in results.flat.items()}
-    upper = pd.Series(found, dtype=float).dropna()
+    bounds_of = {run: values.get(BOUND) for run, values in results.flat.items()}
+    upper = pd.Series(bounds_of, dtype=float).dropna()
     runs = results.runs_but([BOUND])
     if runs.empty or upper.empty:
         return ONE_BOUND
@@ -96,7 +96,7 @@ def frontier(results: Results) -> Figure | str:
 
 
 def costs(results: Results) -> Figure | str:
-    """What an arm costs: seconds of a step, and tokens that its correction throws away."""
+    """The cost of each arm: seconds of a step, and tokens that its correction throws away."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]

@@ -6,7 +6,6 @@ import io
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -24,11 +23,11 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Lines of a panel at most."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Of what are no arms, as families of corrections on a page of replay; figures of arms take `Results.marks`."""
+"""Colours of series that are not arms, such as families of corrections; figures of arms take `Results.marks`."""
 HEAT = "viridis"
 """Colours of a value: even steps to every reader, and on a grey print."""
 WIDTH = 9.0
-"""Inches."""
+"""Width of a figure in inches."""
 
 matplotlib.rcParams |= {
     "svg.fonttype": "none",
@@ -44,7 +43,7 @@ matplotlib.rcParams |= {
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour and dash of line number `place` of what are no arms; 64 differ."""
+    """Colour and dash of line number `place`, where lines are not arms; 64 differ."""
     return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 
@@ -66,7 +65,7 @@ def short(text: str, width: int = 34) -> str:
 
 
 def lines(labels: Iterable[str]) -> int:
-    """Of the highest label."""
+    """The largest number of lines among some labels."""
     return max((label.count("\n") + 1 for label in labels), default=1)
 
 
@@ -118,7 +117,7 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
 
 
 Handle = Line2D | tuple[Line2D, ...]
-"""Of a legend; several lines stand side by side."""
+"""The handle of one legend entry; several lines stand side by side."""
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
@@ -147,7 +146,7 @@ def key(mark: Mark, line: bool = True, **options) -> Line2D:
     return Line2D([], [], linestyle="", marker=mark.marker, color=mark.colour, **options)
 
 
-class Drawn(NamedTuple):
+class Drawing(NamedTuple):
     """An SVG element, and where its curves of single runs lie.
 
     curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
@@ -158,7 +157,7 @@ class Drawn(NamedTuple):
     curves: dict[str, list[dict[str, Any]]]
 
 
-def draw(figure: Figure, name: str) -> Drawn:
+def draw(figure: Figure, name: str) -> Drawing:
     """The figure as SVG. name: begins the ids of its curves. A line whose gid is set is the curve of the run with that id.
 
     A run may have chosen any of the texts.
@@ -176,12 +175,14 @@ def draw(figure: Figure, name: str) -> Drawn:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
     panels = [_panel(figure, axis) for axis in figure.axes] if curves else []  # once the layout is settled
-    return Drawn(buffer.getvalue()[buffer.getvalue().index("<svg") :], {"panels": panels, "curves": curves})
+    return Drawing(buffer.getvalue()[buffer.getvalue().index("<svg") :], {"panels": panels, "curves": curves})
 
 
-def save(figure: Figure, path: Path) -> None:
+def png(figure: Figure, dpi: int = 110) -> bytes:
     """The figure as a PNG for a text or a talk; the same figure gives the same bytes."""
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _plain(value: float) -> float:

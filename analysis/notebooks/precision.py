@@ -55,9 +55,9 @@ for key, mine in runs[runs.correction == "none"].groupby(["loss", "setting"]):
     for precision, part in mine[~mine.control].groupby("precision"):
         final = part.set_index("seed").final
         if shared := len(control.index.intersection(final.index)):
-            found = paired_difference(final, control, np.random.default_rng(0))
+            interval = paired_difference(final, control, np.random.default_rng(0))
             row = {"loss": " ".join(key).strip(), "precision": precision, "seeds": shared}
-            rows.append(row | dict(zip(("difference", "lower", "upper"), found, strict=True)))
+            rows.append(row | dict(zip(("difference", "lower", "upper"), interval, strict=True)))
 pd.DataFrame(rows)
 
 # %%

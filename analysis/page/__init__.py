@@ -49,7 +49,7 @@ class Section(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure as SVG, and its curves as `figures.style.Drawn` has them."""
+    """A figure as SVG, and its curves as `figures.style.Drawing` has them."""
 
     svg: Markup
     curves: dict[str, list[dict[str, Any]]]

@@ -16,9 +16,9 @@ from PIL import Image
 from harness.errors import UserError
 
 WIDTH = 1440
-"""Of the window, in pixels."""
+"""Width of the browser window in pixels."""
 COLOURS = 256
-"""Of the palette: with fewer, two hues of precisions become one."""
+"""Size of the palette: with fewer colours, two hues of precisions become one."""
 CALLOUTS = {
     1: "ul.answer",
     2: "ul.answer ~ p.note",

@@ -28,12 +28,12 @@ def references(runs: pd.DataFrame) -> dict[str, str]:
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
     controls = {(a.loss, a.calm): a.arm for a in arms[arms.control].itertuples()}
-    found = {}
+    compared = {}
     for a in arms.itertuples():
         wanted = controls.get((a.loss, a.calm)) if a.correction == "none" else plain.get((a.precision, a.loss, a.setting))
         if wanted not in (None, a.arm):
-            found[a.arm] = wanted
-    return found
+            compared[a.arm] = wanted
+    return compared
 
 
 def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:

@@ -128,6 +128,7 @@ def points(
     runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
+    measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows
     table = runs[["loss", "setting", "correction", "precision", "control", "seed"]].assign(
         noise=pd.Series({run: engine.get("noise", 0.0) for run, engine in engines.items()}, dtype=float),
         persistence=pd.Series({run: engine.get("noise_persistence", 0.0) for run, engine in engines.items()}, dtype=float),
@@ -138,7 +139,8 @@ def points(
     for metric, policy in policies.items():
         if metric in steps:
             evaluated = steps[["run", metric]].dropna().groupby("run", observed=True)[metric]
-            parts.append(table.assign(policy=policy, response=evaluated.apply(lambda values: values.tail(LAST).mean())))
+            response = evaluated.apply(lambda values: values.tail(LAST).mean()).reindex(runs.index)
+            parts.append(table.assign(policy=policy, response=response))
     if not parts:
         return table.assign(policy="", response=np.nan)[:0]
     return pd.concat(parts).dropna(subset=["response", "k3"])
@@ -151,7 +153,7 @@ def curves(table: pd.DataFrame) -> list[Curve]:
     controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}
     noisy = table[table.noise > 0].assign(plain=lambda rows: rows.correction != "none")
     noisy = noisy.sort_values(["plain", "correction", "persistence"], kind="stable")
-    found = []
+    fitted = []
     for key, part in noisy.groupby(["policy", "loss", "setting", "correction", "persistence"], sort=False):
         control = controls.get(key[:3])
         if control is None:
@@ -161,8 +163,8 @@ def curves(table: pd.DataFrame) -> list[Curve]:
             continue
         arms = [(arm.k3.median(), arm.response.to_numpy()) for _, arm in part.groupby("noise")]
         arms.sort(key=lambda arm: arm[0])
-        found.append(_curve(key, arms, control.response.to_numpy(), median(part.measured)))
-    return found
+        fitted.append(_curve(key, arms, control.response.to_numpy(), median(part.measured)))
+    return fitted
 
 
 def _curve(

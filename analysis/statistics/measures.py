@@ -1,4 +1,4 @@
-"""What runs recorded, run by run and arm by arm: mismatch, evaluations, causes, probes and cost."""
+"""Measures of the recorded metrics, run by run and arm by arm: mismatch, evaluations, causes, probes and cost."""
 
 from __future__ import annotations
 

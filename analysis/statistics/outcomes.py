@@ -1,4 +1,4 @@
-"""What became of each arm, and its comparison with its reference arm."""
+"""Outcome of each arm, and its comparison with its reference arm."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
     return table
 
 
-def _interval(name: str, found: tests.Interval) -> dict[str, float]:
-    return {name: found.value, f"{name}_low": found.lower, f"{name}_high": found.upper}
+def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name}_low": interval.lower, f"{name}_high": interval.upper}
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
@@ -78,22 +78,22 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     least = tests.smallest_p(n, m)
     if least > SIGNIFICANT:
         notes.insert(0, f"{n} against {m} runs: p ≥ {least:.2g}, too few for significance")
-    found = {"reference": reference, "question": question, **untested, "least_p": least, "note": "; ".join(notes)}
+    comparison = {"reference": reference, "question": question, **untested, "least_p": least, "note": "; ".join(notes)}
     if not (n and m):
-        return found
+        return comparison
     gained = survival.rmst_difference(mine, other, tau, rng)
     both = pd.concat([mine, other])
     group = (both.arm == mine.arm.iloc[0]).to_numpy()
     # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
     p = tests.logrank_p(both.time.to_numpy(), both.event.to_numpy(), group, rng) if both.event.any() else np.nan
-    found |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
+    comparison |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
     ended = (part[part.outcome != "unfinished"] for part in (mine, other))
     one, another = (pd.Series(final[part.index].to_numpy(), part.seed).dropna() for part in ended)
     if seeds := len(one.index.intersection(another.index)):
-        found |= _interval("reward_gained", paired_difference(one, another, rng)) | {"shared_seeds": seeds}
+        comparison |= _interval("reward_gained", paired_difference(one, another, rng)) | {"shared_seeds": seeds}
     if len(one) and len(another):
-        found["reward_p"] = tests.difference_p(one, another, rng=rng)
-    return found
+        comparison["reward_p"] = tests.difference_p(one, another, rng=rng)
+    return comparison
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:

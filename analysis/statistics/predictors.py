@@ -42,11 +42,11 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
-    found = {}
+    by_run = {}
     for run, index in rows.groupby("run", observed=True).indices.items():
         smooth = _running_median(values[index])
-        found[run] = Signal(at[index], np.maximum.accumulate(np.where(np.isnan(smooth), -np.inf, smooth)), smooth)
-    return found
+        by_run[run] = Signal(at[index], np.maximum.accumulate(np.where(np.isnan(smooth), -np.inf, smooth)), smooth)
+    return by_run
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
@@ -73,20 +73,20 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
     return float(wins / (len(cases) * len(controls)))
 
 
-def time_dependent_auc(runs: pd.DataFrame, found: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
+def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
     """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
 
     Runs of one source are ranked, since K3 separates fp8 from fp32 without predicting a collapse. At t, of the runs that have not
     collapsed, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse. Runs whose record
     ends in between are left out. The score is the running median at t. NaN without a case and a control.
     """
-    known = runs.loc[[run for run in runs.index if run in found]]
+    known = runs.loc[[run for run in runs.index if run in by_run]]
     if known.empty:
         return np.nan
-    first = np.array([found[run].steps[0] for run in known.index])
+    first = np.array([by_run[run].steps[0] for run in known.index])
     event, onset, last, source = (known[name].to_numpy() for name in ("event", "onset", "step", "source"))
     landmarks = np.arange(spacing, last.max(), spacing)
-    scores = np.array([_at(found[run], landmarks) for run in known.index])  # [runs, landmarks]
+    scores = np.array([_at(by_run[run], landmarks) for run in known.index])  # [runs, landmarks]
     total, weight = 0.0, 0
     for t, score in zip(landmarks, scores.T, strict=True):
         risk = ~(event & (onset <= t)) & (last > t) & (first <= t)
@@ -106,18 +106,18 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
     return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
-def best_threshold(runs: pd.DataFrame, found: dict[str, Signal]) -> float:
+def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
     """The threshold that maximises the share detected minus the share of false alarms; NaN without both kinds of runs.
 
     It lies halfway between the levels that runs reached on either side of it. Among equally good thresholds it is the middle one.
     """
-    return _threshold(reached(runs, found), runs.event.to_numpy(bool))
+    return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
 
-def reached(runs: pd.DataFrame, found: dict[str, Signal]) -> np.ndarray:
+def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
     """The highest level of each run: just before the onset of a collapsed run (−inf without a step there), else at its end."""
-    ends = [np.searchsorted(found[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
-    return np.array([found[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
+    ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
+    return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
@@ -150,9 +150,9 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     for metric in DIAGNOSTICS:
         if metric not in steps or steps[metric].isna().all():
             continue
-        found = signals(steps, metric)
-        known = runs.loc[[run for run in runs.index if run in found]]
-        lead, false = _left_out(known, found)
+        by_run = signals(steps, metric)
+        known = runs.loc[[run for run in runs.index if run in by_run]]
+        lead, false = _left_out(known, by_run)
         collapsed, others = int(known.event.sum()), int((~known.event).sum())
         judged = len(lead) and len(false)
         note = "" if judged else f"{collapsed} collapsed, {others} not, {known.seed.nunique()} seeds: too few"
@@ -169,24 +169,24 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
                 "detected": np.isfinite(lead).mean() if len(lead) else np.nan,
                 "median_lead": float(np.nanmedian(lead)) if np.isfinite(lead).any() else np.nan,
                 "false_alarms": false.mean() if len(false) else np.nan,
-                "auc": time_dependent_auc(known, found),
+                "auc": time_dependent_auc(known, by_run),
                 "note": note,
             }
         )
     return pd.DataFrame(rows)
 
 
-def _left_out(runs: pd.DataFrame, found: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
+def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
     """(lead of each collapsed run, NaN if there was no alarm before; whether each other run had a false alarm)."""
     lead, false = [], []
-    levels, event = reached(runs, found), runs.event.to_numpy(bool)
+    levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):
         others = (runs.seed != seed).to_numpy()
         threshold = _threshold(levels[others], event[others])
         if np.isnan(threshold):
             continue
         for run in mine.itertuples():
-            at = alarm(found[run.Index], threshold)
+            at = alarm(by_run[run.Index], threshold)
             if run.event:
                 lead.append(run.onset - at if at < run.onset else np.nan)
             else:

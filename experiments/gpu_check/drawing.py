@@ -17,7 +17,7 @@ DECADES = 6
 """Probabilities under μ are binned by factors of ten, the last bin open below."""
 
 
-class FlatTokens(NamedTuple):
+class DumpedTokens(NamedTuple):
     """All tokens of an arm, flat: log μ, log π − log μ (nats), response, and place in it from 0."""
 
     logp_rollout: np.ndarray
@@ -26,7 +26,7 @@ class FlatTokens(NamedTuple):
     place: np.ndarray
 
 
-def load(path: Path) -> FlatTokens:
+def load(path: Path) -> DumpedTokens:
     """The tokens of a dump."""
     rollout, ratios, lengths = [], [], []
     for table in read(path):
@@ -37,7 +37,7 @@ def load(path: Path) -> FlatTokens:
     counts = np.concatenate(lengths)
     response = np.repeat(np.arange(len(counts)), counts)
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return FlatTokens(np.concatenate(rollout), np.concatenate(ratios).astype(float), response, place)
+    return DumpedTokens(np.concatenate(rollout), np.concatenate(ratios).astype(float), response, place)
 
 
 def k3(log_ratio: np.ndarray) -> float:
@@ -45,14 +45,14 @@ def k3(log_ratio: np.ndarray) -> float:
     return float((np.expm1(log_ratio) - log_ratio).mean())
 
 
-def by_probability(tokens: FlatTokens) -> tuple[np.ndarray, np.ndarray]:
+def by_probability(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
     """(lower end of each bin of μ, mean |log ratio| of its tokens), NaN for an empty bin."""
     bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
     count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
     return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)
 
 
-def ess_by_length(tokens: FlatTokens) -> tuple[np.ndarray, np.ndarray]:
+def ess_by_length(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
     """(T, ESS of the sequence weights of what the first T tokens of each response would give), over all responses."""
     places = np.arange(tokens.place.max() + 1)
     out = []
@@ -63,7 +63,7 @@ def ess_by_length(tokens: FlatTokens) -> tuple[np.ndarray, np.ndarray]:
     return places + 1, np.array(out)
 
 
-def by_place(tokens: FlatTokens, width: int) -> tuple[np.ndarray, np.ndarray]:
+def by_place(tokens: DumpedTokens, width: int) -> tuple[np.ndarray, np.ndarray]:
     """(last place of each run of `width` places, K3 of their tokens)."""
     bins = tokens.place // width
     values = np.bincount(bins, np.expm1(tokens.log_ratio) - tokens.log_ratio) / np.bincount(bins)

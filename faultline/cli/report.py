@@ -8,7 +8,7 @@ from typing import Any
 
 from faultline.cli.arguments import TRUST, folder
 from faultline.cli.arguments import seeds as seeds_type
-from harness.errors import UserError
+from harness.errors import UserError, printable
 
 HELP = "compare the runs of a sweep: an HTML page, Markdown and CSV files"
 EXAMPLES = """\
@@ -43,7 +43,7 @@ def run(
     from analysis.report import report
 
     page = report(sweep, out, into, seeds, pictures=wandb is not None, **options).resolve()
-    print(f"Page: {page}")
+    print(printable(f"Page: {page}"))
     if wandb is not None:
         from harness.run.wandb import push_report
 

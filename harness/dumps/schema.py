@@ -15,6 +15,9 @@ VERSION_KEY = b"faultline.dump_version"
 ROUNDING = 1e-6
 """Nats by which a log-probability may exceed 0: fp32 rounding of a log-softmax near 0."""
 
+LARGEST = 1e9
+"""Largest size of a reward or an advantage: no task gives more, and the squares of larger ones overflow."""
+
 
 class Column(NamedTuple):
     """meaning in a line, its unit, whether each response has one value per token, and whether a dump must have it."""
@@ -143,8 +146,12 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     if column.required:
         yield from ((int(row), "missing") for row in np.flatnonzero(missing))
     if not column.per_token:
+        values = _scalars(table, name)
         if name == "reward":
-            yield from ((int(row), "not finite") for row in np.flatnonzero(~missing & ~np.isfinite(_scalars(table, name))))
+            bad, what = ~(np.abs(values) <= LARGEST), f"not finite, or beyond {LARGEST:g}"
+        else:
+            bad, what = values < 0, "below 0"
+        yield from ((int(row), f"{values[row]:g} is {what}") for row in np.flatnonzero(~missing & bad))
         return
     if name == "prompt":
         return
@@ -172,7 +179,10 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     if name in LOGPS:
         above = used & (values > ROUNDING)
         yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0")
-    if name == "version":
+    if name == "advantages":
+        beyond = used & (np.abs(values) > LARGEST)
+        yield from first(beyond, lambda i, place: f"{values[i]:.4g} at token {place} is beyond {LARGEST:g}")
+    if name in ("tokens", "version"):
         yield from first(used & (values < 0), lambda i, place: f"none, or below 0, at token {place}")
     if name == "segments":
         outside = used & ((values < 0) | (values >= np.repeat(lengths, lengths)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Unavailable, UserError
-from harness.files import open_own, replacing, to_disk, writing
+from harness.files import open_own, to_disk, write_file, writing
 from harness.run import jsonl
 from harness.run.metrics import check_named
 
@@ -61,8 +61,8 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
-        with writing(self.path), replacing(self.path, name) as temporary:
-            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        with writing(self.path):
+            write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     def status(self, state: str, **more: Any) -> None:
         """Record the state of the run, one of STATES, with step and steps."""

@@ -21,6 +21,7 @@ from harness.arms import arm
 from harness.config import Config
 from harness.errors import UserError, first_line
 from harness.extras import absence
+from harness.files import refuse_links
 from harness.run.folder import RunFolder, changes
 
 CONNECT_SECONDS = 20
@@ -148,9 +149,10 @@ def push_report(folder: Path, sweep: str, project: str) -> str:
     import wandb
 
     _keep_home_empty(folder / "wandb")
+    refuse_links(folder, "wandb/run")
     (folder / "wandb").mkdir(exist_ok=True)  # else W&B makes .wandb, which hides
     online = bool(os.environ.get("WANDB_API_KEY"))
-    pictures = sorted((folder / "figures").glob("*.png"))
+    pictures = sorted(path for path in (folder / "figures").glob("*.png") if not path.is_symlink())
     try:
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, finish_timeout=FINISH_SECONDS)
         options: dict[str, Any] = {"mode": "online" if online else "offline", "settings": settings, "dir": str(folder)}

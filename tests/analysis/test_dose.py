@@ -172,3 +172,11 @@ def test_a_precision_whose_persistence_no_run_measured_has_none(tmp_path):
         write(tmp_path, precision, drop=("mismatch/persistence_20",))
     (found,) = dose.precisions(load(tmp_path).dosed)
     assert found.precision == "fp8_tensor" and np.isnan(found.measured)
+
+
+def test_a_sweep_in_which_no_run_has_ended_has_no_doses(tmp_path):
+    """Both runs have evaluations and go on: a table of no rows, and a report that says so."""
+    for noise in (0, 0.1):
+        write(tmp_path, FP32, f"rollout.engine.noise={noise:g}", steps=30, until=20, state="running")
+    assert load(tmp_path).dosed.empty
+    assert "No run has ended: 2 running." in report(tmp_path).read_text()

@@ -1,4 +1,4 @@
-"""What warned: lead times, false alarms, thresholds and AUC of signals whose answer is known."""
+"""Early warnings: lead times, false alarms, thresholds and AUC of signals whose answer is known."""
 
 import numpy as np
 import pandas as pd

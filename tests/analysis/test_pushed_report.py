@@ -36,7 +36,7 @@ def test_an_offline_run_holds_the_page_the_figures_and_the_arms(tmp_path):
     artifact = artifacts["report-a-sweep"]
     held = {entry.path for entry in artifact.manifest.contents}
     figures = {f"figures/{path.name}" for path in (out / "figures").iterdir()}
-    assert {"figures/reward.png", "figures/ends.png", "figures/heatmaps.png"} <= figures
+    assert {"figures/reward.png", "figures/ends.png"} <= figures
     assert held == figures | {"report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv"}
     (history,) = [message.history for message in messages if message.WhichOneof("record_type") == "history"]
     logged = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in history.item}

@@ -19,18 +19,20 @@ from tests.analysis.synthetic import FP8, FP32, write
 from tests.waiting import PATIENCE
 
 
-def test_more_arms_than_a_panel_holds_are_first_shown_as_a_map(made, tmp_path):
-    """Ten arms: the first screen is the last reward of every run. Of two arms with two seeds each it is the reward over the
-    steps, with ten collapses it is the survival."""
+def test_the_last_rewards_come_first_and_a_map_has_more_than_one_column(made, tmp_path):
+    """The first screen is the last reward of every run, of ten arms as of two. Survival is drawn from ten collapses on. Two arms
+    of one loss have no map: it would repeat the last rewards."""
     page = made[1].read_text()
     assert "which loss and correction survive, against the control?" in page
     assert page.index('id="ends"') < page.index('id="arms"') < page.index('id="reward"')
-    for seeds, figures in ((range(2), ["reward", "heatmaps"]), (range(2, 10), ["survival", "reward", "heatmaps"])):
+    for seeds, figures in ((range(2), ["ends", "reward"]), (range(2, 10), ["ends", "survival", "reward"])):
         for seed in seeds:
             write(tmp_path, FP32, seed=seed)
             write(tmp_path, FP8, seed=seed, collapse=50)
         page = report(tmp_path).read_text()
-        assert [name for name in re.findall(r'<section id="(.*?)"', page) if name in ("survival", *figures)] == figures
+        assert [
+            name for name in re.findall(r'<section id="(.*?)"', page) if name in ("survival", "heatmaps", *figures)
+        ] == figures
 
 
 def test_the_page_needs_nothing_else_and_is_small(made):
@@ -186,7 +188,7 @@ FRAME = """<iframe src="{page}" width="{width}" height="900" style="border: 0"><
 
 
 def laid_out(page, folder, width):
-    """What a browser says of the page in a frame of that width; its own windows are never narrower than 500."""
+    """Measures of the page in a browser's frame of that width; its own windows are never narrower than 500."""
     (folder / "page.html").write_text(page.read_text().replace("</body>", f"{LAID_OUT}</body>"))
     (folder / "frame.html").write_text(FRAME.format(page="page.html", width=width))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
@@ -305,7 +307,7 @@ def test_the_results_go_between_the_marks(made, tmp_path):
     report(made[0], out=tmp_path / "out", into=readme)
     text = readme.read_text()
     assert (
-        text.startswith(f"# Title\n\n{begin}\n- 6 of 50 runs")
+        text.startswith(f"# Title\n\n{begin}\n- fp8_tensor rollouts collapsed 4 of 10")
         and "| fp8_tensor token-truncate | 0/5; " in text.replace("  ", "")
         and text.endswith(f"{end}\n\n{others}")
         and "stale words" not in text

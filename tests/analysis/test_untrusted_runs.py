@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from wandb.proto import wandb_internal_pb2 as proto
 
+from analysis.frames import csv
 from analysis.load import load
 from analysis.report import report
 from analysis.wandb_runs import BLOCK, HEADER
-from tests.analysis.synthetic import FP8, write
+from harness.errors import UserError
+from tests.analysis.synthetic import FP8, FP32, write
 
 BAD: list[Any] = [None, True, "x", "", -1, 0.5, 2**70, 10**400, 1e308, float("nan"), [], [1], {}, {"x": 1}]
 BAD += ["$\\frac$ $", "\ud800", "<script>alert(1)</script>", "a\nb|c", "antigravity:fly"]
@@ -157,6 +161,48 @@ def test_a_copied_run_is_left_out_and_named(tmp_path):
         (tmp_path / "s" / "copy" / name).write_bytes((first.path / name).read_bytes())
     found = load(tmp_path / "s")
     assert set(found.runs.index) == {"copy", "fp32-0"} and "copy is seed 0 of fp8_tensor ppo too" in found.damaged["fp8_tensor-0"]
+
+
+LINKED = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
+
+
+def test_a_report_writes_through_no_link(tmp_path):
+    """Each name of the report is a link to the user's file, which keeps its words; a linked folder of figures is refused."""
+    (mine := tmp_path / "mine").write_text("mine")
+    sweep = tmp_path / "sweep"
+    write(sweep, FP8, until=3, state="failed", error="$(touch pwned)")
+    for name in LINKED:
+        (sweep / name).symlink_to(mine)
+    report(sweep)
+    assert mine.read_text() == "mine" and not any((sweep / name).is_symlink() for name in LINKED)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (sweep / "figures").symlink_to(elsewhere)
+    with pytest.raises(UserError, match="figures: a link, and nothing is written through it"):
+        report(sweep, pictures=True)
+    assert not list(elsewhere.iterdir())
+    (tmp_path / "linked").symlink_to(sweep)
+    with pytest.raises(UserError, match="linked: is a link"):
+        report(tmp_path / "linked")
+
+
+def test_control_characters_and_formulas_of_a_run_command_nothing(tmp_path, capsys):
+    """The name of the sweep, a run's error and a metric: what a terminal would obey is shown escaped, and no CSV cell or
+    column begins a formula."""
+    sweep = tmp_path / "s\x1b[2Jweep"
+    write(sweep, FP32, steps=10)
+    write(sweep, FP8, steps=10, until=8, state="failed", error="=HYPERLINK(1)\x1b]0;title\x07\nnext\x9b31m")
+    report(sweep)
+    shown = capsys.readouterr().out
+    assert r"s\x1b[2Jweep" in shown and r"=HYPERLINK(1)\x1b]0;title\x07\nnext\x9b31m" in "".join(shown.split("\n"))
+    for text in (shown, *((sweep / name).read_text() for name in ("runs.csv", "report.md"))):
+        assert all(letter.isprintable() for line in text.split("\n") for letter in line)
+    assert pd.read_csv(sweep / "runs.csv").error.dropna().tolist() == [r"'=HYPERLINK(1)\x1b]0;title\x07\nnext\x9b31m"]
+
+
+def test_no_cell_of_a_csv_begins_a_formula():
+    """Numbers stay numbers, below zero too; text, an index and a column's name that a spreadsheet would run get an apostrophe."""
+    table = pd.DataFrame({"=a": ["@x", "b-c"], "n": [-1.5, np.nan]}, index=pd.Index(["-2+3", "r"], name="run"))
+    assert csv(table, index=True) == "run,'=a,n\n'-2+3,'@x,-1.5\nr,b-c,\n"
 
 
 # --- W&B ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a sweep says in words and tables: counts, comparisons, and where there are too few of them."""
+"""The words and tables of a sweep: counts, comparisons, and where there are too few of them."""
 
 import re
 
@@ -23,9 +23,8 @@ def test_the_answer_counts_what_was_put_into_the_sweep(made):
         "- 6 of 50 runs collapsed, in 2 of 10 arms. 43 survived, 1 never learned.",
         "- The fp32 control never collapsed in 10 runs. 10 of them reached a held-out reward of 0.95 in at least one evaluation.",
         "- Uncorrected bf16 rollouts: 0 of 10 runs collapsed.",
-        "- Uncorrected fp8_tensor rollouts: 4 of 10 runs collapsed (ppo 4 of 5).",
-        "- Corrected fp8_tensor rollouts, collapsed runs by correction: sequence-mask 0 of 10; token-truncate 2 of 10 "
-        "(ppo 2 of 5).",
+        "# study\n\n- fp8_tensor rollouts collapsed 4 of 10 (ppo 4 of 5), with sequence-mask 0 of 10, with token-truncate 2 of "
+        "10 (ppo 2 of 5).\n",
         # 1 - 0.025^(1/5)
         "- No collapse in 5 runs of an arm is compatible with a collapse rate of up to 52% (95% interval).",
         # Four collapses, all in one of two arms of five: 12 of C(10, 5) subsets hold them all or none. Only one pair has any.
@@ -197,7 +196,7 @@ def test_a_sweep_under_way_counts_what_has_ended(tmp_path):
     text = answered(results)
     assert "1 of 2 runs collapsed, in 1 of 2 arms. 1 survived." in text
     assert "Another 4 runs count in no share: 1 failed, 2 queued, 1 running." in text
-    assert "Uncorrected fp8_tensor rollouts: 1 of 1 (" in text and "0 of 0" not in text
+    assert "fp8_tensor rollouts collapsed 1 of 1; 1 seed proves nothing" in text and "0 of 0" not in text
 
 
 def test_the_first_sentence_says_what_happened(tmp_path):
@@ -224,6 +223,24 @@ def test_the_first_sentence_says_what_happened(tmp_path):
     assert "The fp32 control never learned in 1 of 1 runs." in told["never"] and "compatible" not in told["never"]
     assert told["never"].count("never learned") == 2  # of all runs, and of the control
     assert "The control has not ended: 1 running." in told["unfinished"] and "has no control" not in told["unfinished"]
+
+
+def test_the_finding_comes_first_and_nothing_repeats_it(tmp_path):
+    """Two seeds an arm: fp8 collapses with both, a truncation with one, a mask with none. The two comparisons of the
+    corrections share Holm's adjustment, so 2·2/C(2n, n) ≤ 0.05 is asked: 4/70 = 0.057 of four seeds, 4/252 = 0.016 of five."""
+    for seed in (0, 1):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, seed=seed, collapse=50)
+        write(tmp_path, FP8, "correction=token_truncate", seed=seed, collapse=None if seed else 60)
+        write(tmp_path, FP8, "correction=sequence_mask", seed=seed)
+    finding, *others = verdicts.answer(load(tmp_path))
+    assert finding == (
+        "fp8_tensor rollouts collapsed 2 of 2, with sequence-mask 0 of 2, with token-truncate 1 of 2; "
+        "2 seeds prove nothing, at least 5 are needed."
+    )
+    assert not any("rollouts:" in sentence or "could be significant" in sentence for sentence in others)
+    write(tmp_path, FP32, seed=2, collapse=50)
+    assert verdicts.answer(load(tmp_path))[0].startswith("fp8_tensor rollouts collapsed 2 of 2 and the control 1 of 3, with ")
 
 
 def test_sentences_have_the_short_names_of_arms(tmp_path):
@@ -271,7 +288,7 @@ def test_what_is_a_control(tmp_path):
     assert list(fp32.source[fp32.control]) == ["fp32"] and list(bf16.source[bf16.control]) == ["bf16"]
     assert sorted(fp32.source) == ["bf16", "fp32", "fp32, fp8_e4m3 cache", "fp32, noise 0.01"]
     text = answered(load(tmp_path / "fp32"))
-    assert "The fp32 control never collapsed in 1 run." in text and "Uncorrected fp32, noise 0.01 rollouts: 1 of 1" in text
+    assert "The fp32 control never collapsed in 1 run." in text and "fp32, noise 0.01 rollouts collapsed 1 of 1; " in text
     assert "The bf16 control never collapsed" in answered(load(tmp_path / "bf16"))
 
 

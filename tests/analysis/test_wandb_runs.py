@@ -1,4 +1,4 @@
-"""What W&B holds of a run is what its folder holds: offline files, whole, in fragments or damaged, and a server's."""
+"""Runs in W&B equal those in their folders: offline files, whole, in fragments or damaged, and a server's."""
 
 import os
 import shutil

@@ -10,16 +10,19 @@ import pytest
 
 from harness.dumps.files import write
 from harness.errors import Unavailable, UserError
-from harness.files import refuse_links, replacing
+from harness.files import output_folder, refuse_links, replacing, write_file
 from harness.run.folder import RunFolder
 
-OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_csv", "to_parquet", "savefig")
+OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_parquet", "savefig")
 WRITERS = {
+    "analysis/figures/style.py": 2,  # into memory
+    "analysis/page/annotated.py": 1,  # a temporary folder of the process
+    "analysis/store.py": 1,  # the user's own cache
+    "faultline/tools/import_config/__init__.py": 1,  # a temporary folder of the process
     "harness/dumps/files.py": 1,  # within `replacing`
-    "harness/files.py": 1,  # `open_own`
+    "harness/files.py": 2,  # `write_file`, within `replacing`, and `open_own`
     "harness/rollouts/vllm.py": 1,  # a temporary folder of the process
     "harness/run/checkpoint.py": 3,  # into a folder that this process makes, beside `refuse_links`
-    "harness/run/folder.py": 1,  # within `replacing`
     "harness/train/warmstart.py": 3,  # the cache under run.root, which belongs to no run
 }
 """File -> the calls in it that write a file."""
@@ -27,6 +30,8 @@ WRITERS = {
 
 def writes(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "to_csv":
+        return bool(call.args) or "path_or_buf" in [keyword.arg for keyword in call.keywords]  # else it returns a text
     if name != "open":
         return name in OPENS
     mode = next((a.value for a in call.args[1:] if isinstance(a, ast.Constant)), "r" if isinstance(call.func, ast.Name) else "")
@@ -37,7 +42,7 @@ def writes(call: ast.Call) -> bool:
 
 def test_all_files_of_runs_are_written_in_one_place():
     found = {}
-    for file in Path("harness").rglob("*.py"):
+    for file in (file for room in ("harness", "analysis", "faultline") for file in Path(room).rglob("*.py")):
         calls = sum(isinstance(node, ast.Call) and writes(node) for node in ast.walk(ast.parse(file.read_text())))
         found |= {str(file): calls} if calls else {}
     assert found == WRITERS
@@ -70,6 +75,18 @@ def test_nothing_is_written_through_a_link(tmp_path):
     floats = np.zeros((1, 2))
     write(run.path / "runs.parquet", {"mask": floats == 0, "logp_rollout": floats, "logp_old": floats})
     assert mine.read_text() == "mine" and not (run.path / "runs.parquet").is_symlink()
+
+
+def test_results_go_into_no_linked_folder_and_through_no_linked_file(tmp_path):
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "a.csv").write_text("mine")
+    (tmp_path / "linked").symlink_to(mine)
+    with pytest.raises(UserError, match="linked: is a link; write into a folder of your own with --out"):
+        output_folder(tmp_path / "linked")
+    folder = output_folder(tmp_path / "new" / "folder")
+    (folder / "a.csv").symlink_to(mine / "a.csv")
+    write_file(folder, "a.csv", "√")
+    assert (folder / "a.csv").read_text(encoding="utf-8") == "√" and (mine / "a.csv").read_text() == "mine"
 
 
 def test_a_linked_folder_within_the_named_one_is_refused(tmp_path):

@@ -13,10 +13,11 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from analysis.figures.style import legend_below, series, short, subplots
-from analysis.frames import show
+from analysis.frames import csv, show
 from analysis.marks import CONTROL, MARKERS
 from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
+from harness.files import output_folder, write_file
 
 FILLS = ("none", "full", "left")
 """Fill styles of markers, taken in turn once each marker stands for a method."""
@@ -58,11 +59,10 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
     """Print the named methods, write gradient.html and gradient.csv into `out`; the page's path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
-    out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "gradient.csv", index=False)
-    target = out / "gradient.html"
-    target.write_text(_page(table, title, note), encoding="utf-8")
-    return target
+    out = output_folder(out)
+    write_file(out, "gradient.csv", csv(table))
+    write_file(out, "gradient.html", _page(table, title, note))
+    return out / "gradient.html"
 
 
 def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
@@ -78,10 +78,8 @@ def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Pat
     ]
     show(title, pd.DataFrame(rows))
     print(f"No correction: {table.method[1]}. {note} The bias is the distance from the exact sequence weight.")
-    out.mkdir(parents=True, exist_ok=True)
-    target = out / "paired.csv"
-    table.to_csv(target, index=False)
-    return target
+    write_file(output_folder(out), "paired.csv", csv(table))
+    return out / "paired.csv"
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:

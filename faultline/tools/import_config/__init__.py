@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from faultline.tools import files
 from faultline.tools.import_config import shell, skyrl, trl, verl
 from faultline.tools.import_config.translation import Source, Translation
 from harness.arms import flatten
 from harness.errors import UserError
+from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
@@ -71,7 +71,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
     if missing := [key for key, value in flatten(composed).items() if value == "???"]:
         raise UserError(f"{', '.join(missing)}: missing; give what no key of {path.name} says, as {missing[0]}=VALUE")
     parse(composed)
-    files.write(files.output_folder(file.parent) / file.name, text)
+    write_file(output_folder(file.parent), file.name, text)
     return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides]), text
 
 
@@ -84,10 +84,24 @@ def _read(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: no regular file; give a YAML or JSON file, or a script")
     if path.suffix not in YAML:
-        return shell.read_script(path, files.read_text(path, shell.LARGEST_SCRIPT))
+        return shell.read_script(path, _script(path))
     loaded = read_yaml(path) or {}
     if isinstance(loaded, list) and all(isinstance(line, str) and shell.LISTED.match(line) for line in loaded):
         return shell.parse_overrides(path, loaded)
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must hold keys and values, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}
+
+
+def _script(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(shell.LARGEST_SCRIPT + 1)
+        text = content.decode()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file that can be") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: cannot be read (not a text file); give one in UTF-8") from None
+    if len(content) > shell.LARGEST_SCRIPT:
+        raise UserError(f"{path}: larger than {shell.LARGEST_SCRIPT} bytes; that is no recipe")
+    return text

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.style import literal, series, subplots
+from analysis.figures.style import literal, png, series, subplots
+from analysis.frames import csv
 from analysis.page import Section, page
-from faultline.tools import files
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.terminal import doubted, headline, starved
 from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with_null
+from harness.files import output_folder, write_file
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
 """Bounds C of the grid, which are among the thresholds; the CSV has all of them."""
@@ -93,7 +93,7 @@ def write(
 
     compared: name of a dump in the figure → effect of each preset on it. Raises UserError where `folder` is a link.
     """
-    folder = files.output_folder(folder)
+    folder = output_folder(folder)
     tables = {
         "corrections": with_null(replayed, null),
         "profiles": replayed.profiles,
@@ -105,13 +105,11 @@ def write(
     if null is not None:
         tables["null_thresholds"] = null.thresholds.table()
     for name, table in tables.items():
-        files.write(folder / f"{name}.csv", table.to_csv(index=False))
+        write_file(folder, f"{name}.csv", csv(table))
     figure = presets_figure(compared)
-    picture, target = io.BytesIO(), folder / "replay.html"
-    figure.savefig(picture, format="png", dpi=130)
-    files.write(folder / "replay.png", picture.getvalue())
-    files.write(target, _page(verdict, figure, replayed, null, advice))
-    return verdict.model_copy(update={"page": str(target.resolve())})
+    write_file(folder, "replay.png", png(figure, dpi=130))
+    write_file(folder, "replay.html", _page(verdict, figure, replayed, null, advice))
+    return verdict.model_copy(update={"page": str((folder / "replay.html").resolve())})
 
 
 def _page(verdict: Verdict, figure: Figure, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame) -> str:

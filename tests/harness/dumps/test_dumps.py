@@ -80,7 +80,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
         ({"logp_old": [[None, -2.0], [-1.0, -2.0], [-1.0, -2.0]]}, "row 0, column logp_old: nan at token 0"),
         ({"version": [[5, 5], [5, 6], [5, None]]}, "row 2, column version: none, or below 0, at token 1"),
         ({"advantages": [[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]]}, "row 1, column advantages: inf at token 1"),
-        ({"reward": [1.0, np.nan, 1.0]}, "row 1, column reward: not finite"),
+        ({"reward": [1.0, np.nan, 1.0]}, "row 1, column reward: nan is not finite, or beyond 1e+09"),
         ({"segments": [[0, 1], [0, 2], [0, 1]]}, "row 1, column segments: 2 at token 1"),
     ],
 )
