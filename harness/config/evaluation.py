@@ -20,6 +20,8 @@ class EvaluationConfig(Strict):
     """Held-out prompts."""
     samples: Count
     """Responses to each prompt."""
+    train_prompts: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Training prompts that are judged too, as eval/train_reward: the first ones of the pool, with as many responses each."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
     """Precisions whose mismatch is measured too, though they do not sample for the training; see experiment=regime."""
     policy: Literal["own", "rollout", "both"] = "own"
