@@ -23,6 +23,9 @@ class EventLog(Protocol):
     def log_event(self, kind: str, step: int, **more: Any) -> None:
         """Append one event."""
 
+    def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
+        """Append one evaluation, a mean reward per prompt."""
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:

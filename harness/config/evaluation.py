@@ -19,7 +19,9 @@ class EvaluationConfig(Strict):
     prompts: Annotated[int, Field(ge=2, le=10**9)]  # the standard error is taken over prompts
     """Held-out prompts."""
     samples: Count
-    """Responses to each held-out prompt."""
+    """Responses to each prompt that is judged."""
+    train_prompts: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Training prompts that are judged too, as eval/train_reward: the first ones of the pool, with as many responses each."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
     """Precisions whose mismatch is measured, by a name each. They do not sample for the training. See experiment=regime."""
     policy: Literal["own", "rollout", "both"] = "own"

@@ -25,6 +25,8 @@ class ChainConfig(Strict):
     """Number of different values. There are modulus² prompts, or up to modulus³ with choices above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
+    goal: Literal["value", "total"] = "value"
+    """With choices above 1, what the prompt's target is: the last value, or what the moves add up to."""
 
     @model_validator(mode="after")
     def _reachable(self) -> ChainConfig:
@@ -32,6 +34,8 @@ class ChainConfig(Strict):
             raise ValueError(f"choices={self.choices} exceeds modulus={self.modulus}: moves would coincide")
         if self.choices > 1 and self.modulus > MOST_TARGETS:
             raise ValueError(f"modulus={self.modulus} with choices={self.choices}: at most {MOST_TARGETS}, a million prompts")
+        if self.choices == 1 and self.goal != "value":
+            raise ValueError(f"goal={self.goal} has no effect with choices=1: no move is chosen; use goal=value or choices=2")
         return self
 
 

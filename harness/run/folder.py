@@ -3,6 +3,7 @@
 <root>/<sweep>/<hash>/config.json       the resolved config
                       provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                       metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
+                      questions.jsonl   one line an evaluation, likewise: the mean reward of each prompt
                       events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
                       status.json       state, step, steps; replaced atomically
                       checkpoints/      see harness/run/checkpoint.py
@@ -79,6 +80,10 @@ class RunFolder:
         check_named(metrics)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
+    def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
+        """Append one evaluation: split/policy, as held_out/own or train/rollout -> mean reward of each prompt, in order."""
+        self._append("questions.jsonl", {"step": step, **rewards})
+
     def log_event(self, kind: str, step: int, **more: Any) -> None:
         """Append one event."""
         self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
@@ -88,8 +93,8 @@ class RunFolder:
             jsonl.append(self.path / name, [row])
 
     def sync(self) -> None:
-        """Metrics and events to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
-        for name in ("metrics.jsonl", "events.jsonl"):
+        """The rows of steps to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
+        for name in ("metrics.jsonl", "questions.jsonl", "events.jsonl"):
             if (self.path / name).exists():
                 to_disk(self.path / name)
 
@@ -126,7 +131,17 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
-        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if type(row["step"]) is int}
+        return self._last_rows("metrics.jsonl")
+
+    def questions(self) -> list[dict[str, Any]]:
+        """One row an evaluation, in order, as `log_questions` wrote it with its `step`. Each step stands once, as in `metrics`.
+
+        Two runs with one warm start and evaluation.prompts have the same prompts in the same places, so they pair.
+        """
+        return self._last_rows("questions.jsonl")
+
+    def _last_rows(self, name: str) -> list[dict[str, Any]]:
+        rows = {row["step"]: row for row in self._rows(name) if type(row["step"]) is int}
         return [rows[step] for step in sorted(rows)]
 
     def missing_rows(self, step: int) -> int:

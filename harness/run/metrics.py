@@ -36,6 +36,8 @@ METRICS = {
     "eval/rollout_stderr": Metric("standard error of eval/rollout_reward, clustered by prompt", "0..1"),
     "eval/gap": Metric("eval/reward − eval/rollout_reward, the trainer's own policy over the sampling one", "[−1, 1]"),
     "eval/stderr": Metric("standard error of eval/reward, clustered by prompt", "0..1"),
+    "eval/train_reward": Metric("eval/reward on training prompts, with evaluation.train_prompts", "0..1"),
+    "eval/train_rollout_reward": Metric("eval/rollout_reward on training prompts", "0..1"),
     "eval/samples": Metric("responses behind eval/reward", "count"),
     "rollout_corr/chi2_token": Metric("plug-in χ² of the token ratio, mean ρ² − 1; verl's name", "1"),
     "rollout_corr/chi2_seq": Metric("plug-in χ² of the sequence ratio; verl's name", "1"),

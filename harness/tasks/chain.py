@@ -4,7 +4,10 @@ The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + s
 
 - choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. The last one must be right.
 - choices > 1: the prompt is [BOS, start, step, target]. The answer is `length` pairs (move, value). Each value must be the one
-  its move leads to, and the last must equal target. The moves are free, so a solved policy keeps entropy.
+  its move leads to. The moves are free but for the goal, so a solved policy keeps entropy.
+  goal = value: the last value must equal target. A policy must plan how far the steps alone will drift.
+  goal = total: the moves must add up to target + offset, where the offset centres the m targets in the reachable totals. A
+  policy must count its moves, which a small model can do over more tokens than it can plan.
 
 Two dials: `length`, and the entropy that `choices` leaves. In the warm start's demonstrations a value slips with probability
 `slip` to another value, uniformly, and the walk goes on from there. Pure numpy.
@@ -30,6 +33,9 @@ class Chain:
         self.bos = m + self.moves
         self.vocab_size = self.bos + 1
         self.answer_length = config.length * (2 if c > 1 else 1)
+        largest = config.length * (c - 1)
+        self.offset = max(0, (largest - (m - 1)) // 2)
+        self.cycle = m if config.goal == "value" else largest + 1
 
     def prompts(self) -> np.ndarray:
         """Every prompt that has an answer, [N, 3] or [N, 4] int64, in lexical order."""
@@ -37,9 +43,14 @@ class Chain:
         columns = [range(m)] * (3 if self.moves else 2)
         body = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
         if self.moves:
-            drift = (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % m
-            body = body[drift <= self.config.length * (self.moves - 1)]  # the moves must add up to the drift
+            body = body[self._needed(body) <= self.config.length * (self.moves - 1)]
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
+
+    def _needed(self, body: np.ndarray) -> np.ndarray:
+        """int64 [N]: what the moves must add up to, modulo `cycle`, for rows (start, step, target)."""
+        if self.config.goal == "total":
+            return body[:, 2] + self.offset
+        return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """float64 [N]: 1.0 where the answer [N, answer_length] is right, else 0.0. An answer may hold any token."""
@@ -50,7 +61,8 @@ class Chain:
         moves, values = answers[:, 0::2] - m, answers[:, 1::2]
         before = np.concatenate([start[:, None], values[:, :-1]], axis=1)
         walked = (values == (before + step[:, None] + moves) % m) & (moves >= 0) & (moves < self.moves) & (values < m)
-        return (walked.all(axis=1) & (values[:, -1] == prompts[:, 3])).astype(np.float64)
+        reached = values[:, -1] == prompts[:, 3] if self.config.goal == "value" else moves.sum(1) == self._needed(prompts[:, 1:])
+        return (walked.all(axis=1) & reached).astype(np.float64)
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
         """int64 [N, answer_length]: the step of the walk that each token belongs to. A move and its value are one step."""
@@ -59,29 +71,33 @@ class Chain:
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Answers [N, answer_length] for the warm start: the walk, with slips.
 
-        With choices the moves are drawn uniformly from the walks that reach the target from the present value.
+        With choices the moves are drawn uniformly from the walks that still reach the goal.
         """
         m, length = self.config.modulus, self.config.length
         x, step, answer = prompts[:, 1].copy(), prompts[:, 2], []
-        ways = self._ways()
+        ways, moved = self._ways(), np.zeros_like(x)
         for t in range(length):
             move = np.zeros_like(x)
             if self.moves:
-                options = (x[:, None] + step[:, None] + np.arange(self.moves)) % m
-                missing = (prompts[:, 3:4] - options - (length - 1 - t) * step[:, None]) % m
+                if self.config.goal == "total":
+                    missing = (self._needed(prompts[:, 1:]) - moved)[:, None] - np.arange(self.moves)
+                else:
+                    options = (x[:, None] + step[:, None] + np.arange(self.moves)) % m
+                    missing = prompts[:, 3:4] - options - (length - 1 - t) * step[:, None]
+                missing %= self.cycle
                 odds = ways[length - 1 - t][missing] + 1e-12  # after a late slip no walk may reach it: then any move
                 cumulative = (odds / odds.sum(1, keepdims=True)).cumsum(1)
                 move = (rng.random((len(x), 1)) > cumulative[:, :-1]).sum(1)
                 answer.append(m + move)
+                moved += move
             slips = rng.random(len(x)) < self.config.slip
             x = (x + step + move + np.where(slips, rng.integers(1, m, len(x)), 0)) % m
             answer.append(x)
         return np.stack(answer, axis=1)
 
     def _ways(self) -> np.ndarray:
-        """[length, m]: at (k, s) the share of sequences of k moves whose sum is s mod m."""
-        m = self.config.modulus
-        ways = np.zeros((self.config.length, m))
+        """[length, cycle]: at (k, s) the share of sequences of k moves whose sum is s modulo cycle."""
+        ways = np.zeros((self.config.length, self.cycle))
         ways[0, 0] = 1
         for k in range(1, self.config.length):
             ways[k] = np.mean([np.roll(ways[k - 1], j) for j in range(self.config.choices)], axis=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,52 +18,87 @@ from harness.train.sampler import Sampler
 from harness.train.scorer import Scorer
 
 
+class Question(NamedTuple):
+    """Who answers which prompts in an evaluation. split: held_out or train. policy: own or rollout."""
+
+    split: str
+    policy: str
+
+
 class Evaluator:
     """Judges any policy that can sample. prompts: [N, P], held out from training.
 
-    Raises UserError if evaluation.prompts asks for more than there are.
+    Raises UserError if evaluation.prompts or evaluation.train_prompts asks for more than there are.
     """
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
         self.config, self.sampler, self.scorer = plan.config.evaluation, sampler, scorer
-        if self.config.prompts > len(prompts):
-            raise UserError(
-                f"evaluation.prompts={self.config.prompts}: only {len(prompts)} prompts are held out; ask for no more"
-            )
-        self.prompts = prompts[: self.config.prompts].repeat_interleave(self.config.samples, dim=0)
+        self.prompts = self._asked("prompts", self.config.prompts, prompts, "are held out")
+        self.train_prompts = self._asked("train_prompts", self.config.train_prompts, sampler.prompts, "are trained on")
         self.probes = Probes(plan, sampler, scorer)
 
-    def judge(self) -> dict[str, float]:
-        """eval/reward of the policy that `evaluation.policy` names; with "both" that of the trainer's own, and beside it
-        eval/rollout_reward, eval/rollout_stderr and eval/gap = eval/reward − eval/rollout_reward.
+    def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
+        """[number · samples, P]: the first prompts, a row per response."""
+        if number > len(prompts):
+            raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
+        return prompts[:number].repeat_interleave(self.config.samples, dim=0)
 
-        Both answer the same prompts by the same random numbers.
+    def judge(self) -> tuple[dict[str, float], dict[Question, np.ndarray]]:
+        """The metrics of an evaluation, and behind them the mean reward of each prompt, [prompts] fp64.
+
+        eval/reward is that of the policy that `evaluation.policy` names. With "both" it is that of the trainer's own, and beside
+        it stand eval/rollout_reward, eval/rollout_stderr and eval/gap = eval/reward − eval/rollout_reward. Likewise
+        eval/train_reward and eval/train_rollout_reward on training prompts. Both policies answer the same prompts by the same
+        random numbers.
         """
         policy, engine = self.config.policy, self.sampler.engine
-        metrics = self.reward_of(engine if policy == "rollout" else self.scorer.own_policy)
+        first = "rollout" if policy == "rollout" else "own"
+        judged = {first: engine if policy == "rollout" else self.scorer.own_policy}
         if policy == "both":
-            exact = self.scorer.policy is engine  # then the other policy is this one
-            rollout = metrics.copy() if exact else self.reward_of(engine)
+            judged["rollout"] = engine
+        exact = self.scorer.policy is engine  # then the other policy is the first one
+        asked = {"held_out": self.prompts} | ({"train": self.train_prompts} if len(self.train_prompts) else {})
+        answers: dict[Question, np.ndarray] = {}
+        for split, prompts in asked.items():
+            for name, one in judged.items():
+                known = answers.get(Question(split, first)) if exact else None
+                answers[Question(split, name)] = self.rewards_of(one, prompts) if known is None else known
+        metrics = summary(answers[Question("held_out", first)])
+        if "train" in asked:
+            metrics["eval/train_reward"] = mean(answers[Question("train", first)])
+        if policy == "both":
+            rollout = summary(answers[Question("held_out", "rollout")])
             metrics["eval/rollout_reward"], metrics["eval/rollout_stderr"] = rollout["eval/reward"], rollout["eval/stderr"]
             metrics["eval/gap"] = metrics["eval/reward"] - rollout["eval/reward"]
-        return metrics
+            if "train" in asked:
+                metrics["eval/train_rollout_reward"] = mean(answers[Question("train", "rollout")])
+        return metrics, {question: rewards.mean(1) for question, rewards in answers.items()}
 
-    def reward_of(self, policy: RolloutEngine) -> dict[str, float]:
-        """eval/reward of a policy with the weights that it holds, and its standard error, clustered by prompt.
-
-        With R_p the mean reward of the responses to prompt p, which are not independent, and R the mean of all P of them:
-        stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
-        """
+    def rewards_of(self, policy: RolloutEngine, prompts: Tensor) -> np.ndarray:
+        """[prompts, samples] fp64: the reward of each response of a policy, with the weights that it holds."""
         sampler, share = self.sampler, self.sampler.ranks.share
-        own = respond(policy, sampler.task, share(self.prompts), share(self._uniforms())).tokens
-        reward = sampler.reward(self.prompts, sampler.ranks.gather(own)).cpu().double().numpy()
-        by_prompt = reward.reshape(self.config.prompts, self.config.samples).mean(1)
-        stderr = float(by_prompt.std(ddof=1)) / self.config.prompts**0.5
-        return {"eval/reward": float(reward.mean()), "eval/stderr": stderr, "eval/samples": len(reward)}
+        own = respond(policy, sampler.task, share(prompts), share(self._uniforms(prompts))).tokens
+        reward = sampler.reward(prompts, sampler.ranks.gather(own)).cpu().double().numpy()
+        return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
         """The mismatch that other precisions would have for the actor's weights."""
-        return self.probes.measure(version, self.prompts, self._uniforms())
+        return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
-    def _uniforms(self) -> Tensor:
-        return torch.rand(len(self.prompts), self.sampler.task.answer_length, generator=generator(0, "evaluation"))
+    def _uniforms(self, prompts: Tensor) -> Tensor:
+        return torch.rand(len(prompts), self.sampler.task.answer_length, generator=generator(0, "evaluation"))
+
+
+def summary(rewards: np.ndarray) -> dict[str, float]:
+    """eval/reward of the rewards [P, samples], and its standard error, clustered by prompt.
+
+    With R_p the mean reward of the responses to prompt p, which are not independent, and R the mean of all P of them:
+    stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
+    """
+    stderr = float(rewards.mean(1).std(ddof=1)) / len(rewards) ** 0.5
+    return {"eval/reward": mean(rewards), "eval/stderr": stderr, "eval/samples": rewards.size}
+
+
+def mean(rewards: np.ndarray) -> float:
+    """Mean of all rewards [P, samples]."""
+    return float(rewards.ravel().mean())

@@ -201,6 +201,7 @@ def check_ranks(config: Config, size: int) -> None:
         f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
         // config.actor.num_minibatches,
         "evaluation.prompts x evaluation.samples responses": config.evaluation.prompts * config.evaluation.samples,
+        "evaluation.train_prompts x evaluation.samples responses": config.evaluation.train_prompts * config.evaluation.samples,
     }
     if config.diagnostics.persistence.every is not None:
         shares["diagnostics.persistence.responses"] = config.diagnostics.persistence.responses

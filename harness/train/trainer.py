@@ -47,7 +47,7 @@ class Trainer:
         seed_globals(self.config.seed, step)
         metrics: dict[str, Any] = self.load_weights()
         if step % self.config.evaluation.every == 0:
-            metrics |= self.evaluate()
+            metrics |= self.evaluate(step)
         metrics |= self.persistence.measure(step)
         responses = sampler.sample(step)
         sampler.rest()
@@ -77,10 +77,12 @@ class Trainer:
         self.scorer.load_weights(self.learner.updates)
         return metrics
 
-    def evaluate(self) -> dict[str, float]:
-        """The held-out reward of the policies that evaluation.policy names, and the probes."""
+    def evaluate(self, step: int) -> dict[str, float]:
+        """The held-out reward of the policies that evaluation.policy names, and the probes. Its questions are recorded."""
         with self.clock.phase("evaluate"):
-            return self.evaluator.judge() | self.evaluator.probe(self.learner.updates)
+            metrics, questions = self.evaluator.judge()
+            self.folder.log_questions(step, {f"{split}/{policy}": means.tolist() for (split, policy), means in questions.items()})
+            return metrics | self.evaluator.probe(self.learner.updates)
 
     @property
     def models(self) -> dict[str, Saved]:

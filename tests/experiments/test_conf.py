@@ -264,8 +264,8 @@ ONE_RESPONSE = [
     ("slime/mis_rs", [1, 0], [0, 2 / 3]),  # e is outside [.5, 2]; the mean is of the original mask
     ("areal/token_mask", [2, 1], [0, E]),  # e² = 7.39 > 5
     ("areal/token_clamp", [2, 1], [5, E]),
-    ("areal/kpop", [18, 17], [0, math.exp(17)]),  # π = e^-2, μ = e^-20: .135·18 + .865·log .865 = 2.31 > 2; e^-3: .80
-    ("kpop", [17, 1], [0, E]),  # .80 > .1
+    ("areal/kpop", [19, 18], [0, math.exp(18)]),  # π = e^-1, μ bounded at 1e-6: .368·12.8 + .632·log .632 = 4.4 > 2; e^-2: 1.47
+    ("kpop", [17, 1], [0, E]),  # π = e^-3: .49 > .1
     ("prefix_truncate", [0.5, 0.5, -2], [math.exp(0.5), 2, 1 / E]),  # sums .5, 1, -1
     ("gepo", [0.5, -0.2], [math.exp(0.15)] * 2),  # of a group of one: exp(mean)
     ("suffix_veto", [0.1, 1, 0, 0], [1, 1, 0, 0]),  # e > 2: what follows it

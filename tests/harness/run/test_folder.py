@@ -28,6 +28,20 @@ def test_the_later_row_of_a_step_counts(folder):
     assert [(r["step"], r["actor/loss"]) for r in folder.metrics()] == [(0, 1.0), (1, 2.5), (2, 3.0)]
 
 
+def test_an_evaluation_that_a_resume_repeats_stands_once(folder):
+    """A kill cut the line of step 2 short, and a resume from step 1 repeats both."""
+    for step in (0, 1, 2):
+        folder.log_questions(step, {"held_out/own": [0.5, step / 4]})
+    path = folder.path / "questions.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    before = path.read_bytes()
+    assert [row["step"] for row in folder.questions()] == [0, 1]
+    for step in (1, 2):
+        folder.log_questions(step, {"held_out/own": [0.5, step / 4]})
+    assert folder.questions() == [{"step": step, "held_out/own": [0.5, step / 4]} for step in (0, 1, 2)]
+    assert path.read_bytes().startswith(before)
+
+
 def test_a_line_cut_short_costs_only_itself(folder):
     """A kill in the middle of a write: every prefix of the last line, then the run goes on."""
     for step in range(3):

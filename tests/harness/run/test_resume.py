@@ -47,6 +47,10 @@ def test_sigkill_at_any_point(tiny, undisturbed, points):
     wait_for_end(start(config))
     assert folder.state in FINISHED  # whether so small a run collapses is the processor's last bits' choice
     assert untimed(folder.metrics()) == undisturbed
+    evaluated = [row for row in undisturbed if "eval/reward" in row]
+    assert [row["step"] for row in folder.questions()] == [row["step"] for row in evaluated]
+    means = [sum(row["held_out/own"]) / len(row["held_out/own"]) for row in folder.questions()]
+    assert means == pytest.approx([row["eval/reward"] for row in evaluated])
 
 
 def test_a_checkpoint_is_on_disk_only_after_the_rows_before_it(tiny, monkeypatch):
@@ -65,7 +69,7 @@ def test_a_checkpoint_is_on_disk_only_after_the_rows_before_it(tiny, monkeypatch
     monkeypatch.setattr(Path, "rename", renamed)
     train(tiny("steps=1", "seed=11"))
     named = order.index("rename to step-00000001")
-    assert {"metrics.jsonl", "state.json", "manifest.json", "rollouts.safetensors"} <= set(order[:named])
+    assert {"metrics.jsonl", "questions.jsonl", "state.json", "manifest.json", "rollouts.safetensors"} <= set(order[:named])
     assert order[named + 1] == "checkpoints"
 
 

@@ -207,10 +207,48 @@ def test_an_evaluation_judges_any_policy(tiny):
             trainer = Trainer(check(config), folder)
             trainer.load_weights()
             evaluator, policies = trainer.evaluator, (trainer.scorer.own_policy, trainer.sampler.engine)
-            own, rollout = (evaluator.reward_of(policy) for policy in policies)
-            answers = [trainer.sampler.generate(p, evaluator.prompts, evaluator._uniforms()).tokens for p in policies]
-        assert own["eval/samples"] == rollout["eval/samples"] == 64
-        assert torch.equal(*answers) == same and (own == rollout or not same)
+            own, rollout = (evaluator.rewards_of(policy, evaluator.prompts) for policy in policies)
+            uniforms = evaluator._uniforms(evaluator.prompts)
+            answers = [trainer.sampler.generate(p, evaluator.prompts, uniforms).tokens for p in policies]
+        assert own.shape == rollout.shape == (4, 16)
+        assert torch.equal(*answers) == same and ((own == rollout).all() or not same)
+
+
+def test_training_prompts_are_judged_too_and_change_nothing_else(tiny):
+    """Both policies on three training prompts of four answers each, at steps 0, 2 and 4. The other metrics keep their bits.
+
+    A question's rewards are shares of four, whose mean over three training prompts is the metric.
+    """
+    both = ["rollout/precision=nvfp4", "evaluation.policy=both"]
+    plain, more = tiny(*both), tiny(*both, "evaluation.train_prompts=3")
+    for config in (plain, more):
+        train(config)
+    added = {"eval/train_reward", "eval/train_rollout_reward"}
+    rows, judged = untimed(folder_of(plain).metrics()), untimed(folder_of(more).metrics())
+    assert [{key: value for key, value in row.items() if key not in added} for row in judged] == rows
+    questions = folder_of(more).questions()
+    assert [row["step"] for row in questions] == [0, 2, 4]
+    names = {"held_out/own": "eval/reward", "held_out/rollout": "eval/rollout_reward"}
+    names |= {"train/own": "eval/train_reward", "train/rollout": "eval/train_rollout_reward"}
+    for row in questions:
+        for name, metric in names.items():
+            means = np.array(row[name])
+            assert len(means) == (3 if name.startswith("train") else 4) and (means * 4 % 1 == 0).all()
+            assert means.mean() == pytest.approx(judged[row["step"]][metric], abs=1e-12)
+    kept = [{key: value for key, value in row.items() if not key.startswith("train")} for row in questions]
+    assert kept == folder_of(plain).questions()
+
+
+def test_the_exact_control_has_one_policy_on_training_prompts(tiny):
+    config = tiny("rollout/precision=fp32", "evaluation.policy=both", "evaluation.train_prompts=3", "steps=1")
+    train(config)
+    for row in folder_of(config).questions():
+        assert row["train/own"] == row["train/rollout"] and row["held_out/own"] == row["held_out/rollout"]
+
+
+def test_more_training_prompts_than_there_are(tiny):
+    with pytest.raises(UserError, match=r"evaluation.train_prompts=99: only \d+ prompts are trained on; ask for no more"):
+        train(tiny("evaluation.train_prompts=99"))
 
 
 def test_what_was_sampled_along_the_own_path_is_not_scored_again(tiny):
