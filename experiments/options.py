@@ -47,6 +47,7 @@ PLANNED = {
         "segments", "actor.precision", "routing.replay", "rollout/precision=*",
     ],
     "study of real text": ["task=*"],
+    "study of the verdict": ["task.goal", "evaluation.train_prompts"],
     "diagnosis": [
         "rollout.top_p", "rollout.top_k", "rollout.temperature", "diagnostics.*", "collapse.detectors.weights.*", "collapse=*",
     ],
