@@ -18,15 +18,15 @@ CONF = Path(__file__).parent / "conf"
 COLUMN = 42
 """Characters before the meaning of a key."""
 USAGE = """\
-python -m experiments.train [-m] [GROUP=OPTION | KEY=VALUE] ...
+faultline train [-m] [GROUP=OPTION | KEY=VALUE] ...
 
 One run. A run that was stopped resumes; one that has finished is skipped. With -m, options and values separated by commas
 make a grid of runs: hydra/launcher=local runs them side by side here, hydra/launcher=slurm on a cluster.
 
-  python -m experiments.train +experiment=demo/fp8 seed=1
-  python -m experiments.train -m hydra/launcher=local seed=0,1,2 +experiment=demo/fp8,demo/bf16
-  python -m experiments.train --help loss=gspo          what follows, with the keys of this choice
-  python -m experiments.train --hydra-help              options of Hydra, as --cfg job, --config-dir DIR
+  faultline train +experiment=demo/fp8 seed=1
+  faultline train -m hydra/launcher=local seed=0,1,2 +experiment=demo/fp8,demo/bf16
+  faultline train --help loss=gspo          what follows, with the keys of this choice
+  faultline train --hydra-help              options of Hydra, as --cfg job, --config-dir DIR
 """
 
 

@@ -325,7 +325,7 @@ def page() -> str:
         "`python -m experiments.options > docs/options.md` makes this page from the config classes, `experiments/conf` and the",
         "recorded studies. A fate is what uses a key with another value than its default: a record, a study or a benchmark, a",
         "planned study, the import of another program's config, a paper's setting, or a plug-in with a file of its own.",
-        "`python -m experiments.train --help` shows what each key accepts.",
+        "`faultline train --help` shows what each key accepts.",
     ]
     section = None
     for row in rows().values():

@@ -104,7 +104,7 @@ def refusal(error: Exception) -> str:
             return f"{filtered[0]}: the chosen correction has no such filter; add one by all of its keys, as '{own}'"
         near = get_close_matches(unknown[1], _keys(composer()(())), 1, 0.8)
         meant = f"the nearest is {near[0]}; " if near else ""
-        return f"{unknown[1]}: unknown key; {meant}python -m experiments.train --help lists them all"
+        return f"{unknown[1]}: unknown key; {meant}faultline train --help lists them all"
     return " ".join(str(error).split())
 
 

@@ -16,7 +16,10 @@ EXTRAS = {
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """The missing package and the command that installs it; None where the module belongs to no extra."""
+    """The missing package and the command that installs it; None where the module belongs to no extra.
+
+    The command is that of a checkout: the name `faultline` on the package index belongs to another project.
+    """
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return extra and f"{module} is not installed; this installs it: pip install 'faultline[{extra}]'"
+    return extra and f"{module} is not installed; in the checkout this installs it: pip install -e '.[{extra}]'"

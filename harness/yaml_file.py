@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
@@ -43,7 +44,10 @@ _Loader.yaml_implicit_resolvers = {  # a date is a text
 def read_yaml(path: Path) -> Any:
     """The lists, dictionaries, texts and numbers in a file. Raises UserError, naming the file, on anything else."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        status = path.stat()
+        if not S_ISREG(status.st_mode):  # to open a pipe may take for ever
+            raise UserError(f"{path}: not a regular file; write its content to a file")
+        if status.st_size > LARGEST_FILE:
             raise UserError(f"{path}: larger than {LARGEST_FILE} bytes; that is no config")
         loader = _Loader(path.read_text(encoding="utf-8"))
         try:

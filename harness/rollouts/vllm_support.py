@@ -30,7 +30,7 @@ FP8_BY_REFERENCE = (
 )
 """Measured by the command in experiments/RESULTS.md, "FP8 products on CPUs"."""
 
-INSTALL = "`make vllm` installs it, or says why it cannot; for a GPU, `pip install 'faultline[vllm]'` does too"
+INSTALL = "`make vllm` installs it, or says why it cannot; for a GPU, `pip install -e '.[vllm]'` does too"
 
 
 @functools.cache

@@ -10,8 +10,8 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("los=1", "los: unknown key; the nearest is loss; python -m experiments.train --help lists them all"),
-        ("actor.lrr=1", "actor.lrr: unknown key; the nearest is actor.lr; python -m experiments.train --help lists them all"),
+        ("los=1", "los: unknown key; the nearest is loss; faultline train --help lists them all"),
+        ("actor.lrr=1", "actor.lrr: unknown key; the nearest is actor.lr; faultline train --help lists them all"),
         ("reduce=mean", "reduce/mean: there is no such option; take one of prompt_mean, "),
         ("+experiment=nosuch", "experiment/nosuch"),
         ("seed=1,2", "--multirun"),

@@ -111,7 +111,7 @@ def test_a_missing_extra_of_the_completion_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(SystemExit) as left:
         main(["completion", "zsh"])
-    assert left.value.code == 2 and "pip install 'faultline[completion]'" in capsys.readouterr().err
+    assert left.value.code == 2 and "pip install -e '.[completion]'" in capsys.readouterr().err
 
 
 def test_doctor_says_cuda_and_driver(tmp_path, capsys):

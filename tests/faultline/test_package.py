@@ -79,7 +79,7 @@ def test_an_extra_brings_what_it_is_told_for():
     for extra, modules in EXTRAS.items():
         assert {MODULES.get(BROUGHT[m], BROUGHT[m]) if m in BROUGHT else m for m in modules} <= OPTIONAL[extra], extra
     error = ModuleNotFoundError("No module named 'optuna.trial'", name="optuna.trial")
-    assert absence(error) == "optuna is not installed; this installs it: pip install 'faultline[search]'"
+    assert absence(error) == "optuna is not installed; in the checkout this installs it: pip install -e '.[search]'"
     assert absence(ModuleNotFoundError("No module named 'my_loss'", name="my_loss")) is None
 
 
@@ -216,4 +216,5 @@ class TestOldest:
     @pytest.mark.parametrize(("command", "extra"), NEEDS.items())
     def test_what_needs_an_extra_says_which(self, outcomes, command, extra):
         code, _, error = outcomes[command]
-        assert code == 2 and re.search(rf"\w+ is not installed; this installs it: pip install 'faultline\[{extra}\]'", error)
+        assert code == 2
+        assert re.search(rf"\w+ is not installed; in the checkout this installs it: pip install -e '\.\[{extra}\]'", error)

@@ -137,11 +137,21 @@ def test_a_file_is_read_as_hydra_reads_it(tmp_path):
     assert read_yaml(tmp_path / "a.json") == {"\U0001f600": ["é", "\U0001f600"]}
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert read_yaml(tmp_path / "empty.yaml") is None
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path}: cannot be read (Is a directory)")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path}: not a regular file; write its content to a file")):
         read_yaml(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not a text file"):
         read_yaml(tmp_path / "binary.yaml")
+
+
+def test_a_pipe_is_refused_before_it_is_opened():
+    """A FIFO without a writer would never be opened. The one here has its content, so that a failure does not hang."""
+    reader, writer = os.pipe()
+    os.write(writer, b"a: 1")
+    os.close(writer)
+    with pytest.raises(UserError, match=f"^/dev/fd/{reader}: not a regular file; write its content to a file$"):
+        read_yaml(Path(f"/dev/fd/{reader}"))
+    os.close(reader)
 
 
 def test_a_pipe_that_nobody_reads_ends_the_command_quietly():

@@ -46,7 +46,7 @@ def test_a_mirror_that_cannot_be_written_is_told_of_once(config, tmp_path, capsy
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     EventFiles(config, tmp_path / "other", 0).log(0, {"eval/reward": 0.5})
-    assert "pip install 'faultline[tensorboard]'" in capsys.readouterr().out
+    assert "pip install -e '.[tensorboard]'" in capsys.readouterr().out
 
 
 def test_nothing_is_written_unless_asked_for(tiny, tmp_path):

@@ -183,5 +183,5 @@ def test_a_dashboard_that_is_missing_is_named_before_anything_starts(tmp_path, m
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     with pytest.raises(SystemExit) as left:
         main(["search", "demo_upper", f"root={tmp_path}", "--dashboard"])
-    assert left.value.code == 2 and "pip install 'faultline[search]'" in capsys.readouterr().err
+    assert left.value.code == 2 and "pip install -e '.[search]'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/*"))
