@@ -11,7 +11,7 @@ from analysis.labels import brief
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch: a run may lack them for good reasons."""
 LISTED = 5
-"""Arms that a sentence lists at most."""
+"""Names that a sentence lists at most."""
 
 
 def caveats(
@@ -20,7 +20,7 @@ def caveats(
     """Damaged and unfinished runs, missing seeds, metrics that only some runs of an arm have, and code that differs."""
     runs = runs.assign(arm=runs.arm.map(brief))
     return [
-        *(f"Run {run}: {what}." for run, what in damaged.items()),
+        *_damaged(damaged),
         *_unfinished(runs),
         *_seeds(runs),
         *_metrics(runs, recorded),
@@ -44,6 +44,18 @@ def numbered(noun: str, numbers: Any) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
+def _damaged(damaged: dict[str, str]) -> list[str]:
+    """A sentence per kind of damage, with its runs."""
+    runs: dict[str, list[str]] = {}
+    for run, what in damaged.items():
+        runs.setdefault(what, []).append(run)
+    return [f"Run{'' if len(by) == 1 else 's'} {_listed(by)}: {what}." for what, by in runs.items()]
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:LISTED])}{f' and {len(names) - LISTED} more' if len(names) > LISTED else ''}"
+
+
 def _unfinished(runs: pd.DataFrame) -> list[str]:
     """Runs that have not begun are counted only: in a sweep under way they are most."""
     waiting = (runs.state == "queued") & (runs.step == 0)
@@ -62,8 +74,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
     every, sentences = set(runs.seed), []
     lacking = pd.Series({arm: tuple(sorted(every - set(group.seed))) for arm, group in runs.groupby("arm", sort=False)})
     for seeds, arms in lacking[lacking.map(len) > 0].groupby(lacking):
-        more = f" and {len(arms) - LISTED} more" if len(arms) > LISTED else ""
-        named = f"{', '.join(arms.index[:LISTED])}{more}"
+        named = _listed(list(arms.index))
         which = f"{named} lacks" if len(arms) == 1 else f"{len(arms)} arms ({named}) lack"
         sentences.append(f"{which} {numbered('seed', seeds)}, which other arms have.")
     return sentences
@@ -77,8 +88,8 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
         every = set().union(*names.values())
         for run, own in names.items():
             if lacking := sorted(every - own):
-                shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-                sentences.append(f"{arm} seed {runs.seed[run]} did not record {shown}, which other seeds of the arm did.")
+                seed = runs.seed[run]
+                sentences.append(f"{arm} seed {seed} did not record {_listed(lacking)}, which other seeds of the arm did.")
     return sentences
 
 

@@ -11,6 +11,19 @@ function element(tag, content = {}, parent = null) {
   return made;
 }
 
+// --- what is wider than the window fades at the right until it is scrolled to its end ------------------------------------
+
+function fade(box) {
+  box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+}
+
+const widths = new ResizeObserver(entries => entries.forEach(entry => fade(entry.target)));
+for (const box of document.querySelectorAll(".scroll")) {
+  box.onscroll = () => fade(box);
+  widths.observe(box);
+  fade(box);
+}
+
 // --- tables: sort by a column, filter by a word ---------------------------------------------------------------------------
 
 function numeric(text) {

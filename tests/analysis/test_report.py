@@ -180,6 +180,10 @@ LAID_OUT = """<script>onload = () => {
     const box = node.getBoundingClientRect();
     if (box.left < -1 || box.right > innerWidth + 1) said.cut.push(node.outerHTML.slice(0, 80));
   }
+  const boxes = [...document.querySelectorAll(".scroll")].filter(box => box.clientWidth);
+  said.hints = boxes.every(box => box.classList.contains("more") === box.scrollWidth > box.clientWidth + 1);
+  boxes.forEach(box => { box.scrollLeft = box.scrollWidth; box.onscroll(); });
+  said.ends = !document.querySelector(".more");
   said.title = document.querySelector("h1").getBoundingClientRect().top;
   parent.postMessage(JSON.stringify(said), "*");
 };</script>"""
@@ -220,9 +224,12 @@ def crowded(tmp_path_factory):
 @pytest.mark.parametrize("width", [420, 800, 1280])
 @pytest.mark.parametrize("sweep", [0, 1])
 def test_no_text_of_a_crowded_page_overlaps_or_is_cut(crowded, tmp_path, sweep, width):
-    """Text of a figure has at least 9 px: narrow windows scroll a figure instead. The title stands below one line of contents."""
+    """Text of a figure has at least 9 px: narrow windows scroll a figure instead, which fades where it goes on.
+
+    The title stands below one line of contents.
+    """
     said = laid_out(crowded[sweep], tmp_path, width)
-    assert said["overlaps"] == [] and said["cut"] == []
+    assert said["overlaps"] == [] and said["cut"] == [] and said["hints"] and said["ends"]
     assert said["width"] == width and said["wide"] <= width and said["least"] >= 9 and said["title"] < 100
 
 

@@ -153,6 +153,14 @@ def test_deleted_rows_are_counted(tmp_path):
     assert damaged[empty.path.name] == "metrics.jsonl: ends before step 0, while the run went on to 8"
 
 
+def test_equal_damage_of_many_runs_is_one_sentence(tmp_path):
+    for seed in range(7):
+        (write(tmp_path / "s", FP8, seed=seed, steps=4).path / "provenance.json").unlink()
+    (caveat,) = load(tmp_path / "s").caveats
+    listed = ", ".join(f"fp8_tensor-{seed}" for seed in range(5))
+    assert caveat == f"Runs {listed} and 2 more: provenance.json: does not say which code made the run."
+
+
 def test_a_copied_run_is_left_out_and_named(tmp_path):
     first = write(tmp_path / "s", FP8, steps=4)
     write(tmp_path / "s", "rollout/precision=fp32", steps=4)
