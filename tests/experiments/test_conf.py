@@ -30,7 +30,7 @@ NEEDED = {
     "task.path": "task.path=x", "task.verifier": "task.verifier=x:y", "task.held_out": "task.held_out=8",
 }  # fmt: skip
 """What model=hub, a task of text and warmstart=none need of one another and of the user."""
-NESTED = {"rollout/engine", "rollout/precision"}
+NESTED = {"rollout/engine", "rollout/precision", "regime/bed", "regime/source"}
 """Groups that lie in the folder of another; other subfolders belong to the name of the option, as in correction=verl/disabled."""
 
 
@@ -39,9 +39,13 @@ def config(*overrides):
     return parse(compose(*overrides))
 
 
+EXTRA = {"critic/default": ["advantage=gae"], "regime/source/router_noise": ["model=moe"]}
+"""What an option needs beside itself."""
+
+
 def override(path):
     group = path.parent.as_posix() if path.parent.as_posix() in NESTED else path.parts[0]
-    return f"{'+' if group == 'experiment' else ''}{group}={path.relative_to(group)}"
+    return f"{'+' if path.parts[0] in ('experiment', 'regime') else ''}{group}={path.relative_to(group)}"
 
 
 COMPLETE = ("model/smollm2", "task/arithmetic", "task/tools")
@@ -63,7 +67,7 @@ def needed(path):
 def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.
-    more = ["rollout/precision=bf16"] if path.stem == "vllm" else ["advantage=gae"] if str(path) == "critic/default" else []
+    more = ["rollout/precision=bf16"] if path.stem == "vllm" else EXTRA.get(path.as_posix(), [])
     chosen = {**needed(path), path.parts[0]: override(path)}.values() if pretrained(path) else [override(path), *more]
     made = config(*chosen)
     if made.model.name == "hub":

@@ -29,6 +29,44 @@ def test_reward_with_choices_by_hand():
     assert task.reward(np.repeat(prompt, 4, 0), answers).tolist() == [1, 0, 0, 0]
 
 
+def test_reward_of_a_total_by_hand():
+    """start 3, step 4, two moves of 0..2 each, modulo 4: totals 0 to 4, and the offset (4 − 3)//2 is 0. Target 3 wants 1 + 2.
+
+    Tokens 4+j are moves: 3 -j1-> 0 -j2-> 2. A wrong value, or a right walk of another total, is not right.
+    """
+    task, prompt = chain(length=2, choices=3, modulus=4, goal="total"), np.array([[7, 3, 0, 3]])
+    right, other_way = [5, 0, 6, 2], [6, 1, 5, 2]
+    jumped, fewer = [5, 0, 6, 3], [5, 0, 5, 1]
+    answers = np.array([right, other_way, jumped, fewer])
+    assert task.reward(np.repeat(prompt, 4, 0), answers).tolist() == [1, 1, 0, 0]
+
+
+def test_totals_are_centred_and_every_demonstration_has_its_own():
+    """Sixteen moves of 0 or 1 reach 0 to 16. The offset (16 − 11)//2 = 2 makes targets 0 to 11 the totals 2 to 13, all of which
+    can be reached from each of 144 starts and steps. Slips change values and no total."""
+    task = chain(length=16, choices=2, modulus=12, goal="total", slip=0.3)
+    prompts = task.prompts()
+    answers = task.demonstrations(prompts, np.random.default_rng(0))
+    assert len(prompts) == 12**3
+    assert ((answers[:, 0::2] - 12).sum(1) == prompts[:, 3] + 2).all()
+    sure = chain(length=16, choices=2, modulus=12, goal="total")
+    assert sure.reward(prompts, sure.demonstrations(prompts, np.random.default_rng(1))).all()
+
+
+def test_the_moves_of_a_total_are_uniform_among_those_that_reach_it():
+    """Three moves of 0 or 1 that add up to 1 (modulo 4, offset 0): 100, 010 and 001, a third each."""
+    task = chain(length=3, choices=2, modulus=4, goal="total")
+    prompts = np.repeat([[6, 0, 0, 1]], 6000, 0)
+    moves = task.demonstrations(prompts, np.random.default_rng(2))[:, 0::2] - 4
+    shares = [(moves == way).all(1).mean() for way in np.eye(3, dtype=int)]
+    assert sum(shares) == 1 and np.abs(np.array(shares) - 1 / 3).max() < 4 * np.sqrt(2 / 9 / 6000)
+
+
+def test_a_total_needs_moves():
+    with pytest.raises(ValueError, match="goal=total has no effect with choices=1"):
+        chain(goal="total")
+
+
 @pytest.mark.parametrize("choices", [1, 2, 5, 10])
 def test_demonstrations_without_slips_are_right(choices):
     task = chain(choices=choices, length=8)

@@ -1,0 +1,216 @@
+"""The test bed of the study of the verdict (docs/decision.md): `python -m experiments.regimes list|admit`.
+
+A regime is a bed, which is a model with its task, rate and loss, and a source of mismatch. Both are options:
+`+regime/bed=dense +regime/source=int8`. A bed counts only if its exact control is healthy, which `admit` decides before any
+other run: it trains the controls, and writes runs.csv, table.csv and table.md below experiments/study/verdict/admission.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.load import load
+from analysis.results import Results
+from analysis.statistics.dose import LAST
+from experiments.plan import publish
+from harness.boundary import command
+from harness.compose import compose
+from harness.errors import UserError
+from harness.run.folder import FINISHED
+
+BEDS = ("dense", "dense_half", "ppo", "moe", "moe_half", "moe_ppo", "long20", "long32")
+PLANNED = {
+    "fp8_tensor": ("dense", "ppo", "moe"),
+    "fp8_block": ("dense_half", "moe", "long32"),
+    "fp8_cache": ("dense", "long20", "long32"),
+    "int8": ("dense_half", "ppo", "long20"),
+    "nvfp4": ("dense", "moe_half", "long32"),
+    "w4a4": ("dense", "moe", "long20"),
+    "router_noise": ("moe", "moe_half", "moe_ppo"),
+    "fixed_0.1": ("dense", "ppo", "moe"),
+    "fixed_0.2": ("dense_half", "moe_half", "dense"),
+    "fixed_0.6": ("long20", "long32", "ppo"),
+    "fresh_0.2": ("dense", "moe_half", "ppo"),
+    "stale_2": ("dense_half", "ppo", "long32"),
+    "partial": ("ppo", "moe", "long20"),
+}
+"""Source -> its beds. Each source has as many, so that a part of the plan has all sources alike."""
+EACH = 3
+"""Regimes of a source: one calibrates, the others are held out."""
+
+SEEDS = (60, 61, 62)
+"""Of the admission alone; no other run of the study has them."""
+SWEEP = "verdict_admission"
+FOLDER = Path("experiments/study/verdict/admission")
+GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
+"""Of the mean over seeds: the least gain of the held-out reward, the largest training reward above it, and the least entropy
+that is left, in nats per token."""
+TAIL = 20
+"""Steps at the end whose mean is the entropy that is left."""
+
+
+class Regime(NamedTuple):
+    """A source of mismatch on a bed."""
+
+    bed: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.bed}/{self.source}"
+
+    @property
+    def place(self) -> str:
+        """Its place among the regimes of its source: the SHA-256 of its name."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+
+class Parts(NamedTuple):
+    """The regimes by which rules are tuned, and those on which they are scored once."""
+
+    calibration: list[Regime]
+    held_out: list[Regime]
+
+
+def regimes(admitted: Collection[str] = BEDS) -> Parts:
+    """EACH regimes of every source, on admitted beds; the first in the order of `Regime.place` calibrates.
+
+    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
+    than EACH is left out.
+    """
+    parts = Parts([], [])
+    for source, planned in PLANNED.items():
+        beds = [bed for bed in dict.fromkeys((*planned, *BEDS)) if bed in admitted]
+        if source == "router_noise":
+            beds = [bed for bed in beds if bed.startswith("moe")]
+        if len(beds) >= EACH:
+            first, *others = sorted((Regime(bed, source) for bed in beds[:EACH]), key=lambda regime: regime.place)
+            parts.calibration.append(first)
+            parts.held_out.extend(others)
+    return parts
+
+
+def train_command(*overrides: str) -> str:
+    """A multirun on this machine, one run a core. Runs that ended are skipped, others go on from their checkpoint."""
+    return " ".join(("python -m experiments.train -m hydra/launcher=local", *overrides))
+
+
+def admission_command() -> str:
+    """The command of the controls of all beds."""
+    beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
+    return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
+
+
+def bed_of(config: Mapping[str, Any]) -> str:
+    """The bed of a recorded run. Raises UserError if it is none."""
+    return _named(_bed_keys(config), _beds(), "bed")
+
+
+def source_of(config: Mapping[str, Any]) -> str:
+    """The source of mismatch of a recorded run, or exact. Raises UserError if it is none."""
+    return _named(_source_keys(config), _sources(), "source")
+
+
+def _named(keys: tuple, known: dict[tuple, str], what: str) -> str:
+    if keys not in known:
+        raise UserError(f"{keys}: no {what} of experiments/conf/regime; give a sweep of the study of the verdict")
+    return known[keys]
+
+
+def _bed_keys(config: Mapping[str, Any]) -> tuple:
+    task, actor = config["task"], config["actor"]
+    return config["model"]["name"], config["loss"]["name"], task["length"], actor["lr"], actor["num_minibatches"]
+
+
+def _source_keys(config: Mapping[str, Any]) -> tuple:
+    rollout, engine = config["rollout"], config["rollout"]["engine"]
+    noise = tuple(engine.get(key, 0.0) for key in ("noise", "noise_persistence", "router_noise"))
+    return rollout["precision"]["name"], rollout["kv_cache"], *noise, rollout["staleness"], rollout["partial_tokens"]
+
+
+@cache
+def _beds() -> dict[tuple, str]:
+    return {_bed_keys(compose(f"+regime/bed={bed}", "+regime/source=exact")): bed for bed in BEDS}
+
+
+@cache
+def _sources() -> dict[tuple, str]:
+    names = ("exact", *PLANNED)
+    return {_source_keys(compose("+regime/bed=moe", f"+regime/source={name}")): name for name in names}
+
+
+def controls(results: Results) -> pd.DataFrame:
+    """A row per finished control: bed, seed, start, end (mean of the last LAST held-out evaluations), train (the same on
+    training prompts), entropy."""
+    rows = []
+    for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
+        steps = results.steps[results.steps.run == run]
+        judged = steps.dropna(subset=["eval/reward"])
+        rows.append(
+            {
+                "bed": bed_of(results.configs[str(run)]),
+                "seed": about.seed,
+                "start": judged["eval/reward"].iloc[0],
+                "end": judged["eval/reward"].tail(LAST).mean(),
+                "train": judged["eval/train_reward"].tail(LAST).mean(),
+                "entropy": steps["actor/entropy"].dropna().tail(TAIL).mean(),
+            }
+        )
+    return pd.DataFrame(rows, columns=["bed", "seed", "start", "end", "train", "entropy"]).sort_values(["bed", "seed"])
+
+
+def admission(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per bed that has all SEEDS: means of start, end, gain, gap and entropy, the least gain of a seed, admitted."""
+    rows = []
+    for bed, part in runs.groupby("bed", sort=False):
+        if set(part.seed) >= set(SEEDS):
+            gain, gap = part.end - part.start, part.train - part.end
+            row = {"bed": bed, "start": part.start.mean(), "end": part.end.mean(), "gain": gain.mean(), "least gain": gain.min()}
+            row |= {"gap": gap.mean(), "entropy": part.entropy.mean()}
+            rows.append(row | {"admitted": row["gain"] >= GAIN and row["gap"] <= GAP and row["entropy"] >= ENTROPY})
+    return pd.DataFrame(rows)
+
+
+def admitted(folder: Path = FOLDER) -> list[str]:
+    """The beds that `admit` has admitted, in the order of BEDS. Raises UserError before that."""
+    file = folder / "table.csv"
+    if not file.is_file():
+        raise UserError(f"{file}: not there; python -m experiments.regimes admit")
+    table = pd.read_csv(file).set_index("bed")
+    return [bed for bed in BEDS if bed in table.index and table.admitted[bed]]
+
+
+def admit(root: Path = Path("runs")) -> None:
+    """Train the controls, and record which beds are admitted."""
+    words = admission_command().split()
+    subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
+    runs = controls(load(root / SWEEP))
+    table = admission(runs)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    runs.to_csv(FOLDER / "runs.csv", index=False)
+    table.to_csv(FOLDER / "table.csv", index=False)
+    publish(FOLDER, table.round(3))
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["list"]:
+            for name, part in regimes()._asdict().items():
+                print(f"{name} ({len(part)}):", *part, sep="\n  ")
+        case ["admit"]:
+            admit()
+        case _:
+            raise UserError("give list or admit: python -m experiments.regimes list")
+
+
+if __name__ == "__main__":
+    with command("interrupted; the same command goes on from there"):
+        main(sys.argv[1:])

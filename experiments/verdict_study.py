@@ -1,0 +1,443 @@
+"""The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
+
+list N prints the commands of list N. verdicts asks `faultline replay` about the first dump of each uncorrected run. record
+writes endpoints.csv from the runs. tune chooses the cut-offs of v2 on the calibration regimes. score tests the rules on the
+held-out ones. All files are below experiments/study/verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from itertools import combinations, groupby, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import load
+from analysis.results import Results
+from analysis.statistics.dose import LAST
+from analysis.statistics.tests import difference_p, equivalent_p, holm_of_planned
+from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.regimes import Parts, Regime, admitted, bed_of, regimes, source_of, train_command
+from harness.boundary import command
+from harness.compose import compose
+from harness.errors import UserError
+from harness.run.folder import FINISHED
+
+ROOT, SWEEP = Path("runs"), "verdict"
+FOLDER = Path("experiments/study/verdict")
+SEEDS = range(70, 75)
+ARMS = {
+    "none": "none",
+    "token": "token_truncate",
+    "sequence": "sequence_truncate",
+    "mask": "sequence_mask",
+    "geometric": "geometric_token_mask",
+}
+"""Arm -> its correction. Beside them stand the control of each bed, and the verdict's setting where it is none of these."""
+POLICIES = {"trainer": "", "sampler": "rollout_"}
+"""Deployed policy -> how the metrics of its reward begin after eval/ and eval/train_."""
+EARLY = 20
+"""First steps of a run, from which its mismatch is known to rules, law and forecast."""
+HARMED = 0.25
+"""Share of the control's gain whose loss counts as harm in the forecast."""
+MARGIN = 0.02
+"""Of reward, within which two rules are equivalent."""
+
+
+# --- lists -------------------------------------------------------------------------------------------------------------------
+
+
+def commands(number: int, parts: Parts, beds: Iterable[str], verdicts: pd.DataFrame | None = None) -> list[str]:
+    """The commands of a list: 1 the controls; 2 to 4 the calibration regimes without correction, with the corrections, and with
+    the verdict's own settings; 5 to 7 the held-out regimes likewise.
+
+    verdicts: of the regimes without correction, for lists 4 and 7. Raises UserError on another number, and without them.
+    """
+    if number == 1:
+        return [_study_command(",".join(beds), "exact", correction="none")]
+    if number not in range(2, 8):
+        raise UserError(f"list {number}: there are lists 1 to 7; docs/decision.md has them")
+    part = parts.calibration if number < 5 else parts.held_out
+    kind = (number - 2) % 3
+    if kind < 2:
+        more = {"correction": "none", "dump.every": EARLY} if kind == 0 else {"correction": ",".join(list(ARMS.values())[1:])}
+        return [_study_command(bed, ",".join(sources), **more) for bed, sources in _by_bed(part)]
+    if verdicts is None:
+        raise UserError(f"list {number}: needs the verdicts of list {number - 2}; python -m experiments.verdict_study verdicts")
+    names = set(map(str, part))
+    asked = verdicts[verdicts.regime.isin(names) & ~verdicts.arm.isin(ARMS)]
+    return [_own_setting(*row) for row in asked[["regime", "seed", "arm"]].itertuples(index=False)]
+
+
+def _by_bed(part: list[Regime]) -> list[tuple[str, list[str]]]:
+    ordered = sorted(part)
+    return [(bed, [regime.source for regime in group]) for bed, group in groupby(ordered, key=lambda regime: regime.bed)]
+
+
+def _study_command(bed: str, source: str, seed: str = ",".join(map(str, SEEDS)), **more: Any) -> str:
+    given = [f"{key}={value}" for key, value in more.items()]
+    return train_command(f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", f"run.sweep={SWEEP}", *given)
+
+
+def _own_setting(regime: str, seed: int, arm: str) -> str:
+    (bed, source), (level, upper) = regime.split("/"), arm.split()
+    return _study_command(bed, source, str(seed), correction=ARMS[level], **{"correction.weight.upper": upper})
+
+
+# --- the verdict of today ----------------------------------------------------------------------------------------------------
+
+
+def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
+    """The arm that follows the answer of `faultline replay --json`: none where it proposes nothing; "token 1.03" where its bound
+    is not that of an arm."""
+    proposal = verdict["proposal"]
+    if proposal is None:
+        return "none"
+    return proposal["level"] if proposal["upper"] == 2 else f"{proposal['level']} {proposal['upper']:g}"
+
+
+def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
+    """A row per uncorrected run: regime, seed, arm, need, k3 and tokens of a response, from its dump of step 0. Those that are
+    `known` are not asked again."""
+    rows = known.to_dict("records")
+    asked = set(zip(known.regime, known.seed, strict=True))
+    for run, about in results.runs.iterrows():
+        config = results.configs[str(run)]
+        source = source_of(config)
+        regime = str(Regime(bed_of(config), source))
+        dump = ROOT / SWEEP / str(run) / "dumps" / f"step-{0:08d}.parquet"
+        if source == "exact" or arm_of(config) != "none" or (regime, about.seed) in asked or not dump.exists():
+            continue
+        with tempfile.TemporaryDirectory() as out:
+            words = ["-m", "faultline", "replay", str(dump), "--json", "--corrections", "none", "--out", out]
+            answer = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
+        verdict = json.loads(answer)
+        row = {"regime": regime, "seed": about.seed, "arm": arm_of_verdict(verdict), "need": verdict["need"]}
+        rows.append(row | {"k3": verdict["mismatch"]["k3"], "tokens": verdict["dump"]["mean_tokens"]})
+    return pd.DataFrame(rows, columns=["regime", "seed", "arm", "need", "k3", "tokens"]).sort_values(["regime", "seed"])
+
+
+# --- records -----------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _settings() -> list[tuple[str, dict[str, Any]]]:
+    return [(arm, compose(f"correction={name}")["correction"]) for arm, name in ARMS.items()]
+
+
+def arm_of(config: Mapping[str, Any]) -> str:
+    """The arm of a recorded run, as "token" or "token 1.03". Raises UserError if the study has no such arm."""
+    correction = config["correction"]
+    for arm, setting in _settings():
+        upper = correction["weight"]["upper"]
+        if _bare(correction) == _bare(setting) and (upper == setting["weight"]["upper"] or arm in ("token", "sequence")):
+            return arm if upper == setting["weight"]["upper"] else f"{arm} {upper:g}"
+    raise UserError(f"correction {correction}: no arm of the study; use one of {', '.join(ARMS)}")
+
+
+def _bare(correction: Mapping[str, Any]) -> tuple:
+    weight, reject = correction["weight"], correction["reject"]
+    filters = [(name, one["level"], one["statistic"], one["lower"], one["upper"]) for name, one in sorted(reject.items())]
+    return weight["level"], weight["action"], weight["lower"], filters
+
+
+def endpoints(results: Results) -> pd.DataFrame:
+    """A row per finished run and policy.
+
+    bed, source, arm, seed, policy; start, end and train: the first held-out reward, and the mean of the last LAST on held-out
+    and on training prompts; outcome, onset. From the first EARLY steps the medians k3, ess (of the sequence weights), identity
+    (|mean ratio − 1|) and gradient, and the mean tokens of a response. persistence_k: the first that was measured.
+    """
+    medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
+    rows = []
+    for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
+        config, steps = results.configs[str(run)], results.steps[results.steps.run == run]
+        early = steps[steps.step < EARLY]
+        row = {"bed": bed_of(config), "source": source_of(config), "arm": arm_of(config), "seed": about.seed}
+        row |= {"outcome": about.outcome, "onset": about.onset, "tokens": early["rollout/response_tokens"].mean()}
+        row |= {name: early[metric].median() for name, metric in medians.items()}
+        row["identity"] = (early["mismatch/ratio_mean"] - 1).abs().median()
+        for lag in (1, 5, 20):
+            measured = steps.get(f"mismatch/persistence_{lag}", pd.Series(dtype=float)).dropna()
+            row[f"persistence_{lag}"] = measured.iloc[0] if len(measured) else np.nan
+        for policy, prefix in POLICIES.items():
+            held_out, train = (steps[f"eval/{part}{prefix}reward"].dropna() for part in ("", "train_"))
+            ends = {"start": held_out.iloc[0], "end": held_out.tail(LAST).mean(), "train": train.tail(LAST).mean()}
+            rows.append({**row, "policy": policy, **ends})
+    return pd.DataFrame(rows).sort_values(["bed", "source", "arm", "seed", "policy"]).reset_index(drop=True)
+
+
+# --- rules -------------------------------------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a rule knows of a run without correction before it decides.
+
+    k3 in nats per token; persistence over 20 syncs, 0 where it was not measured; tokens of a response; verdict: the arm that
+    today's verdict names.
+    """
+
+    k3: float
+    persistence: float
+    tokens: float
+    verdict: str
+
+
+Rule = Callable[[Seen], str]
+"""What was seen -> an arm."""
+
+
+class Cutoffs(NamedTuple):
+    """Verdict v2 for one deployed policy. No correction below k3 or below persistence; else `short` for responses of at most
+    `tokens`, and `long` for longer ones."""
+
+    k3: float = 0.0
+    persistence: float = -1.0
+    tokens: int = 10
+    short: str = "sequence"
+    long: str = "sequence"
+
+    def __call__(self, seen: Seen) -> str:
+        if seen.k3 < self.k3 or seen.persistence < self.persistence:
+            return "none"
+        return self.short if seen.tokens <= self.tokens else self.long
+
+
+LEVELS = ("sequence", "token", "mask")
+GRID = [
+    Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
+]  # constants come first, and a tie goes to the first
+"""Every v2 that `tune` considers."""
+
+
+def constant(arm: str) -> Rule:
+    return lambda seen: arm
+
+
+def rules(v2: Rule, best: str) -> dict[str, Rule]:
+    """The rules of one deployed policy. best: the constant with the least regret on the calibration regimes."""
+    always = {f"always {arm}": constant(arm) for arm in ARMS}
+    return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
+
+
+def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """A column `seen` by (regime, seed), of the runs without correction that have a verdict."""
+    plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == "trainer")]
+    plain = plain.assign(regime=plain.bed + "/" + plain.source)
+    both = plain.merge(verdicts[["regime", "seed", "arm"]].rename(columns={"arm": "verdict"}), on=["regime", "seed"])
+    columns = both[["k3", "persistence_20", "tokens", "verdict"]].fillna({"persistence_20": 0.0})
+    table = both.assign(seen=[Seen(*row) for row in columns.itertuples(index=False)])
+    return table.set_index(["regime", "seed"])[["seen"]]
+
+
+# --- regret ------------------------------------------------------------------------------------------------------------------
+
+
+def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
+    """How much reward a rule loses against the best arm of a regime, chosen on other seeds than it is scored on.
+
+    ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
+        best(S) = argmax over ARMS of the mean of S
+        regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
+    and the regret is the mean over all S. Were both taken from the same seeds, the best arm's noise would count as regret. A
+    rule that is as good as the best arm may have a negative one.
+    """
+    found = []
+    for some in combinations(ends.index, len(ends) // 2):
+        best = ends.loc[list(some), list(ARMS)].mean().idxmax()
+        found.append(np.mean([ends.at[s, best] - ends.at[s, chosen[s]] for s in ends.index if s not in some]))
+    return float(np.mean(found))
+
+
+def gains(runs: pd.DataFrame) -> pd.Series:
+    """By bed, the gain of the exact control: mean end less mean start."""
+    control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
+    return control.end.mean() - control.start.mean()
+
+
+def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
+    """A row per regime and rule: arm (the rule's name), regime, policy, regret in reward, share of the control's gain.
+
+    Raises UserError on a run that a rule asks for and that is not there.
+    """
+    gain, rows = gains(runs), []
+    for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
+        regime = f"{bed}/{source}"
+        if regime not in about.index.get_level_values("regime"):
+            continue
+        ends = part.pivot(index="seed", columns="arm", values="end")
+        known = about.loc[regime].seen
+        if len(ends) < len(SEEDS) or not set(ARMS) <= set(ends) or ends[list(ARMS)].isna().any(axis=None):
+            raise UserError(f"{regime}: lacks runs of its arms; finish its lists, and record them")
+        for name, rule in named.items():
+            chosen = {seed: rule(known[seed]) for seed in ends.index}
+            lacking = [f"{arm} of seed {seed}" for seed, arm in chosen.items() if arm not in ends or np.isnan(ends.at[seed, arm])]
+            if lacking:
+                raise UserError(f"{regime}: {name} asks for {', '.join(lacking)}, which has not run; see lists 4 and 7")
+            value = regret(ends, chosen)
+            rows.append({"arm": name, "regime": regime, "policy": policy, "regret": value, "share": value / gain[bed]})
+    return pd.DataFrame(rows, columns=["arm", "regime", "policy", "regret", "share"])
+
+
+def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
+    """The cut-offs of v2 and the constant with the least mean share on these regimes; ties go to the first."""
+    candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
+    candidates |= {arm: constant(arm) for arm in ARMS}
+    means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
+    return GRID[int(means[[str(i) for i in range(len(GRID))]].idxmin())], str(means[list(ARMS)].idxmin())
+
+
+# --- tests -------------------------------------------------------------------------------------------------------------------
+
+BELOW = (("v2", "best constant"), ("verdict", "always none"), ("v2", "always token"))
+
+
+def _plan(endpoint: str, pairs: Iterable[tuple[str, str]], test: Callable[..., float]) -> StudyPlan:
+    families = [Comparisons(policy, [pair], test, {"policy": policy}) for policy in POLICIES for pair in pairs]
+    return StudyPlan(families, endpoint, paired="regime")
+
+
+PLANS = {
+    "below": _plan("share", BELOW, difference_p),
+    "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
+}
+"""Claim -> its comparisons over the held-out regimes, each regime a pair. A policy is a family of four, which share Holm's
+adjustment; "below" also needs a negative difference."""
+
+
+def claims(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per comparison of PLANS on the table of `regrets`, with Holm's adjustment over the four of a policy."""
+    table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
+    for _, part in table.groupby("policy"):
+        table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
+    return table[["policy", "claim", "arm", "reference", "difference", "low", "high", "p", "holm_p"]]
+
+
+# --- law and forecast --------------------------------------------------------------------------------------------------------
+
+
+def tau(persistence: Mapping[int, float]) -> float:
+    """1 + 2·Σ_{k=1..20} ρ_k, how many fresh mismatches a lasting one of its size weighs as much as.
+
+    persistence: lag in syncs -> ρ, at 1, 5 and 20; between them and from ρ_0 = 1 on it is linear.
+    """
+    lags = np.array([0, *sorted(persistence)])
+    known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
+    return float(1 + 2 * np.interp(np.arange(1, 21), lags, known).sum())
+
+
+def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """A row per regime: regime, cost (share of the control's gain that is lost without correction), k3, dose = k3·tau, the other
+    early signals, and the share of seeds that collapsed with the median onset."""
+    gain = gains(runs)
+    control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
+    rows = []
+    plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == policy)]
+    for (bed, source), part in plain.groupby(["bed", "source"]):
+        lags = {lag: float(np.nan_to_num(part[f"persistence_{lag}"].median())) for lag in (1, 5, 20)}
+        row = {"regime": f"{bed}/{source}", "cost": (control[bed] - part.end.mean()) / gain[bed], "k3": part.k3.median()}
+        row |= {"dose": row["k3"] * tau(lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
+        row |= {"spread": 1 - part.ess.median(), "collapsed": (part.outcome == "collapsed").mean()}
+        rows.append(row | {"onset": part.onset.median()})
+    return pd.DataFrame(rows)
+
+
+def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
+    """A row per law: its mean absolute error of the cost on held-out regimes.
+
+    The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0.
+    """
+    rows = []
+    for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
+        x = np.sqrt(fitted[column])
+        a = float((fitted.cost * x).sum() / (x**2).sum())
+        rows.append({"law": name, "a": a, "error": (held_out.cost - a * np.sqrt(held_out[column])).abs().mean()})
+    return pd.DataFrame([*rows, {"law": "no cost", "a": 0.0, "error": held_out.cost.abs().mean()}])
+
+
+def auc(score: np.ndarray, event: np.ndarray) -> float:
+    """Share of pairs of an event and a non-event whose event has the higher score, ties half; NaN without either."""
+    high, low = score[event][:, None], score[~event][None, :]
+    return float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else np.nan
+
+
+def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
+    """A row per early signal: the AUC with which it foretells harm (a cost of at least HARMED, or a collapse in most seeds), and
+    the steps from the forecast to the onset, the median of the regimes that collapsed."""
+    harmed = ((held_out.cost >= HARMED) | (held_out.collapsed > 0.5)).to_numpy()
+    lead = (held_out.onset[held_out.collapsed > 0.5] - EARLY).median()
+    signals = {"K3": "k3", "K3 times tau": "dose", "1 − sequence ESS": "spread", "|mean ratio − 1|": "identity"}
+    signals["gradient norm"] = "gradient"
+    rows = [{"signal": name, "AUC": auc(held_out[column].to_numpy(), harmed)} for name, column in signals.items()]
+    return pd.DataFrame(rows).assign(harmed=int(harmed.sum()), regimes=len(held_out), lead=lead)
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _verdicts() -> pd.DataFrame:
+    file = FOLDER / "verdicts.csv"
+    return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["regime", "seed", "arm", "need", "k3", "tokens"])
+
+
+def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
+    """The runs of these regimes, and the controls."""
+    names = set(map(str, part))
+    return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
+
+
+def _tune(runs: pd.DataFrame, about: pd.DataFrame) -> None:
+    chosen = {policy: tuned(runs, about, policy) for policy in POLICIES}
+    found = {policy: {"v2": v2._asdict(), "best": best} for policy, (v2, best) in chosen.items()}
+    (FOLDER / "rules.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
+
+
+def _score(runs: pd.DataFrame, about: pd.DataFrame, parts: Parts) -> None:
+    file = FOLDER / "rules.json"
+    if not file.is_file():
+        raise UserError(f"{file}: not there; python -m experiments.verdict_study tune, and commit it before list 5")
+    frozen, held_out = json.loads(file.read_text()), _of(runs, parts.held_out)
+    named = {policy: rules(Cutoffs(**one["v2"]), one["best"]) for policy, one in frozen.items()}
+    rows = pd.concat([regrets(held_out, about, policy, named[policy]) for policy in POLICIES])
+    rows.to_csv(FOLDER / "regrets.csv", index=False)
+    means = (
+        rows.groupby(["policy", "arm"]).share.agg(["mean", "max"]).reset_index().rename(columns={"arm": "rule", "max": "worst"})
+    )
+    fitted, others = (costs(_of(runs, part), "trainer") for part in parts)
+    publish(FOLDER, *(table.round(4) for table in (means, claims(rows), law(fitted, others), forecast(others))))
+
+
+def main(words: list[str]) -> None:
+    beds = admitted()
+    parts = regimes(beds)
+    match words:
+        case ["list", number] if number.isdigit():
+            verdicts = _verdicts()
+            print(*commands(int(number), parts, beds, verdicts if len(verdicts) else None), sep="\n")
+        case ["verdicts"]:
+            ask(load(ROOT / SWEEP), _verdicts()).to_csv(FOLDER / "verdicts.csv", index=False)
+        case ["record"]:
+            record(FOLDER, endpoints(load(ROOT / SWEEP)))
+        case ["tune"] | ["score"]:
+            runs = recorded(FOLDER, "python -m experiments.verdict_study record")
+            about = seen(runs, _verdicts())
+            if words == ["tune"]:
+                _tune(_of(runs, parts.calibration), about)
+            else:
+                _score(runs, about, parts)
+        case _:
+            raise UserError("give list N, verdicts, record, tune or score: python -m experiments.verdict_study list 1")
+
+
+if __name__ == "__main__":
+    with command():
+        main(sys.argv[1:])
