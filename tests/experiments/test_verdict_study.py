@@ -30,6 +30,7 @@ from experiments.verdict_study import (
     rules,
     tau,
     tuned,
+    without_a_source,
 )
 from harness.compose import compose
 from harness.errors import UserError
@@ -147,6 +148,13 @@ def test_four_claims_of_a_policy_share_holms_adjustment():
     assert trainer.loc["below", "holm_p"].tolist() == pytest.approx([8 / 256] * 3)  # the least of four p-values, times four
     assert trainer.loc["equivalent", "holm_p"] == 1.0
     assert trainer.loc["below", "difference"].max() == pytest.approx(-0.135)
+
+
+def test_a_mean_without_one_source():
+    """Shares 0.1 and 0.3 of INT8 and 0.5 of NVFP4: 0.3, without INT8 0.5, without NVFP4 0.2."""
+    shares = {"dense/int8": 0.1, "moe/int8": 0.3, "dense/nvfp4": 0.5}
+    rows = pd.DataFrame([{"policy": "trainer", "arm": "v2", "regime": name, "share": x} for name, x in shares.items()])
+    assert without_a_source(rows).iloc[0].tolist() == ["trainer", "v2", pytest.approx(0.3), pytest.approx(0.2), 0.5]
 
 
 def test_tau_of_what_stays_and_of_what_is_fresh():
