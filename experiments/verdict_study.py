@@ -355,7 +355,8 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
         row = {"regime": f"{bed}/{source}", "cost": (control[bed] - part.end.mean()) / gain[bed], "k3": part.k3.median()}
         row |= {"dose": row["k3"] * tau(lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
         row |= {"spread": 1 - part.ess.median(), "collapsed": (part.outcome == "collapsed").mean()}
-        rows.append(row | {"onset": part.onset.median()})
+        onsets = part.onset.dropna()
+        rows.append(row | {"onset": onsets.median() if len(onsets) else np.nan})
     return pd.DataFrame(rows)
 
 
