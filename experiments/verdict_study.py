@@ -321,6 +321,15 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
     return table[["policy", "claim", "arm", "reference", "difference", "low", "high", "p", "holm_p"]]
 
 
+def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per policy and rule: its mean share, and the least and the greatest one without the regimes of one source."""
+    source = rows.regime.str.partition("/")[2]
+    others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
+    spread = pd.concat(others, axis=1)
+    means = rows.groupby(["policy", "arm"]).share.mean()
+    return pd.DataFrame({"mean": means, "least": spread.min(axis=1), "greatest": spread.max(axis=1)}).reset_index()
+
+
 # --- law and forecast --------------------------------------------------------------------------------------------------------
 
 
@@ -346,7 +355,8 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
         row = {"regime": f"{bed}/{source}", "cost": (control[bed] - part.end.mean()) / gain[bed], "k3": part.k3.median()}
         row |= {"dose": row["k3"] * tau(lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
         row |= {"spread": 1 - part.ess.median(), "collapsed": (part.outcome == "collapsed").mean()}
-        rows.append(row | {"onset": part.onset.median()})
+        onsets = part.onset.dropna()
+        rows.append(row | {"onset": onsets.median() if len(onsets) else np.nan})
     return pd.DataFrame(rows)
 
 
@@ -413,7 +423,8 @@ def _score(runs: pd.DataFrame, about: pd.DataFrame, parts: Parts) -> None:
         rows.groupby(["policy", "arm"]).share.agg(["mean", "max"]).reset_index().rename(columns={"arm": "rule", "max": "worst"})
     )
     fitted, others = (costs(_of(runs, part), "trainer") for part in parts)
-    publish(FOLDER, *(table.round(4) for table in (means, claims(rows), law(fitted, others), forecast(others))))
+    tables = means, claims(rows), without_a_source(rows), law(fitted, others), forecast(others)
+    publish(FOLDER, *(table.round(4) for table in tables))
 
 
 def main(words: list[str]) -> None:

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.regimes import Regime, regimes
+from analysis.load import load
+from experiments.regimes import Regime, controls, regimes
 from experiments.verdict_study import (
     ARMS,
+    EARLY,
     GRID,
     PLANS,
     SEEDS,
@@ -22,6 +24,7 @@ from experiments.verdict_study import (
     commands,
     constant,
     costs,
+    endpoints,
     forecast,
     gains,
     law,
@@ -30,9 +33,12 @@ from experiments.verdict_study import (
     rules,
     tau,
     tuned,
+    without_a_source,
 )
 from harness.compose import compose
+from harness.config import parse
 from harness.errors import UserError
+from harness.run.folder import RunFolder
 
 
 def ends(**arms: list[float]) -> pd.DataFrame:
@@ -146,7 +152,17 @@ def test_four_claims_of_a_policy_share_holms_adjustment():
     assert trainer.loc["below", "p"].tolist() == pytest.approx([2 / 256] * 3)
     assert trainer.loc["below", "holm_p"].tolist() == pytest.approx([8 / 256] * 3)  # the least of four p-values, times four
     assert trainer.loc["equivalent", "holm_p"] == 1.0
+    alone = claims(rows[rows.arm.isin(["v2", "always token"])])  # three that were planned and have no runs count with p = 1
+    assert alone.holm_p.tolist() == pytest.approx([8 / 256] * 2)
     assert trainer.loc["below", "difference"].max() == pytest.approx(-0.135)
+
+
+def test_a_mean_without_one_source():
+    """Shares 0.1 and 0.3 of INT8, 0.5 of NVFP4, 0.9 of W4A4. Without INT8 their mean is 0.7, without NVFP4 0.433, without
+    W4A4 0.3."""
+    shares = {"dense/int8": 0.1, "moe/int8": 0.3, "dense/nvfp4": 0.5, "moe/w4a4": 0.9}
+    rows = pd.DataFrame([{"policy": "trainer", "arm": "v2", "regime": name, "share": x} for name, x in shares.items()])
+    assert without_a_source(rows).iloc[0].tolist() == ["trainer", "v2", *map(pytest.approx, (0.45, 0.3, 0.7))]
 
 
 def test_tau_of_what_stays_and_of_what_is_fresh():
@@ -174,6 +190,50 @@ def test_auc_by_hand():
     table = table.assign(k3=[3, 1, 2], dose=[1, 1, 1], spread=[0, 1, 2], identity=[5, 5, 1], gradient=[2, 1, 3])
     found = forecast(table).set_index("signal")
     assert found.AUC.tolist() == [1.0, 0.5, 0.0, 0.75, 0.5] and (found.lead == 70).all() and (found.harmed == 1).all()
+
+
+def folder(sweep, *overrides: str, seed: int, rewards: list[float], **metrics: float) -> None:
+    """A finished run of forty steps that is judged every ten: `rewards` of the trainer's policy, half of them the sampler's, 0.1
+    more on training prompts. metrics: of its first ten steps; later they are tenfold."""
+    config = compose("tracking=disabled", "+regime/bed=dense", *overrides)
+    run = RunFolder(sweep / f"{'-'.join(overrides).replace('/', '-')}-{seed}")
+    with run.claim():
+        run.write("config.json", parse(config | {"seed": seed}).model_dump(mode="json"))
+        for step in range(41):
+            row = {name: value * (1 if step < EARLY else 10) for name, value in metrics.items()} if step < 40 else {}
+            if step % 10 == 0:
+                reward = rewards[step // 10]
+                row |= {"eval/reward": reward, "eval/rollout_reward": reward / 2, "eval/stderr": 0.01}
+                row |= {"eval/train_reward": reward + 0.1, "eval/train_rollout_reward": reward / 2 + 0.1}
+            run.log_metrics(step, row | ({"mismatch/persistence_5": 0.7} if step == 5 else {}))
+        run.status("done", step=40, steps=40)
+
+
+METRICS = {
+    "rollout_corr/k3_kl": 0.01, "mismatch/ess_sequence": 0.05, "actor/grad_norm": 0.2, "mismatch/ratio_mean": 0.99,
+    "rollout/response_tokens": 10.0, "actor/entropy": 0.02,
+}  # fmt: skip
+
+
+def test_endpoints_of_runs(tmp_path):
+    """The end is the mean of the last three of five evaluations; the mismatch is that of the first twenty steps alone."""
+    rewards = [0.2, 0.4, 0.6, 0.7, 0.8]
+    folder(tmp_path / "s", "+regime/source=int8", "correction=sequence_mask", seed=70, rewards=rewards, **METRICS)
+    found = endpoints(load(tmp_path / "s")).set_index("policy")
+    own, sampler = found.loc["trainer"], found.loc["sampler"]
+    assert (own.bed, own.source, own.arm, own.seed) == ("dense", "int8", "mask", 70)
+    assert (own.start, own.end, own.train) == pytest.approx((0.2, 0.7, 0.8))
+    assert (sampler.start, sampler.end, sampler.train) == pytest.approx((0.1, 0.35, 0.45))
+    assert (own.k3, own.ess, own.gradient, own.identity, own.tokens) == pytest.approx((0.01, 0.05, 0.2, 0.01, 10))
+    assert own.persistence_5 == 0.7 and np.isnan(own.persistence_20)
+
+
+def test_the_controls_of_an_admission(tmp_path):
+    """Gain 0.7 − 0.2 and gap 0.1 as above; the entropy of the last twenty of forty steps is 0.2."""
+    folder(tmp_path / "s", "+regime/source=exact", seed=60, rewards=[0.2, 0.4, 0.6, 0.7, 0.8], **METRICS)
+    row = controls(load(tmp_path / "s")).iloc[0]
+    assert (row.bed, row.seed) == ("dense", 60)
+    assert (row.start, row.end, row.train, row.entropy) == pytest.approx((0.2, 0.7, 0.8, 0.2))
 
 
 def test_the_arm_of_a_verdict():

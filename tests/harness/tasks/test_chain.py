@@ -36,9 +36,9 @@ def test_reward_of_a_total_by_hand():
     """
     task, prompt = chain(length=2, choices=3, modulus=4, goal="total"), np.array([[7, 3, 0, 3]])
     right, other_way = [5, 0, 6, 2], [6, 1, 5, 2]
-    jumped, fewer = [5, 0, 6, 3], [5, 0, 5, 1]
-    answers = np.array([right, other_way, jumped, fewer])
-    assert task.reward(np.repeat(prompt, 4, 0), answers).tolist() == [1, 1, 0, 0]
+    jumped, fewer, more = [5, 0, 6, 3], [5, 0, 5, 1], [6, 1, 6, 3]
+    answers = np.array([right, other_way, jumped, fewer, more])
+    assert task.reward(np.repeat(prompt, 5, 0), answers).tolist() == [1, 1, 0, 0, 0]
 
 
 def test_totals_are_centred_and_every_demonstration_has_its_own():
