@@ -128,8 +128,10 @@ def test_every_dash_of_a_legend_shows_its_gap():
 
 def test_a_caption_names_what_is_drawn_and_nothing_else(tmp_path):
     """Without a collapse, a correction or a control; then with all of them, and with a run that never learned."""
-    write(tmp_path / "plain", FP8)
-    write(tmp_path / "all", FP32)
+    for loss in ("ppo", "pg"):
+        write(tmp_path / "plain", FP8, f"loss={loss}")
+        write(tmp_path / "plain", "rollout/precision=bf16", f"loss={loss}")
+        write(tmp_path / "all", FP32, f"loss={loss}")
     write(tmp_path / "all", FP8, "correction=token_truncate", learns=False)
     write(tmp_path / "all", FP8, collapse=50)
     for folder, there in (("plain", False), ("all", True)):
