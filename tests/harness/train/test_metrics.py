@@ -85,10 +85,11 @@ TWO = ["actor.num_minibatches=2", "actor.micro_tokens=30"]
     ],
 )
 def test_a_step_is_corrected_once(tiny, monkeypatch, overrides, corrections):
-    calls, weights = [], apply.token_weights
-    monkeypatch.setattr(apply, "token_weights", lambda *given: calls.append(1) or weights(*given))
+    """Beside the one token on which `harness.validate.check` tries the correction out."""
+    rows, weights = [], apply.token_weights
+    monkeypatch.setattr(apply, "token_weights", lambda ratio, weight: rows.append(len(ratio.mask)) or weights(ratio, weight))
     stepped(tiny("rollout/precision=nvfp4", "diagnostics.every=1", *overrides), monkeypatch)
-    assert len(calls) == corrections
+    assert rows[0] == 1 and sum(n > 1 for n in rows) == corrections
 
 
 @pytest.mark.slow
