@@ -270,6 +270,7 @@ ONE_RESPONSE = [
     ("areal/token_clamp", [2, 1], [5, E]),
     ("areal/kpop", [19, 18], [0, math.exp(18)]),  # π = e^-1, μ bounded at 1e-6: .368·12.8 + .632·log .632 = 4.4 > 2; e^-2: 1.47
     ("kpop", [17, 1], [0, E]),  # π = e^-3: .49 > .1
+    ("geometric_token_mask", [0.8, -0.7], [0, math.exp(-0.7)]),  # the mean of .05 is within ±.105; e^.8 = 2.23 > 2
     ("prefix_truncate", [0.5, 0.5, -2], [math.exp(0.5), 2, 1 / E]),  # sums .5, 1, -1
     ("gepo", [0.5, -0.2], [math.exp(0.15)] * 2),  # of a group of one: exp(mean)
     ("suffix_veto", [0.1, 1, 0, 0], [1, 1, 0, 0]),  # e > 2: what follows it

@@ -11,7 +11,7 @@ import torch
 from experiments.gpu_check import formats
 from experiments.gpu_check.__main__ import CHECKS, main
 from experiments.gpu_check.cache import CACHES
-from experiments.gpu_check.drawing import FlatTokens, by_place, by_probability, ess_by_length, k3, load
+from experiments.gpu_check.drawing import DumpedTokens, by_place, by_probability, ess_by_length, k3, load
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import ARMS, Scored, Size
 from experiments.gpu_check.persistence import correlation
@@ -89,7 +89,7 @@ def test_what_the_picture_shows_by_hand():
     """Two responses of two tokens and of one; ρ = 2, 1 and 1/2."""
     log2 = np.log(2.0)
     mu = np.log([0.5, 0.05, 1e-9])
-    tokens = FlatTokens(mu, np.array([log2, 0.0, -log2]), np.array([0, 0, 1]), np.array([0, 1, 0]))
+    tokens = DumpedTokens(mu, np.array([log2, 0.0, -log2]), np.array([0, 0, 1]), np.array([0, 1, 0]))
     assert k3(tokens.log_ratio) == pytest.approx(((2 - 1 - log2) + 0 + (0.5 - 1 + log2)) / 3)
     probability, off = by_probability(tokens)
     assert probability[0] == 0.1 and off[0] == pytest.approx(log2) and off[1] == 0 and off[-1] == pytest.approx(log2)
