@@ -11,6 +11,7 @@ from scipy.special import log_softmax
 
 from algos.diagnostics.identity import by_place
 from algos.diagnostics.pairs import LogpPairs
+from algos.faults import FAULTS
 from faultline.cli import main
 from faultline.cli.replay import FAULT
 from faultline.tools.replay import evidence, terminal
@@ -256,3 +257,9 @@ def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
         np.testing.assert_array_equal(whole.logp_old[:5], every[0].logp_old[:5])
         assert len(seen.batches) == len(kept)
     assert set(seen.batches[0].group) == {0, 2}
+
+
+def test_every_fault_is_documented():
+    text = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    for name in FAULTS.names():
+        assert f"| `{name}` | {FAULTS[name].question} |" in text, name
