@@ -244,9 +244,9 @@ def test_prompts_of_two_batches_are_not_one_and_ages_are_of_their_batch(tmp_path
 
 
 def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
-    """40 values a batch of 8 responses of 5 tokens. At most 80: batches 0, 2 and 4 would be 120, so batches 0 and 4 are left. At
-    most 20, prompts 0 and 2 of four in batch 0."""
-    every = read(tmp_path, batches([[0, 0, 1, 1, 2, 2, 3, 3]] * 5, [5] * 5, [0] * 5))
+    """40 values a batch of 8 responses of 5 tokens. At most 80: batches 0, 2 and 4 would be 120, so 0 and 4 are left, and 5 is
+    passed over. At most 20, prompts 0 and 2 of four in batch 0."""
+    every = read(tmp_path, batches([[0, 0, 1, 1, 2, 2, 3, 3]] * 6, [5] * 6, [0] * 6))
     for cells, responses, kept in ((80, 16, [0, 4]), (20, 4, [0])):
         monkeypatch.setattr(evidence, "CELLS", cells)
         seen = Evidence(Known())
@@ -256,6 +256,7 @@ def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
         assert len(whole) == responses
         np.testing.assert_array_equal(whole.logp_old[:5], every[0].logp_old[:5])
         assert len(seen.batches) == len(kept)
+        np.testing.assert_array_equal(seen.batches[-1].logp_old[:5], every[kept[-1]].logp_old[:5])
     assert set(seen.batches[0].group) == {0, 2}
 
 
