@@ -20,7 +20,7 @@ SMALLEST = 0.05
 LONGEST = 256
 """Tokens of a response that are compared with other rows."""
 SHORTEST = 8
-"""Tokens of a response that may be said to be another's: fewer fit one by chance."""
+"""Tokens of a response that may be said to fit elsewhere: fewer do by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:
@@ -31,7 +31,7 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
     permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of
     that to its own.
-    Both count among responses with a distance of 0.05 nats or more, of four tokens for a shift and eight for another row.
+    Both count among responses of eight tokens or more with a distance of 0.05 nats or more.
     Limits: a shift by one token leaves r = 1 one token apart; responses with equal numbers cannot be told apart and count as
     being at their place.
     """
@@ -42,7 +42,7 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
         if part is not None
     )
     own = _distance(mu, pi)
-    long = (mask.sum(-1) >= 4) & (own >= SMALLEST)
+    long = (mask.sum(-1) >= SHORTEST) & (own >= SMALLEST)
     shifted = torch.minimum(_distance(mu[:, :-1], pi[:, 1:]), _distance(mu[:, 1:], pi[:, :-1])) < FITS * own
     rows = max(1, pairs.responses)
     return {
@@ -50,7 +50,7 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
         "alignment/correlation_next": _paired(mu[:, :-1], pi[:, 1:]),
         "alignment/correlation_last": _paired(mu[:, 1:], pi[:, :-1]),
         "alignment/shifted": float((shifted & long).sum()) / rows,
-        "alignment/permuted": float((_elsewhere(mu, pi, own) & long & (mask.sum(-1) >= SHORTEST) & ~shifted).sum()) / rows,
+        "alignment/permuted": float((_elsewhere(mu, pi, own) & long & ~shifted).sum()) / rows,
     }
 
 

@@ -25,7 +25,7 @@ FAULT = Fault(
     _evidence,
     {
         "vLLM": "enable_return_routed_experts",
-        "verl": "actor_rollout_ref.actor.router_replay.mode=R3 with rollout.enable_rollout_routing_replay",
+        "verl": "router_replay.mode=R3 of the actor or its engine (actor.megatron), with rollout.enable_rollout_routing_replay",
         "SkyRL": "trainer.policy.megatron_config.moe_enable_routing_replay",
         "prime-rl": "trainer.enable_router_replay",
         "Faultline": "routing.replay=r3",

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from faultline.cli.arguments import CORRECTIONS, folder, names, positive
 
-HELP = "say whether a dump needs a correction, and what each would do to it"
+HELP = "say whether a dump has a fault, whether it needs a correction, and what each would do to it"
+DESCRIPTION = """\
+Say whether a dump has a fault, whether it needs a correction, and what each correction would do to it.
+
+Exit code: 0 with a verdict, 2 on wrong input, 3 where the log-probabilities have a fault or are not explained by rounding."""
+FAULT = 3
+"""Exit code of a diagnosis that is not consistent."""
 EXAMPLES = """\
 faultline replay --example
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped
@@ -37,11 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(dump: Path | None, **options: Any) -> None:
-    """Print the verdict and write the page."""
+    """Print the verdict and write the page. Raises SystemExit with FAULT unless the diagnosis is consistent."""
     from faultline.tools.replay.command import replay_command
 
     renamed = {"example": "example_name", "all": "tables", "json": "as_json"}
-    replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
+    verdict = replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
+    if not verdict.diagnosis.consistent:
+        sys.stdout.flush()  # a closed pipe is met here, and not at the end of the interpreter
+        raise SystemExit(FAULT)
 
 
 class _Removed(argparse.Action):

@@ -72,9 +72,10 @@ def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
     return pa.ListArray.from_arrays(ends, pa.array(np.concatenate(ids), pa.int32()))
 
 
-def read(path: Path) -> Iterator[pa.Table]:
+def read(path: Path, aliases: Mapping[str, str] | None = None) -> Iterator[pa.Table]:
     """The row groups of a parquet file, columns outside the schema left out.
 
+    aliases: another program's name of a column → ours, for a file that has the first and not the second.
     Raises UserError on a file that is truncated, not parquet, of a later schema version, or whose columns have other
     types than the schema's.
     """
@@ -84,15 +85,17 @@ def read(path: Path) -> Iterator[pa.Table]:
         raise UserError(f"{path}: not a whole parquet file ({first_line(error)}); copy or dump it again") from None
     with file:
         _check_version(path, file.schema_arrow)
-        names = [name for name in COLUMNS if name in file.schema_arrow.names]
-        if twice := [name for name in names if file.schema_arrow.names.count(name) > 1]:
+        have = file.schema_arrow.names
+        theirs = {ours: name for name, ours in (aliases or {}).items() if name in have and ours not in have}
+        names = [theirs.get(name, name) for name in COLUMNS if theirs.get(name, name) in have]
+        if twice := [name for name in names if have.count(name) > 1]:
             raise UserError(f"{path}: column {' and '.join(twice)} stands there more than once; drop one and write it again")
         for group in range(file.num_row_groups):
             try:
                 table = file.read_row_group(group, columns=names)
             except (pa.ArrowInvalid, OSError) as error:
                 raise UserError(f"{path}: row group {group} is unreadable ({first_line(error)}); dump it again") from None
-            yield typed(path, table)
+            yield typed(path, table.rename_columns([name for name in COLUMNS if theirs.get(name, name) in have]))
 
 
 def typed(path: Path, table: pa.Table) -> pa.Table:

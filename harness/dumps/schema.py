@@ -72,8 +72,8 @@ class Problem(NamedTuple):
 class Responses(NamedTuple):
     """Responses as flat arrays. The values of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
 
-    mask bool, logp_* and advantages float32 or float64 (nats), version and segments int64: one value per token, [n]. step, group,
-    minibatch int64 and reward float64: one per response, [N].
+    mask bool, logp_* and advantages float32 or float64 (nats), version, segments and tokens int64: one value per token, [n].
+    step, group, minibatch int64 and reward float64: one per response, [N].
     """
 
     offsets: np.ndarray
@@ -84,6 +84,7 @@ class Responses(NamedTuple):
     advantages: np.ndarray | None
     version: np.ndarray | None
     segments: np.ndarray | None
+    tokens: np.ndarray | None
     step: np.ndarray | None
     group: np.ndarray | None
     minibatch: np.ndarray | None

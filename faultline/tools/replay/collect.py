@@ -16,6 +16,7 @@ from algos.diagnostics.positions import BINS
 from algos.diagnostics.rows import Rows, merge
 from faultline.tools.replay.advice import Advisor
 from faultline.tools.replay.effect import blocks, effect_rows, finish_effect, missing, needs_whole, padded, profile_sums
+from faultline.tools.replay.evidence import Evidence
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.thresholds import Thresholds
 from faultline.tools.replay.versions import Versions
@@ -62,12 +63,14 @@ class _Sums:
             self.profiles[name] = self.profiles.get(name, 0) + profile_sums(batch, corrected)
 
 
-def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None) -> Replayed:
+def collect(
+    dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None, evidence: Evidence | None = None
+) -> Replayed:
     """Read `dump` once, a batch at a time, in blocks of responses of similar length.
 
     Statistics are of all its responses; normalize=batch and plug-ins see each training batch whole.
 
-    advisor: takes in the same batches. Raises UserError when no correction can be replayed.
+    advisor, evidence: take in the same batches. Raises UserError when no correction can be replayed.
     """
     sums, thresholds, versions, ratios, batches = _Sums(), Thresholds(), Versions(), [], 0
     progress, read = Progress(sum(path.stat().st_size for path in dump.files)), 0
@@ -78,6 +81,8 @@ def collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = 
         versions.add(responses)
         if advisor is not None:
             advisor.add(responses)
+        if evidence is not None:
+            evidence.add(responses)
         batches += 1
         possible = dict(specs)
         for name, spec in specs.items():

@@ -14,6 +14,7 @@ from analysis.frames import show
 from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
+from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import EXAMPLES, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
@@ -33,8 +34,8 @@ def replay_command(
     out: Path | None = None,
     tables: bool = False,
     as_json: bool = False,
-) -> None:
-    """Print the verdict on a dump, write page and CSV files.
+) -> Verdict:
+    """Print the verdict on a dump, write page and CSV files; the verdict.
 
     dump: a file, a folder or a run folder; or the `example_name` of a shipped one. corrections: names of presets or YAML files,
     all presets if None. null: a dump of the control, for false rejections. keep, ess: what a proposed filter must keep of the
@@ -49,22 +50,24 @@ def replay_command(
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
     target = Target(keep, ess)
     print(printable(f"reading {path}"), file=sys.stderr, flush=True)
-    advisor = Advisor(target)
-    replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor)
+    advisor, evidence = Advisor(target), Evidence(known(path))
+    replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
     name = EXAMPLES[example_name] if example_name else printable(path.name)
-    verdict = judge(name, replayed, control, advice, target, None if corrections else KNOWN)
+    diagnosis, by_place = evidence.diagnosis()
+    verdict = judge(name, replayed, control, advice, target, diagnosis, None if corrections else KNOWN)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
-    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds)
+    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)
     if as_json:
         print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: names of a stranger reach no terminal
-        return
+        return verdict
     print(*terminal.lines(verdict), sep="\n")
     if tables:
         _show_tables(replayed, control, page.advice_table(advice.bounds), target)
     print(printable(f"Page: {verdict.page}"))
+    return verdict
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:

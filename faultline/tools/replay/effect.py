@@ -25,17 +25,20 @@ WHOLE = 2**28
 
 def padded(responses: Responses) -> Batch:
     """Flat responses as a padded batch, in the dump's own precision."""
+    rollout, mask, old = (padded_column(responses, c) for c in (responses.logp_rollout, responses.mask, responses.logp_old))
+    advantages, segments = (
+        None if c is None else padded_column(responses, c) for c in (responses.advantages, responses.segments)
+    )
+    prompt = None if responses.group is None else torch.tensor(responses.group)
+    return Batch(rollout, mask, old, advantages, segments, prompt=prompt)
+
+
+def padded_column(responses: Responses, column: np.ndarray) -> Tensor:
+    """A column with one value per token as [B, T], 0 beyond the end of a response."""
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
-
-    def pad(column: np.ndarray) -> Tensor:
-        values = torch.tensor(column)
-        return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
-
-    advantages, segments = (None if c is None else pad(c) for c in (responses.advantages, responses.segments))
-    prompt = None if responses.group is None else torch.tensor(responses.group)
-    batch = Batch(pad(responses.logp_rollout), pad(responses.mask), pad(responses.logp_old), advantages, segments)
-    return batch._replace(prompt=prompt)
+    values = torch.tensor(column)
+    return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
 
 def blocks(responses: Responses, cells: int = CELLS) -> Iterator[Responses]:

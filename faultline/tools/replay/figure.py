@@ -1,11 +1,14 @@
-"""The figure that the page leads with: what each well-known preset leaves of a batch, beside BF16 and FP8 rollouts of SmolLM2."""
+"""Figures of the page: what each well-known preset leaves of a batch, beside SmolLM2's, and the mean ratio by place."""
 
 from __future__ import annotations
+
+import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from algos.diagnostics.pairs import Mean
 from analysis.figures.style import ink, literal, subplots
 from analysis.marks import CONTROL, HUES, NEUTRAL
 from faultline.tools.replay.example import EXAMPLES
@@ -50,6 +53,20 @@ def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
         ncols=len(handles),
         frameon=False,
     )
+    return figure
+
+
+def ratio_figure(by_place: list[Mean]) -> Figure:
+    """The mean ratio with two standard errors in each bin of places; bin b ends at token 2ᵇ."""
+    figure, ((axis,),) = subplots(1, 1, 2.6)
+    told = [(2**i, mean) for i, mean in enumerate(by_place) if math.isfinite(mean.mean)]
+    errors = [2 * mean.error if math.isfinite(mean.error) else 0.0 for _, mean in told]
+    axis.axhline(1.0, color=NEUTRAL, linewidth=1)
+    axis.errorbar([place for place, _ in told], [mean.mean for _, mean in told], errors, fmt="o-", color=CONTROL, capsize=3)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("place in the response up to")
+    axis.set_ylabel("mean ratio")
+    axis.grid(alpha=0.25)
     return figure
 
 

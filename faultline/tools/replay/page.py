@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from algos.diagnostics.pairs import Mean
 from analysis.figures.style import literal, png, series, subplots
 from analysis.frames import csv
 from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
-from faultline.tools.replay.figure import presets_figure
+from faultline.tools.replay.figure import presets_figure, ratio_figure
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.terminal import doubted, headline, starved
+from faultline.tools.replay.terminal import diagnosis_lines, doubted, headline, starved
 from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with_null
 from harness.files import output_folder, write_file
 
@@ -22,6 +23,10 @@ BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
 """Bounds C of the grid, which are among the thresholds; the CSV has all of them."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
 """Families in the figure."""
+IDENTITY = (
+    "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
+    "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
+)
 BY_AGE = "Mismatch by age of the weights"
 
 
@@ -88,10 +93,12 @@ def write(
     replayed: Replayed,
     null: Replayed | None,
     advice: pd.DataFrame,
+    by_place: list[Mean],
 ) -> Verdict:
     """Write replay.html, its first figure as replay.png, and the CSV files into `folder`; the verdict with the page's path.
 
-    compared: name of a dump in the figure → effect of each preset on it. Raises UserError where `folder` is a link.
+    compared: name of a dump in the figure → effect of each preset on it. by_place: mean ratio by place.
+    Raises UserError where `folder` is a link.
     """
     folder = output_folder(folder)
     tables = {
@@ -108,19 +115,28 @@ def write(
         write_file(folder, f"{name}.csv", csv(table))
     figure = presets_figure(compared)
     write_file(folder, "replay.png", png(figure, dpi=130))
-    write_file(folder, "replay.html", _page(verdict, figure, replayed, null, advice))
+    write_file(folder, "replay.html", _page(verdict, figure, replayed, null, advice, by_place))
     return verdict.model_copy(update={"page": str((folder / "replay.html").resolve())})
 
 
-def _page(verdict: Verdict, figure: Figure, replayed: Replayed, null: Replayed | None, advice: pd.DataFrame) -> str:
+def _page(
+    verdict: Verdict,
+    figure: Figure,
+    replayed: Replayed,
+    null: Replayed | None,
+    advice: pd.DataFrame,
+    by_place: list[Mean],
+) -> str:
     control = " Dashed: the null, a dump of the control." if null is not None else ""
     skipped = [f"{correction} was not replayed: {why}" for correction, why in replayed.skipped.items()]
     settings = [] if verdict.proposal is None else [Section("Settings", text=_settings(verdict.proposal))]
     behind = "Behind: optimizer steps between the weights that sampled a token and the newest of its batch."
     ages = [Section(BY_AGE, behind, table=replayed.versions)] if len(replayed.versions) > 1 else []
+    presets = Section("What each preset leaves", figure=figure)
+    identity = Section("Are the logged numbers the sampler's?", IDENTITY, figure=ratio_figure(by_place))
+    consistent = verdict.diagnosis.consistent
     sections = [
-        Section("What each preset leaves", figure=figure),
-        *settings,
+        *([presets, *settings, identity] if consistent else [identity, presets]),
         Section("How large the mismatch is", table=scales_table(verdict.mismatch.k3), wrapped=False),
         Section("What this dump cannot show", items=verdict.limitations),
         *ages,
@@ -140,7 +156,14 @@ def _page(verdict: Verdict, figure: Figure, replayed: Replayed, null: Replayed |
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    answer = [headline(verdict), verdict.reason, *doubted(verdict), *starved(verdict), *summary(replayed)]
+    answer = [
+        *diagnosis_lines(verdict.diagnosis),
+        headline(verdict),
+        verdict.reason,
+        *doubted(verdict),
+        *starved(verdict),
+        *summary(replayed),
+    ]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 
 

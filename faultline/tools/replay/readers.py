@@ -26,6 +26,9 @@ from harness.errors import UserError, first_line
 LINES = 4096
 """Lines of a JSONL file that become one table."""
 
+PARQUET = {"responses": "tokens", "response_mask": "mask", "rollout_log_probs": "logp_rollout", "old_log_probs": "logp_old"}
+"""verl's name of a parquet column -> ours."""
+
 PRIME_RL = {
     "step": "step",
     "tokens": "token_ids",
@@ -133,7 +136,10 @@ def read_tensors(path: Path) -> Columns:
                 theirs[str(name)] = _array(value)
             except (RuntimeError, TypeError) as error:
                 raise UserError(f"{path}: {name} is no plain tensor ({first_line(error)}); save its to_dense()") from None
-    if "old_log_probs" in theirs or "rollout_log_probs" in theirs:
+    if not theirs.keys() & {*VERL.values(), *TRL.values()} - {"advantages"}:
+        have = ", ".join(theirs) or "no tensor"
+        raise UserError(f"{path}: no name of verl's DataProto.batch or of TRL's inputs (found {have}); docs/replay.md has them")
+    if theirs.keys() & {*VERL.values()} - {"advantages"}:
         columns = _renamed(path, theirs, VERL, "verl's", "set actor_rollout_ref.rollout.calculate_log_probs=True")
         if "scores" in columns:
             columns["reward"] = columns.pop("scores").sum(1)

@@ -91,7 +91,7 @@ class Dump:
 def _read(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
     match path.suffix:
         case ".parquet":
-            yield from ((table, []) for table in files.read(path))
+            yield from ((table, []) for table in files.read(path, readers.PARQUET))
         case ".jsonl":
             yield from readers.read_jsonl(path)
         case ".pkl":

@@ -5,44 +5,79 @@ from __future__ import annotations
 from textwrap import wrap
 
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, Mismatch, PresetEffect, Proposal, Verdict
+from faultline.tools.replay.verdict import STARVED, Diagnosis, Mismatch, PresetEffect, Proposal, Verdict
 from harness.errors import printable
 
 WIDTH = 100
 PRESETS = 8
 """Presets that are shown, those with the least ESS first."""
-LIMITATIONS = 2
+CHECK = 17
+"""Column at which begins what to check."""
+LIMITATIONS = 1
 """Lines on what the dump cannot show, doubts of the proposal among them; the page has all."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """At most 24 lines of at most WIDTH printable characters, the names of dump and presets cut to fit."""
+    """At most 23 lines of at most WIDTH printable characters, the names of dump and presets cut to fit."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
+    size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
+    sizes = f"Mismatch: ESS of token weights {_ess(m.ess_token)}, of sequence weights {_ess(m.ess_sequence)}. K3"
+    first = diagnosis_lines(verdict.diagnosis)
+    if not verdict.diagnosis.consistent:
+        rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
+        return [printable(line)[:WIDTH] for line in [*first, *rest]]
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     limitations = verdict.limitations[: max(LIMITATIONS - len(doubts), 0)]
     out = [
-        f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}",
+        *first,
+        size,
         f"VERDICT  {headline(verdict)}",
         *(f"  {line}" for line in [verdict.reason, *doubts]),
         *(f"  {line}" for line in starved(verdict)),
         "",
-        f"Mismatch: ESS of token weights {_ess(m.ess_token)}, of sequence weights {_ess(m.ess_sequence)}. K3, nats per token:",
+        f"{sizes}, nats per token:",
         *_scales(m),
-        "",
         "Presets on this dump: tokens kept, ESS",
         *_columns(verdict.presets[:PRESETS]),
-        *(f"{'Not shown:' if i == 0 else '':<10} {line}" for i, line in enumerate(limitations)),
+        *(f"Not shown: {line}" for line in limitations),
         *(pasted(verdict.proposal) if verdict.proposal else []),
     ]
     return [printable(line)[:WIDTH] for line in out]
+
+
+def diagnosis_lines(d: Diagnosis) -> list[str]:
+    """The first line of a verdict, and with a fault its evidence and what to check in each program."""
+    if d.consistent:
+        note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
+        return [f"LOG-PROBABILITIES  consistent: {mean_ratio(d)}", *note]
+    name = f"FAULT  {d.fault}: " if d.fault else "UNKNOWN  "
+    out = wrap(f"{name}{d.evidence}", WIDTH, subsequent_indent="  ")
+    for i, (program, what) in enumerate(d.check.items()):
+        first, *more = wrap(what, WIDTH - CHECK)
+        out += [f"{'Check' if i == 0 else '':<6} {program:<9} {first}", *(" " * CHECK + line for line in more)]
+    return out
+
+
+def mean_ratio(d: Diagnosis) -> str:
+    """The mean ratio with its error, and the shift that would have shown."""
+    if d.mean_ratio is None:
+        return "no token tells"
+    if d.error is None:
+        return f"mean ratio {d.mean_ratio:.4f}, without an error of so few prompts"
+    power = "" if d.power is None else f" (a mean off by {d.power:.2g} would show)"
+    return f"mean ratio {d.mean_ratio:.4f} ± {d.error:.4f}{power}"
 
 
 def headline(verdict: Verdict) -> str:
     """The verdict in a sentence or two."""
     p = verdict.proposal
     if p is None:
-        without = {"none": "No correction is needed.", "undecided": "The need of a correction is undecided."}
+        without = {
+            "none": "No correction is needed.",
+            "undecided": "The need of a correction is undecided.",
+            "not asked": "No correction is proposed.",
+        }
         return without.get(verdict.need, "No importance weight suffices.")
     weight = f"truncate {p.level} weights at {p.upper:g}"
     if verdict.need == "undecided":

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
+from algos.faults import diagnose
 from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
@@ -29,12 +30,17 @@ KNOWN = {
 """Presets that a verdict and the figure show, and what they are called there."""
 USUAL = 2.0
 """The bound where the data ask for no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
+MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
 FEW = 1000
 """Samples, prompts or responses, below which the intervals are wide. Our choice."""
 STARVED = 0.1
 """A preset that keeps a smaller share of the tokens is named first."""
 
-Need = Literal["none", "advised", "required", "undecided", "no weight suffices"]
+UNCHANGED = 0.999
+"""ESS from which truncated weights hardly vary: they scale the loss, which no correction does as well."""
+
+Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
+"""not asked: the log-probabilities have a fault, or differ by more than rounding."""
 
 
 class _Part(BaseModel):
@@ -62,6 +68,25 @@ class Mismatch(_Part):
     ess_sequence: float | None = Field(description="ESS of the sequence weights, a share")
     largest_log_ratio: float = Field(description="largest |log ρ| of a token, nats")
     pareto_k: float | None = Field(description="Pareto k of the sequence weights")
+
+
+class Diagnosis(_Part):
+    """What the log-probabilities are, before anything is said of a correction; docs/diagnosis.md."""
+
+    kind: Literal["consistent", "fault", "unknown"] = Field(description="unknown: a fault that has no name here")
+    fault: str | None = Field(description="its name; of kind consistent a note, as routing")
+    question: Literal["a", "b", "c"] | None = Field(description="a: not the sampler's. b: not rounding. c: rounding")
+    evidence: str = Field(description="a sentence with its number")
+    check: dict[str, str] = Field(description="program: what to look at there")
+    severity: Literal["critical", "high", "note"] | None = Field(description="of the fault")
+    mean_ratio: float | None = Field(description="mean of ρ, 1 of what the sampler drew; null without a token")
+    error: float | None = Field(description="its standard error over prompts; null of fewer than four prompts")
+    power: float | None = Field(description="distance of the mean ratio from 1 that this dump would have shown")
+
+    @property
+    def consistent(self) -> bool:
+        """Whether a correction may be proposed."""
+        return self.kind == "consistent"
 
 
 class PresetEffect(_Part):
@@ -109,10 +134,11 @@ class Verdict(_Part):
 
     schema_version: Literal[2] = Field(default=2, description="of this layout")
     dump: DumpSize = Field(description="what was read")
+    diagnosis: Diagnosis = Field(description="whether the log-probabilities are what they should be")
     mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
     need: Need = Field(description="whether a correction is needed")
     reason: str = Field(description="why, in a sentence")
-    proposal: Proposal | None = Field(description="the weight to use; null where none is needed or none suffices")
+    proposal: Proposal | None = Field(description="the weight to use; null where none is needed, none suffices or none is asked")
     presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
     bounds: list[Bound] = Field(description="a bound for each family")
     skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
@@ -126,12 +152,15 @@ def judge(
     null: Replayed | None,
     advice: Advice,
     target: Target,
+    found: diagnose.Diagnosis,
     shown: Container[str] | None = None,
 ) -> Verdict:
     """The verdict on a dump.
 
-    null: a dump of the control. advice: `Advisor.propose` at the same target. shown: the presets to list; None for all.
+    null: a dump of the control. advice: `Advisor.propose` at the same target. found: `Evidence.diagnosis` of the dump; unless
+    it is consistent, no correction is proposed. shown: the presets to list; None for all.
     """
+    diagnosis = diagnosed(found)
     m = replayed.mismatch
     mismatch = Mismatch(
         k1=m["rollout_corr/kl"],
@@ -144,7 +173,9 @@ def judge(
     )
     proposal = propose(replayed, advice.bounds, target)
     need, reason = _need(mismatch, proposal, target)
-    if replayed.fills:
+    if not diagnosis.consistent:
+        need, reason, proposal = "not asked", MEND_FIRST, None
+    elif replayed.fills:
         need, reason, proposal = "undecided", _fill_reason(replayed), None
     return Verdict(
         dump=DumpSize(
@@ -155,6 +186,7 @@ def judge(
             bad_rows=replayed.bad,
             mean_tokens=replayed.tokens / replayed.responses,
         ),
+        diagnosis=diagnosis,
         mismatch=mismatch,
         need=need,
         reason=reason,
@@ -166,19 +198,37 @@ def judge(
     )
 
 
+def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
+    """A diagnosis without its statistics."""
+    mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
+    return Diagnosis(
+        kind=found.kind,
+        fault=found.fault,
+        question=found.question,  # type: ignore[arg-type]  # pydantic checks it
+        evidence=found.evidence,
+        check=found.check,
+        severity=found.severity,  # type: ignore[arg-type]
+        mean_ratio=_or_none(mean),
+        error=_or_none(error),
+        power=_or_none(found.power),
+    )
+
+
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
     """The sequence weight, the exact correction, if it has the target ESS when truncated at USUAL; else the token weight.
 
-    The token weight is truncated at USUAL, or at the largest bound below it that has the ESS. None if no bound has it.
+    The token weight is truncated at USUAL, or at the largest bound below it that has the ESS. None if no bound has it. At a K3
+    of LARGE or more a weight that hardly varies is passed over: every response is at its cap, or the ratios cancel out.
     """
+    large = replayed.mismatch["rollout_corr/k3_kl"] >= LARGE
     ess = replayed.thresholds.table().set_index(["family", "c"]).ess
     rows = bounds.set_index("family")
     for level in ("sequence", "token"):
         reached = float(ess[f"truncate-{level}", USUAL])
-        if reached >= target.ess:
+        if reached >= target.ess and not (large and reached >= UNCHANGED):
             return _proposal(level, USUAL, reached, None, rows.verdict[f"truncate-{level}"])
     row = rows.loc["truncate-token"]
-    if np.isnan(row.C):
+    if np.isnan(row.C) or (large and row.ESS >= UNCHANGED):
         return None
     interval = None if np.isnan(row.low) else (float(row.low), float(row.high))
     return _proposal("token", _rounded_down(row.C), float(row.ESS), interval, row.verdict)
@@ -206,7 +256,7 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
     if proposal is None and low != "none":
         return (
             "no weight suffices",
-            f"No bound on the token weight leaves an ESS of {target.ess:g}: bring engine and trainer closer first.",
+            f"No bound leaves weights that differ and an ESS of {target.ess:g}: bring engine and trainer closer first.",
         )
     if mismatch.k3_interval is None:
         return "undecided", "One prompt or response gives K3 no interval."

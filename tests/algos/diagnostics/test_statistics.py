@@ -111,6 +111,14 @@ def test_alignment_finds_a_shift_and_another_row():
     assert noisy["alignment/permuted"] == 0 and noisy["alignment/shifted"] == 0
 
 
+def test_a_short_response_is_not_said_to_be_shifted():
+    # one token apart the columns agree to the last bit, which among four tokens chance does and among eight it does not
+    mu = [0.9, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
+    for tokens, share in ((7, 0.0), (8, 1.0)):
+        found = alignment(paired([mu[:tokens]], [[0.5, *mu[: tokens - 1]]]))
+        assert found["alignment/shifted"] == share
+
+
 def test_repeats_are_held_against_the_odds_of_the_sampler():
     # four responses to one prompt, a fair coin twice: each of the others repeats one with probability 1/4: 4·3·(1/4)/2 pairs
     pairs = paired([[0.5, 0.5]] * 4, [[0.4, 0.4]] * 4, prompt=torch.zeros(4, dtype=torch.long))

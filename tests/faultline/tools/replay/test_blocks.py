@@ -19,7 +19,7 @@ from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import judge
 from harness.dumps import files
 from harness.errors import UserError
-from tests.faultline.tools.replay.cases import as_responses, random_columns
+from tests.faultline.tools.replay.cases import CONSISTENT, as_responses, random_columns
 
 SPECS = {name: preset.correction for name, preset in presets(None).items()}
 TARGET = Target(0.99, 0.9)
@@ -120,7 +120,7 @@ def test_nothing_warns_and_the_verdict_is_finite(tmp_path, rows):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replayed = collect(Dump(path), SPECS, advisor)
-        verdict = judge("it", replayed, None, advisor.propose(), TARGET)
+        verdict = judge("it", replayed, None, advisor.propose(), TARGET, CONSISTENT)
         replayed.thresholds.table()
     json.loads(verdict.model_dump_json(), parse_constant=pytest.fail)
 

@@ -8,6 +8,8 @@ import sys
 import types
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -55,6 +57,30 @@ def test_verl(tmp_path):
     torch.save(tensors, tmp_path / "step_13.pt")
     with pytest.raises(UserError, match=r"verl's rollout_log_probs missing .*calculate_log_probs=True"):
         only(tmp_path / "step_13.pt")
+
+
+def test_a_parquet_file_with_the_names_of_verl(tmp_path):
+    """As pandas writes padded rows: masks of 0 and 1 in int64, which need not end with the response."""
+    columns = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
+    table = {name: pa.array(values.tolist()) for name, values in columns.items()} | {"step": pa.array([12, 12])}
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    batch = only(tmp_path / "d.parquet")
+    np.testing.assert_array_equal(batch.mask, MASK.astype(bool).ravel())
+    np.testing.assert_array_equal(batch.logp_old, OLD.ravel())
+    np.testing.assert_array_equal(batch.logp_rollout, ROLLOUT.ravel())
+    assert set(batch.step) == {12}
+    own = table | {"logp_old": pa.array((OLD - 1).tolist())}
+    pq.write_table(pa.table(own), tmp_path / "own.parquet")
+    np.testing.assert_array_equal(only(tmp_path / "own.parquet").logp_old, (OLD - 1).ravel())  # our own name comes first
+
+
+def test_a_file_of_neither_verl_nor_trl_is_called_neither(tmp_path):
+    torch.save({"weight": torch.zeros(2, 3)}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match=r"no name of verl's DataProto.batch or of TRL's inputs \(found weight\)"):
+        only(tmp_path / "model.pt")
+    torch.save({"response_mask": torch.tensor(MASK)}, tmp_path / "half.pt")
+    with pytest.raises(UserError, match="verl's rollout_log_probs, old_log_probs missing"):
+        only(tmp_path / "half.pt")
 
 
 def test_trl(tmp_path):

@@ -227,7 +227,7 @@ def test_the_command_prints_and_writes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "icepop" in done.stdout and "K3" in done.stdout and "false rejections" in done.stdout
     page = (tmp_path / "d" / "replay" / "replay.html").read_text()
-    assert page.count("<svg") == 3 and "verl/decoupled_token_is" in page and "http-equiv" not in page
+    assert page.count("<svg") == 4 and "verl/decoupled_token_is" in page and "http-equiv" not in page
     lines = (tmp_path / "d" / "replay" / "thresholds.csv").read_text().splitlines()
     assert len(lines) == 1 + 1000 * len({line.split(",")[0] for line in lines[1:]})
     table = pd.read_csv(tmp_path / "d" / "replay" / "corrections.csv").set_index("correction")

@@ -24,7 +24,7 @@ from faultline.tools.replay.verdict import KNOWN, USUAL, Verdict, judge
 from harness.compose import compose
 from harness.config import parse
 from harness.dumps import files
-from tests.faultline.tools.replay.cases import random_columns
+from tests.faultline.tools.replay.cases import CONSISTENT, random_columns
 
 TARGET = Target(kept=0.99, ess=0.9)
 LOGPS = ("logp_rollout", "logp_old")
@@ -34,7 +34,7 @@ def verdict_of(path, names=tuple(KNOWN), null=None):
     advisor = Advisor(TARGET)
     specs = {name: preset.correction for name, preset in presets(list(names)).items()}
     replayed = collect(Dump(path), specs, advisor)
-    return judge("it", replayed, null, advisor.propose(), TARGET)
+    return judge("it", replayed, null, advisor.propose(), TARGET, CONSISTENT)
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
@@ -170,13 +170,13 @@ def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
     advisor = Advisor(target)
     path = dump(tmp_path / "d.parquet", ratios)
     replayed = collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction}, advisor)
-    verdict = judge("it", replayed, None, advisor.propose(), target)
+    verdict = judge("it", replayed, None, advisor.propose(), target, CONSISTENT)
     shown = terminal.lines(verdict)
     same = next(b for b in verdict.bounds if b.family == f"truncate-{verdict.proposal.level}")
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
-    assert shown[1].startswith("VERDICT  Provisional: a correction is required, truncate ")
-    assert shown[3].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
-    assert shown[4].endswith("C cuts off).") and len(shown) <= 24
+    assert shown[2].startswith("VERDICT  Provisional: a correction is required, truncate ")
+    assert shown[4].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
+    assert shown[5].endswith("C cuts off).") and len(shown) <= 23
 
 
 def test_responses_of_unknown_prompts_are_told_of(tmp_path):
@@ -196,7 +196,7 @@ def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
     target, advisor = Target(0.99, 0.79), Advisor(Target(0.99, 0.79))
     path = dump(tmp_path / "d.parquet", np.log(np.tile([0.5, 3.0], 500))[:, None])
     replayed = collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction}, advisor)
-    found = judge("it", replayed, None, advisor.propose(), target).proposal
+    found = judge("it", replayed, None, advisor.propose(), target, CONSISTENT).proposal
     assert found.level == "token" and 1.54 <= found.upper <= 1.5643 and found.upper == round(found.upper, 2)
     assert found.ess == pytest.approx((0.5 + found.upper) ** 2 / (2 * (0.25 + found.upper**2)), abs=0.005)
     assert found.interval[0] <= found.upper + 0.01 and found.upper <= found.interval[1]
@@ -208,6 +208,16 @@ def test_no_weight_suffices_where_none_has_the_ess(tmp_path):
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
     assert verdict.need == "no weight suffices" and verdict.proposal is None
     assert "VERDICT  No importance weight suffices." in terminal.lines(verdict)
+
+
+def test_nothing_is_required_that_leaves_what_no_correction_leaves(tmp_path):
+    """ρ = 4 everywhere but on one of 4,000 single tokens: K3 1.6, and a weight truncated at 2 is 2, which scales the loss.
+
+    Its ESS is (3999·2 + ½)²/(4000·(3999·4 + ¼)) = .99986, and nearer to 1 at a smaller C."""
+    ratios = np.log(np.where(np.arange(4000) == 7, 0.5, 4.0))[:, None]
+    verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
+    assert (verdict.need, verdict.proposal) == ("no weight suffices", None) and verdict.mismatch.k3 > LARGE
+    assert "No bound leaves weights that differ" in verdict.reason
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -225,15 +235,15 @@ def test_the_settings_are_those_that_the_frameworks_read(tmp_path, level):
     assert (config.correction.weight.level, config.correction.weight.upper) == (level, 1.75)
 
 
-def test_the_terminal_shows_the_verdict_in_25_lines(tmp_path, capsys, monkeypatch):
+def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 100 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 25 and max(map(len, shown[:-1])) <= 100
-    assert shown[0].startswith("SmolLM2-135M, FP8 rollout: ") and shown[1].startswith(
-        "VERDICT  A correction is required: truncate"
-    )
+    assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 100
+    assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
+    assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
+    assert shown[2].startswith("VERDICT  A correction is required: truncate")
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")

@@ -1,0 +1,266 @@
+"""Broken dumps get the name of their fault and no correction; sound ones are consistent, whatever their precision."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.special import log_softmax
+
+from algos.diagnostics.identity import by_place
+from algos.diagnostics.pairs import LogpPairs
+from algos.faults import FAULTS
+from faultline.cli import main
+from faultline.cli.replay import FAULT
+from faultline.tools.replay import evidence, terminal
+from faultline.tools.replay.advice import Advisor, Target
+from faultline.tools.replay.collect import collect
+from faultline.tools.replay.effect import padded
+from faultline.tools.replay.evidence import Evidence, Known, known
+from faultline.tools.replay.example import EXAMPLES, example
+from faultline.tools.replay.presets import presets
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.verdict import judge
+from harness.dumps import files
+
+ROOT = Path(__file__).parents[4]
+SHIPPED = [*map(example, EXAMPLES), *sorted((ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet"))]
+
+
+def scaled(logp, factor):
+    """log p of a token whose logit against all others is multiplied."""
+    p = np.clip(np.exp(logp), 1e-6, 1 - 1e-6)
+    return -np.log1p(np.exp(-factor * np.log(p / (1 - p))))
+
+
+def columns(change):
+    """An edit of each row's mu, pi as arrays."""
+
+    def edit(rows):
+        for row in rows:
+            mu, pi = change(np.array(row["logp_rollout"]), np.array(row["logp_old"]))
+            row |= {"logp_rollout": mu.tolist(), "logp_old": pi.tolist()}
+        return rows
+
+    return edit
+
+
+def with_prompt(rows):
+    """Four prompt tokens, which both sides call certain, before each response."""
+    for row in rows:
+        for name in ("logp_rollout", "logp_old"):
+            row[name] = [0.0] * 4 + row[name]
+        row["mask"] = [True] * 4 + row["mask"]
+    return rows
+
+
+def top_p(rows):
+    """The sampler's column renormalised over a nucleus of 0.9, whose tail was never drawn."""
+    for row in rows:
+        mu = np.array(row["logp_rollout"])
+        row["mask"] = [bool(used and p > 0.05) for used, p in zip(row["mask"], np.exp(mu), strict=True)]
+        row["logp_rollout"] = np.minimum(mu - math.log(0.9), 0.0).tolist()
+    return rows
+
+
+def filled(rows):
+    for row in rows:
+        row["logp_rollout"][0] = -1e9
+    return rows
+
+
+BROKEN = {
+    "rotated": (columns(lambda mu, pi: (np.roll(mu, 1), pi)), "shift"),
+    "about raw against temperature 0.6": (columns(lambda mu, pi: (scaled(mu, 0.6), pi)), None),
+    "log2": (columns(lambda mu, pi: (mu / math.log(2), pi)), "log_base"),
+    "both in log2": (columns(lambda mu, pi: (mu / math.log(2), pi / math.log(2))), None),
+    "one row 512 times": (lambda rows: rows[:1] * 512, None),
+    "every row 8 times": (lambda rows: [row for row in rows[:64] for _ in range(8)], "duplicates"),
+    "prompt in the mask": (with_prompt, "mask"),
+    "top-p": (top_p, "truncated_sampling"),
+    "zeros": (columns(lambda mu, pi: (np.zeros_like(mu), pi)), "fill"),
+    "swapped": (columns(lambda mu, pi: (pi, mu)), "swapped"),
+    "first at -1e9": (filled, "fill"),
+}
+"""Edit of the shipped rows → the name of the fault, None where any name or `unknown` will do."""
+
+
+def written(path, rows):
+    names = ("group", "mask", "logp_rollout", "logp_old")
+    path.write_text("".join(json.dumps({name: row[name] for name in names if name in row}) + "\n" for row in rows))
+    return path
+
+
+def verdict_of(path, facts=None):
+    advisor, seen = Advisor(Target(0.99, 0.9)), Evidence(known(path) if facts is None else facts)
+    replayed = collect(Dump(path), {"icepop": presets(["icepop"])["icepop"].correction}, advisor, seen)
+    return judge("it", replayed, None, advisor.propose(), advisor.target, seen.diagnosis()[0])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("edit", BROKEN)
+def test_a_broken_dump_gets_no_correction(tmp_path, edit, name):
+    change, fault = BROKEN[edit]
+    path = written(tmp_path / "d.jsonl", change(pq.read_table(example(name)).to_pylist()))
+    verdict = verdict_of(path)
+    assert verdict.diagnosis.kind in ("fault", "unknown"), verdict.diagnosis
+    assert fault is None or verdict.diagnosis.fault == fault, verdict.diagnosis
+    assert (verdict.need, verdict.proposal) == ("not asked", None)
+    shown = terminal.lines(verdict)
+    assert shown[0].startswith(("FAULT  ", "UNKNOWN  ")) and "VERDICT  No correction is proposed." in shown
+    assert len(shown) <= 23 and max(map(len, shown)) <= 100 and not any("correction is required" in line for line in shown)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_shipped_dump_is_consistent(path):
+    seen = Evidence(Known())
+    for responses in Dump(path).batches():
+        seen.add(responses)
+    found, _ = seen.diagnosis()
+    assert found.kind == "consistent", found
+
+
+def test_the_command_says_it_first_in_its_exit_code_and_in_json(tmp_path, capsys):
+    path = written(tmp_path / "d.jsonl", BROKEN["swapped"][0](pq.read_table(example("fp8")).to_pylist()))
+    for words in ([], ["--json"]):
+        with pytest.raises(SystemExit) as left:
+            main(["replay", str(path), "--corrections", "icepop", *words])
+        shown = capsys.readouterr().out
+        assert left.value.code == FAULT == 3
+    found = json.loads(shown)
+    assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["need"] == "not asked"
+    assert found["diagnosis"]["check"]["verl"] == "rollout_log_probs against old_log_probs in the dump"
+    page = (tmp_path / "d-replay" / "replay.html").read_text()
+    assert page.index("FAULT  swapped") < page.index("No correction is proposed")
+    assert page.index("Are the logged numbers") < page.index("What each preset leaves")
+    assert "algorithm.rollout_correction.rollout_is" not in page
+
+
+def run_folder(path, **rollout):
+    """A run folder with the BF16 example as its dump."""
+    config = {
+        "rollout": {"precision": {"name": "bf16"}, "kv_cache": "compute", "engine": {"name": "local"}, "staleness": 0} | rollout,
+        "actor": {"dtype": "fp32", "precision": None},
+        "model": {"name": "qwen3"},
+    }
+    (path / "dumps").mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(("rollout", "facts"), [
+    ({}, Known("bf16")),
+    ({"precision": {"name": "fp32"}}, Known("fp32")),
+    ({"kv_cache": "fp8_e4m3"}, Known("fp8_cache")),
+    ({"precision": {"name": "nvfp4_w4a4"}}, Known()),
+    ({"staleness": 2}, Known(behind=2)),
+    ({"partial_tokens": 5}, Known()),
+    ({"engine": {"name": "local", "noise": 0.1}}, Known(noise=True)),
+    ({"engine": {"name": "local", "router_noise": 0.1}}, Known(noise=True)),
+])  # fmt: skip
+def test_a_runs_config_explains_its_dumps(tmp_path, rollout, facts):
+    run = run_folder(tmp_path / "run", **rollout)
+    (run / "dumps" / "step-1.parquet").write_bytes(example("bf16").read_bytes())
+    assert known(run) == known(run / "dumps") == known(run / "dumps" / "step-1.parquet") == facts
+    assert verdict_of(run).diagnosis.consistent or facts.precision == "fp32"
+
+
+def test_a_damaged_or_foreign_config_explains_nothing(tmp_path):
+    run = run_folder(tmp_path / "run")
+    for text in ("{", "[]", '{"rollout": 3}', '{"rollout": {"precision": [], "staleness": "x"}, "actor": {"dtype": []}}'):
+        (run / "config.json").write_text(text)
+        assert known(run) == Known()
+    assert known(tmp_path / "d.parquet") == Known()
+
+
+def test_the_precision_is_the_coarser_one_of_both_sides(tmp_path):
+    run = run_folder(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    for actor, precision in (({"dtype": "fp16"}, "bf16"), ({"dtype": "bf16", "precision": {"name": "fp8_block"}}, "fp8_block")):
+        (run / "config.json").write_text(json.dumps(config | {"actor": actor}))
+        assert known(run).precision == precision
+
+
+def drawn(path, sampled, logged, trained):
+    """512 responses of 20 tokens of 50: logits over the temperatures of sampling, of log μ and of log π."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (512, 20, 50))
+    chosen = (logits / sampled + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
+    picked = lambda t: np.take_along_axis(log_softmax(logits / t, -1), chosen, -1)[..., 0]  # noqa: E731
+    files.write(path, {"mask": np.ones((512, 20), bool), "logp_rollout": picked(logged), "logp_old": picked(trained)})
+    return path
+
+
+def test_raw_log_probabilities_against_a_temperature(tmp_path):
+    """Sampled at 0.6, logged at 1, trained at 0.6; and the same with an honest log μ."""
+    raw = verdict_of(drawn(tmp_path / "raw.parquet", 0.6, 1.0, 0.6))
+    assert raw.diagnosis.fault == "raw_logprobs" and raw.proposal is None and raw.diagnosis.mean_ratio > 1.1
+    assert verdict_of(drawn(tmp_path / "sound.parquet", 0.6, 0.6, 0.6)).diagnosis.consistent
+
+
+def test_noise_that_the_run_adds_is_no_fault(tmp_path):
+    """The trainer's logits are 0.7 of the sampler's: a temperature, unless the run is known to add noise. Columns that are
+    swapped are no noise."""
+    path = drawn(tmp_path / "d.parquet", 0.7, 0.7, 1.0)
+    assert verdict_of(path).diagnosis.fault == "temperature"
+    noisy = verdict_of(path, Known(noise=True)).diagnosis
+    assert noisy.consistent and noisy.evidence == "this run adds noise to its sampler" and not noisy.check
+    path = written(tmp_path / "e.jsonl", BROKEN["swapped"][0](pq.read_table(example("fp8")).to_pylist()))
+    assert verdict_of(path, Known(noise=True)).diagnosis.fault == "swapped"
+
+
+def batches(groups, lengths, versions=(0, 0)):
+    """Two batches of random responses."""
+    rng = np.random.default_rng(0)
+    for group, length, version in zip(groups, lengths, versions, strict=True):
+        shape = (len(group), length)
+        mu = -rng.exponential(1.0, shape)
+        yield {
+            "mask": np.ones(shape, bool), "logp_rollout": mu, "logp_old": mu, "group": np.array(group),
+            "version": np.broadcast_to(version, shape),
+        }  # fmt: skip
+
+
+def read(tmp_path, made):
+    for i, one in enumerate(made):
+        files.write(tmp_path / f"step-{i}.parquet", one)
+    return list(Dump(tmp_path).batches())
+
+
+def test_prompts_of_two_batches_are_not_one_and_ages_are_of_their_batch(tmp_path):
+    """Prompts 0, 0, 1 and 0, 7, 7: four prompts. Versions 3 to 5 and 9: behind by 2 − place and by 0, and one more by config."""
+    made = batches([[0, 0, 1], [0, 7, 7]], [3, 2], ([3, 4, 5], [9, 9]))
+    seen = Evidence(Known(behind=1))
+    for one in read(tmp_path, made):
+        seen.add(one)
+    whole = evidence._joined(seen.batches)
+    assert len(set(whole.group)) == 4 and list(np.diff(whole.offsets)) == [3, 3, 3, 2, 2, 2]
+    found, profile = seen.diagnosis()
+    assert found.statistics["size/lag"] == pytest.approx((3 * (3 + 2 + 1) + 3 * 2 * 1) / 15)
+    assert found.statistics["size/lag_spread"] == 2 and found.statistics["size/prompts"] == 4
+    assert [mean.mean for mean in profile] == pytest.approx([m.mean for m in by_place(LogpPairs(padded(whole)))])
+
+
+def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
+    """40 values a batch of 8 responses of 5 tokens. At most 80: batches 0, 2 and 4 would be 120, so 0 and 4 are left, and 5 is
+    passed over. At most 20, prompts 0 and 2 of four in batch 0."""
+    every = read(tmp_path, batches([[0, 0, 1, 1, 2, 2, 3, 3]] * 6, [5] * 6, [0] * 6))
+    for cells, responses, kept in ((80, 16, [0, 4]), (20, 4, [0])):
+        monkeypatch.setattr(evidence, "CELLS", cells)
+        seen = Evidence(Known())
+        for one in every:
+            seen.add(one)
+        whole = evidence._joined(seen.batches)
+        assert len(whole) == responses
+        np.testing.assert_array_equal(whole.logp_old[:5], every[0].logp_old[:5])
+        assert len(seen.batches) == len(kept)
+        np.testing.assert_array_equal(seen.batches[-1].logp_old[:5], every[kept[-1]].logp_old[:5])
+    assert set(seen.batches[0].group) == {0, 2}
+
+
+def test_every_fault_is_documented():
+    text = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    for name in FAULTS.names():
+        assert f"| `{name}` | {FAULTS[name].question} |" in text, name
