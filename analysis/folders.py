@@ -42,7 +42,7 @@ def read(folder: RunFolder) -> tuple[Record, pa.Table]:
         config = recorded(values)
     except (UserError, RecursionError) as refusal:
         why = first_line(refusal)
-        raise UserError(f"{folder.path}/config.json: no config of a run ({why}); move the folder away or run it again") from None
+        raise UserError(f"{folder.path}/config.json: no config that this version reads ({why}); move the folder away") from None
     status = checked(Status, _part(folder, "status.json", damage), "status.json", damage) or Status()
     events = _events(folder, damage)
     made = processes(_part(folder, "provenance.json", damage).get("processes"), "provenance.json", damage)

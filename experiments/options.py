@@ -98,11 +98,11 @@ class Used(NamedTuple):
 
 @cache
 def options() -> dict[str, dict[str, Any]]:
-    """group=name of each option but experiments -> its keys with their values."""
+    """group=name of each option but experiments and regimes -> its keys with their values."""
     found = {}
     for path in sorted(CONF.rglob("*/*.yaml")):
         place = path.relative_to(CONF).with_suffix("")
-        if place.parts[0] == "experiment":
+        if place.parts[0] in ("experiment", "regime"):
             continue
         group = next(name for name in ("rollout/engine", "rollout/precision", place.parts[0]) if str(place).startswith(name))
         values = {key: value for key, value in (yaml.safe_load(path.read_text()) or {}).items() if key != "defaults"}

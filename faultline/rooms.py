@@ -32,8 +32,12 @@ class Rooms:
 def beside_others() -> None:
     """Make the rooms importable beside packages of their names.
 
-    Raises ImportError where such a package has a module of a room's name.
+    Raises ImportError where such a package has a module of a room's name, or is a single file.
     """
+    for room in ROOMS:
+        spec = find_spec(room)
+        if spec is not None and spec.origin and spec.submodule_search_locations is None:
+            raise ImportError(f"{spec.origin} hides faultline's own {room}: rename the file, or run elsewhere")
     hidden = {room: place for room in ROOMS if (place := _package(room)) is not None and place != HOME / room}
     for room, place in hidden.items():
         if both := sorted(_modules(place) & _modules(HOME / room)):

@@ -14,4 +14,6 @@ class Option:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # before __init__, as in a copy
+            raise AttributeError(name)
         return getattr(self.inner, name)
