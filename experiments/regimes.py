@@ -37,7 +37,7 @@ PLANNED = {
     "w4a4": ("dense", "moe", "long20"),
     "router_noise": ("moe", "moe_half", "moe_ppo"),
     "fixed_0.1": ("dense", "ppo", "moe"),
-    "fixed_0.2": ("dense_half", "moe_half", "dense"),
+    "fixed_0.2": ("dense_half", "moe_half", "long20"),
     "fixed_0.4": ("long20", "long32", "ppo"),
     "fresh_0.2": ("dense", "moe_half", "ppo"),
     "stale_2": ("dense_half", "ppo", "long32"),
