@@ -178,7 +178,7 @@ def test_a_config_that_is_none_of_a_run_is_named(tmp_path):
     write(tmp_path, FP8, steps=6).write("config.json", {"seed": 1})
     found = load(tmp_path)
     assert len(found.runs) == 1
-    assert any("config.json: no config of a run (steps: missing; " in problem for problem in found.caveats)
+    assert any("config.json: no config that this version reads (steps: missing; " in problem for problem in found.caveats)
 
 
 def test_events_steps_and_provenance_of_another_kind_are_named(tmp_path):
