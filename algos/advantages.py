@@ -1,8 +1,8 @@
-"""Advantages from one reward a response.
+"""Estimators of advantages from one scalar reward per response.
 
-A group estimator is `(rewards [P, G], **inputs) -> [P, G]`: P prompts with G responses each. Every token of a response
-gets its advantage. `.needs` names the further inputs: lengths [P, G] in tokens, greedy [P] (the reward of the greedy
-response). Some estimators need the rewards of the whole global batch and say so. `returns` has the estimator by token.
+A group estimator is `(rewards [P, G], **inputs) -> [P, G]`: P prompts with G responses each. Every token of a response gets the
+advantage of the response. `.needs` names the further inputs: lengths [P, G] in tokens, greedy [P] (the reward of the greedy
+response). Some estimators need the rewards of the whole global batch and say so. `algos.returns` has the estimator by token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation (verl's and SkyRL's value; TRL's is 1e-4): a group of equal rewards has advantage 0, not 0/0."""
+"""Added to a standard deviation before a division by it, so that a group of equal rewards has advantage 0 and not 0/0. verl
+and SkyRL use 1e-6, TRL 1e-4."""
 
 
 def advantage(*needs: str) -> Callable:
@@ -85,10 +86,10 @@ def gpg(rewards: Tensor) -> Tensor:
 def pass_at_k(rewards: Tensor, *, std: bool) -> Tensor:
     """Leave-one-out advantage of the best of a group: A_i = max_j R_j − max_{j≠i} R_j, over std_g R + 1e-6 if `std`.
 
-    Where R = `rewards`, maxima and std (with n − 1) over the n responses of the prompt: the best response gets its
-    lead over the second best, the others 0. The gradient is that of E[max of n responses], the pass rate of n attempts
-    for rewards in {0, 1}. Source: arXiv 2503.19595 section 3; std is verl's. Limits: a tie for the best, or a single
-    response, gives 0.
+    Where R = `rewards`, maxima and std (with n − 1) over the n responses of the prompt. The best response gets its lead over the
+    second best, the others get 0. The gradient is that of E[max of n responses]. For rewards in {0, 1} this is the pass rate of n
+    attempts. Source: arXiv 2503.19595 section 3; the division by std is verl's. Limits: a tie for the best, or a single response,
+    gives 0.
     """
     best, second = torch.nn.functional.pad(rewards, (0, 1), value=-torch.inf).topk(2).values[..., None].unbind(-2)
     lead = torch.where(second.isfinite() & (rewards == best), best - second, 0.0)
@@ -154,15 +155,16 @@ def reinforce_pp(rewards: Tensor, *, lengths: Tensor) -> Tensor:
 
 @advantage("lengths")
 def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor) -> Tensor:
-    """REINFORCE++ with a group baseline: R − mean_g R, whitened as by `reinforce_pp`.
+    """REINFORCE++ with a group baseline: A = (D − m)/(s + 1e-6) with D = R − mean_g R, whitened over all tokens.
 
+    Where R = `rewards`, mean_g over the responses of the prompt, m and s the mean and std of D, weighted by `lengths` [P, G].
     Source: arXiv 2501.03262, its baseline form. Limits: equal rewards in each group give 0.
     """
     return _whitened(dr_grpo(rewards), lengths)
 
 
 def _std(rewards: Tensor) -> Tensor:
-    """Over the n responses of each prompt, with n − 1, [P, 1]; 0 for one response."""
+    """Standard deviation (with n − 1) of the n rewards of each prompt, [P, 1]; 0 for one response."""
     return (dr_grpo(rewards).square().sum(-1, keepdim=True) / max(rewards.shape[-1] - 1, 1)).sqrt()
 
 

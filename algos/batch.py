@@ -31,14 +31,14 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The batch of some responses, by their numbers or as a slice."""
+        """A batch of the responses that `index` selects, by their numbers or as a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:
-        """The batch with its half-precision tensors in fp32. Every function that computes with a batch begins with this."""
+        """The batch with its half-precision tensors converted to fp32. Every computing function calls it first."""
         return Batch._make(part if part is None else at_least_fp32(part) for part in self)
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:
-    """A half-precision tensor in fp32; any other as it is."""
+    """Convert a half-precision tensor to fp32; return any other tensor unchanged."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor

@@ -1,8 +1,8 @@
-"""Responses in chunks that fit a CPU's cache, of like length and without their padding; for diagnostics and replay only.
+"""Split a batch into chunks of responses of similar length that fit a CPU's cache; for diagnostics and replay only.
 
-A pass over a large batch writes each intermediate tensor to memory. In chunks they stay in the caches, and padding costs
-nothing. For 512 ragged responses of up to 8192 tokens the rows of a correction took 157 ms of CPU time instead of 497, and
-31 MiB instead of 183. At 256 x 1024 both took 15 ms. A training step gains nothing, so the objective is not in chunks.
+A pass over a large batch writes each intermediate tensor to memory. With chunks these tensors stay in the caches, and padding
+costs nothing. For 512 ragged responses of up to 8192 tokens the rows of a correction took 157 ms of CPU time instead of 497, and
+31 MiB instead of 183. At 256 x 1024 both took 15 ms. A training step gains nothing, so the objective is not computed in chunks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from algos.diagnostics.rows import Rows, merge
 from algos.ratios import Ratio
 
 CHUNK = 1 << 17
-"""Tokens of one chunk, padding included."""
+"""Maximum number of tokens in one chunk, padding included."""
 
 
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
-    """(numbers of some responses, their ratio cut to the longest of them).
+    """Yield pairs: the row numbers of some responses, and their `Ratio`, cut to the longest of these responses.
 
-    Other devices take the whole batch at once, as does a CPU with `whole`.
+    The whole batch is one chunk on any device but a CPU, and on a CPU with `whole`.
     """
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
@@ -42,7 +42,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
 
 
 def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
-    """`function` of each chunk, merged into the fp64 rows of the whole batch in its own order. whole: one chunk."""
+    """Apply `function` to each chunk and merge the results into fp64 rows in the batch's order. whole: use a single chunk."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

@@ -77,7 +77,7 @@ def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def run(loss: Callable, batch: tuple[Tensor, ...], params: dict[str, Any], selected: Tensor | None = None):
-    """(TokenLoss, gradient of its sum by logp) of a batch like `example`."""
+    """The TokenLoss of a batch like `example`'s, and the gradient of the summed loss with respect to logp."""
     logp = batch[0].detach().clone().requires_grad_()
     extra = () if selected is None else (selected,)
     result = loss(logp, *batch[1:], *extra, **params)

@@ -1,7 +1,7 @@
-"""PPO's critic: where its rewards fall, the loss of its values, and the whitening of the advantages that they give.
+"""PPO's critic: rewards by token, the value loss, and the whitening of the advantages.
 
-V_t is the value of the state before token t of a response: of the prompt and the tokens up to t − 1. The advantages by
-GAE, `algos.returns.gae`, come unwhitened, so that A + V is what the critic learns.
+V_t is the value of the state before token t of a response: the prompt and the tokens up to t − 1. `algos.returns.gae` gives the
+advantages unwhitened, so that the critic learns A + V.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 VARIANCE_FLOOR = 1e-8
-"""Added to the variance of the advantages (verl's, SkyRL's and TRL's value)."""
+"""Added to the variance of the advantages before whitening, as verl, SkyRL and TRL do."""
 RETURNS_FLOOR = 1e-5
-"""Added to the variance of the returns (verl's value), so that equal returns have an explained variance."""
+"""Added to the variance of the returns, as verl does, so that equal returns have a finite explained variance."""
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
@@ -40,13 +40,13 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | None) -> tuple[Tensor, Tensor]:
-    """The clipped value loss of each token, and whether its clipped square is the larger, both [B, T].
+    """The clipped value loss of each token, [B, T], and a mask of the tokens whose clipped square is the larger, [B, T].
 
     ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²)
 
-    Where V = `values`, V_old = `old`, the values when the responses were taken, R = `returns`, all [B, T]; c =
-    `cliprange`, None for no clip. Source: verl's compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Gradient:
-    V − R, or 0 where the clipped square is the larger. Limits: c → ∞ and V = V_old give ½(V − R)².
+    Where V = `values`, V_old = `old`, the values when the responses were taken, R = `returns`, all [B, T]; c = `cliprange`, None
+    for no clip. Source: verl's compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Gradient: V − R, or 0 where the
+    clipped square is the larger. Limits: c → ∞ and V = V_old give ½(V − R)².
     """
     plain = (values - returns).square()
     if cliprange is None:

@@ -1,4 +1,4 @@
-"""An enumerable policy: every response of T tokens over V symbols is listed, so an expectation is a finite sum."""
+"""A policy over so few responses that all of them are listed, so that an expectation is a finite sum."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from torch import Tensor
 
 
 class EnumerablePolicy(NamedTuple):
-    """tokens: [N, T], all N = V^T responses. state: [N, T], the index of the prefix before each token."""
+    """All N = V^T responses of T tokens over V symbols.
+
+    tokens: [N, T]. state: [N, T], the index of the prefix before each token.
+    """
 
     tokens: Tensor
     state: Tensor
 
     @classmethod
     def of(cls, vocabulary: int, length: int) -> EnumerablePolicy:
-        """All responses of `length` tokens over `vocabulary` symbols."""
+        """List all responses of `length` tokens over `vocabulary` symbols."""
         responses = list(itertools.product(range(vocabulary), repeat=length))
         prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
         number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -25,17 +28,17 @@ class EnumerablePolicy(NamedTuple):
         return cls(torch.tensor(responses), torch.tensor(state))
 
     def logp(self, logits: Tensor) -> Tensor:
-        """log π per token, [N, T], of the tabular policy `logits` [states, V]."""
+        """The log π of each token, [N, T], under the tabular policy with `logits` [states, V]."""
         return logits.log_softmax(-1)[self.state, self.tokens]
 
     @property
     def mask(self) -> Tensor:
-        """[N, T] bool, True everywhere."""
+        """A response mask [N, T] that is True everywhere."""
         return torch.ones_like(self.tokens, dtype=torch.bool)
 
 
 def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tensor]:
-    """Random logits [states, V], and for each `noise` the same with normal noise of that standard deviation."""
+    """Random logits [states, V], and for each `noise` these logits with normal noise of that standard deviation added."""
     generator = torch.Generator().manual_seed(seed)
     shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
     first = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -43,5 +46,5 @@ def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tens
 
 
 def rewards(space: EnumerablePolicy, seed: int = 1) -> Tensor:
-    """A random terminal reward for each response, of either sign, [N]."""
+    """A random reward at the end of each response, of either sign, [N]."""
     return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Estimators of KL(π_θ‖π_ref) from tokens, as values and as losses: `(logp, logp_ref, mask, logp_prox) -> [B, T]`.
 
-x = log π_ref − log π_θ (`logp_ref` − `logp`, nats), 0 off the mask. logp carries gradient, the rest is detached.
-Only k3_unbiased reads `logp_prox` (π_old or μ). An unbiased value does not imply the gradient of the KL. With tokens from
-π_θ, E[∇k2] = ∇KL(π_θ‖π_ref), while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ), the reverse KL.
+x = log π_ref − log π_θ (`logp_ref` − `logp`, nats), 0 off the mask. Only logp carries a gradient. Only k3_unbiased reads
+`logp_prox` (π_old or μ). An unbiased value does not imply the gradient of the KL. With tokens from π_θ, E[∇k2] = ∇KL(π_θ‖π_ref),
+while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ), the reverse KL.
 Source: Schulman, joschu.net/blog/kl-approx.html.
 """
 
@@ -18,7 +18,10 @@ from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
 def estimator(*, anchored: bool) -> Callable:
-    """Mark an estimator: `anchored` says whether it reads `logp_prox`. A run in which nothing does may skip that forward pass."""
+    """Mark a function as a KL estimator. anchored: whether it reads `logp_prox`.
+
+    A run in which nothing reads it may skip that forward pass.
+    """
 
     def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         marked: Any = function
@@ -30,28 +33,34 @@ def estimator(*, anchored: bool) -> Callable:
 
 @estimator(anchored=False)
 def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """k1 = −x: unbiased in value, of either sign. Gradient ∇log π_θ, of mean 0 under π_θ: for a reward, not a loss."""
+    """KL estimator k1 = −x, x = log π_ref − log π_θ: unbiased in value, of either sign.
+
+    Gradient: ∇log π_θ, of mean 0 under π_θ, so k1 is for a reward and not for a loss.
+    """
     return log_ratio(logp, logp_ref.detach(), mask)
 
 
 @estimator(anchored=False)
 def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """|x| ≥ 0: a penalty on the distance, which estimates no divergence. Gradient −sign(x)·∇log π_θ."""
+    """The distance |x| ≥ 0, x = log π_ref − log π_θ: a penalty that estimates no divergence. Gradient: −sign(x)·∇log π_θ."""
     return k1(logp, logp_ref, mask).abs()
 
 
 @estimator(anchored=False)
 def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """k2 = x²/2 ≥ 0: biased in value, its gradient −x·∇log π_θ is the KL's when tokens come from π_θ."""
+    """KL estimator k2 = x²/2 ≥ 0, x = log π_ref − log π_θ: biased in value.
+
+    Gradient: −x·∇log π_θ, which is the KL's when tokens come from π_θ.
+    """
     return k1(logp, logp_ref, mask).square() / 2
 
 
 @estimator(anchored=False)
 def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """k3 = eˣ − 1 − x ≥ 0: unbiased in value. Gradient (1 − eˣ)·∇log π_θ.
+    """KL estimator k3 = eˣ − 1 − x ≥ 0, x = log π_ref − log π_θ: unbiased in value. Gradient: (1 − eˣ)·∇log π_θ.
 
-    Above x = 20 both terms are bounded, so the value stays at e²⁰ − 21 and the gradient is 0; bounding eˣ alone would
-    make k3 fall again, and negative. Below −20 the gradient is ∇log π_θ. Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
+    Above x = 20 both terms are bounded, so the value stays at e²⁰ − 21 and the gradient is 0; bounding eˣ alone would make k3
+    fall again, and negative. Below −20 the gradient is ∇log π_θ. Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
     """
     x = -k1(logp, logp_ref, mask)
     return torch.expm1(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - x.clamp(max=LOG_RATIO_BOUND)
@@ -66,10 +75,10 @@ def k3_k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None
 
 @estimator(anchored=True)
 def k3_unbiased(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """r·k3, r = π_θ/π_prox with its gradient: value and gradient are the KL's when each token comes from π_prox.
+    """KL estimator r·k3, r = π_θ/π_prox with its gradient: value and gradient are the KL's if tokens come from π_prox.
 
-    Gradient: r·(k3 + 1 − eˣ)·∇log π_θ = −r·x·∇log π_θ. Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1.
-    Limit: r = 1 has the value of k3 and the gradient of k2. Raises ValueError without `logp_prox`.
+    Gradient: r·(k3 + 1 − eˣ)·∇log π_θ = −r·x·∇log π_θ, x = log π_ref − log π_θ. Source: DeepSeek-V3.2, arXiv 2512.02556 section
+    3.1. Limit: r = 1 has the value of k3 and the gradient of k2. Raises ValueError without `logp_prox`.
     """
     if logp_prox is None:
         raise ValueError("kl=k3_unbiased needs logp_prox, the policy that the tokens come from")

@@ -1,4 +1,4 @@
-"""The objective of a mini-batch: loss x proximal x correction x reduction."""
+"""The objective of a mini-batch, made of a loss, its proximal policy, a correction and a reduction."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Objective(NamedTuple):
 
     @property
     def anchored(self) -> bool:
-        """Whether the loss or the KL term reads log π_prox; one that does not say is taken to read it."""
+        """Whether the loss or the KL term reads log π_prox. A function that does not say so is assumed to read it."""
         return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
 
     @property
     def reads_old(self) -> bool:
-        """Whether anything needs log π_old: if not, a run may skip that forward pass."""
+        """Whether anything reads log π_old; if not, a run may skip that forward pass."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def select(self, batch: Batch, counted: Tensor) -> Batch:
-        """The whole mini-batch with `selected`, the tokens that a loss such as clip_cov treats differently.
+        """The whole mini-batch with `selected` set to the tokens that a loss such as clip_cov treats differently.
 
         counted: [B, T] bool, the tokens to select from: `Corrected.counted` of the whole mini-batch.
         """
@@ -60,17 +60,16 @@ class Objective(NamedTuple):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        corrected: these rows of the correction of the whole mini-batch. Its `counted` tokens are the response that the
-        loss takes a mean or product over. counts: of `corrected.counted` of the whole mini-batch, so that losses and
-        metrics of its parts add up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus
-        alone.
+        corrected: these rows of the whole mini-batch's correction. Its `counted` tokens are the response that the loss takes a
+        mean or product over. counts: of `corrected.counted` of the whole mini-batch, so that losses and metrics of its parts add
+        up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
 
-        The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the
-        loss, if it has one. actor/pg_clipfrac_lower: tokens at its dual clip or cap. actor/ppo_kl: log π_prox − log π_θ, if the
-        loss is anchored. actor/kl: the estimator's value, if there is a KL term.
+        The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the loss, if
+        it has one. actor/pg_clipfrac_lower: tokens at its dual clip or cap. actor/ppo_kl: log π_prox − log π_θ, if the loss is
+        anchored. actor/kl: the estimator's value, if there is a KL term.
 
-        Raises ValueError when a loss that selects tokens gets a batch without `selected`, a KL term one without `logp_ref`,
-        or an entropy bonus no `entropy`.
+        Raises ValueError when `selected`, `logp_ref` or `entropy` is missing where a selecting loss, a KL term or an entropy
+        bonus reads it.
         """
         batch, logp = batch.widened(), at_least_fp32(logp)
         anchor, (weights, kept, counted) = self._anchor(batch), corrected
@@ -97,14 +96,14 @@ class Objective(NamedTuple):
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:
-        """The loss without its parameters: it carries the attributes `anchored` and `select`."""
+        """The loss without its bound parameters: this function carries the attributes `anchored` and `select`."""
         return getattr(self.loss, "func", self.loss)
 
     def _anchor(self, batch: Batch) -> Tensor | None:
         return batch.logp_rollout if self.proximal == "rollout" else batch.logp_old
 
     def _selected(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The fifth argument of a loss that selects tokens."""
+        """The fifth argument of a loss that selects tokens, in a tuple; an empty tuple for any other loss."""
         if getattr(self._function, "select", None) is None:
             return ()
         if batch.selected is None:

@@ -2,8 +2,8 @@
 
     def my_loss(logp, logp_prox, advantages, mask, *, temperature: Annotated[float, Interval(gt=0, le=100)]): ...
 
-A bound is one of `annotated_types`, or a pydantic `Field`. A text in the annotation says in words what is accepted.
-Without bounds a float is any number but NaN. true and "2" are no numbers. Importing this module costs no torch.
+A bound is one of `annotated_types`, or a pydantic `Field`. A text in the annotation describes the accepted values. Without bounds
+a float is any number but NaN. The values true and "2" are no numbers. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Interval
 
 LARGE = 1e9
-"""Ratios are computed up to e²⁰ = 4.9e8, so no value reaches a bound above this one. fp32 holds its square."""
+"""Largest finite bound that may be given. Ratios are computed up to e²⁰ = 4.9e8, so no value reaches it, and fp32 holds its
+square."""
 SMALL = 1e-9
-"""The smallest number that still makes a difference: ratios are computed down to e⁻²⁰ = 2.1e-9."""
+"""Smallest number that still makes a difference: ratios are computed down to e⁻²⁰ = 2.1e-9."""
 
 Infinite = Annotated[float, Ge(math.inf)]
 Share = Annotated[float, Interval(gt=0, le=1), "a share in (0, 1]"]
@@ -52,8 +53,8 @@ def check(
 ) -> None:
     """Raise ValueError naming `key` and the parameter, unless `plugin(*inputs, **params)` fits its signature and types.
 
-    inputs: names of the positional arguments that it will be given; None checks none.
-    provided: keyword-only arguments that it will be given too.
+    inputs: names of the positional arguments that the plug-in will be given; None checks none.
+    provided: keyword-only arguments that the plug-in will be given too.
     """
     signature = _signature(plugin)
     if signature is None or not _takes(signature, inputs):
@@ -81,7 +82,7 @@ def check_values(key: str, plugin: Callable, params: Mapping[str, Any]) -> None:
 
 @functools.cache
 def types_of(plugin: Callable) -> dict[str, Any]:
-    """Types of the parameters by name; empty where a plug-in names types that only a type checker sees."""
+    """Types of a plug-in's parameters by name; empty where the plug-in names types that only a type checker sees."""
     try:
         return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
@@ -89,7 +90,7 @@ def types_of(plugin: Callable) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether the type takes the value: a number within its bounds, a name, a list of such; other types take all."""
+    """Whether a type accepts the value: a number within its bounds, a name, a list of such. Other types accept all values."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return accepts(inner[0], value) and all(_within(value, sign, bound) for sign, bound in bounds(kind))
@@ -111,7 +112,7 @@ def accepts(kind: Any, value: Any) -> bool:
 
 
 def bounds(kind: Any) -> Iterator[tuple[str, float]]:
-    """(gt, ge, lt or le, bound) of each bound of an annotated type."""
+    """Each bound of an annotated type, as a pair of its kind (gt, ge, lt or le) and its number."""
     for mark in getattr(kind, "__metadata__", ()):
         for part in getattr(mark, "metadata", (mark,)):  # pydantic's Field holds several
             for sign in SIGNS:
@@ -120,7 +121,7 @@ def bounds(kind: Any) -> Iterator[tuple[str, float]]:
 
 
 def describe(kind: Any) -> str:
-    """The values that a type accepts, in words."""
+    """Describe in words the values that a type accepts."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         text = next((mark for mark in kind.__metadata__ if isinstance(mark, str)), "")
@@ -149,7 +150,7 @@ def _signature(plugin: Callable) -> inspect.Signature | None:
 
 
 def _takes(signature: inspect.Signature, inputs: Sequence[str] | None) -> bool:
-    """Whether as many positional arguments can be given, and no more are needed."""
+    """Whether a function takes exactly these positional arguments; always true for None."""
     if inputs is None:
         return True
     places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

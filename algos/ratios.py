@@ -1,4 +1,4 @@
-"""Log ratios of two policies at the levels where corrections and losses use them."""
+"""Log ratios of two policies at the levels (token, response, turn and others) where corrections and losses use them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from algos.batch import Batch, at_least_fp32
 from algos.groups import log_expectation
 
 LOG_RATIO_BOUND = 20.0
-"""|log ρ| is clamped here before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. The share is a metric."""
+"""Bound of |log ρ| before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. A metric reports how often it acts."""
 
 LONGEST = 1 << 22
-"""Tokens of the longest response whose Σρ² is finite, whatever the ratios: a constant, as padding must not matter."""
+"""Maximum number of tokens of a response whose Σρ² is finite for all ratios. A constant, so that padding does not matter."""
 
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
@@ -49,26 +49,26 @@ class Ratio:
 
     @cached_property
     def l(self) -> Tensor:  # noqa: E743  # as in the equations
-        """log π − log μ, [B, T] in nats, 0 off the mask."""
+        """The log ratio log π − log μ, [B, T] in nats, 0 off the mask."""
         return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The value of a key, made at its first use."""
+        """The value stored under a key; `make` computes it at its first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
 
     def at_level(self, level: str) -> Tensor:
-        """ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
+        """The ratio ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
 
-        group: π̄/Ê[μ̄] with `groups.log_expectation`; 1 of a response without tokens. Raises ValueError on a missing input.
+        group: π̄/Ê[μ̄] with `groups.log_expectation`; 1 for a response without tokens. Raises ValueError on a missing input.
         """
         if level == "group":
             return self.cached(level, lambda: bounded_exp(self._over_expectation()))
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
 
     def _over_expectation(self) -> Tensor:
-        """log π̄ − log Ê[μ̄] [B, 1], where π̄ and μ̄ are the geometric means of the probabilities of a response's tokens."""
+        """The difference log π̄ − log Ê[μ̄], [B, 1], with π̄, μ̄ the geometric means of a response's token probabilities."""
         if self.batch.prompt is None:
             raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
         log_mu = at_level(torch.where(self.mask, self.batch.logp_rollout, 0.0), self.mask, "geometric")
@@ -79,27 +79,30 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """ρ − 1, exact where ρ ≈ 1. l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32."""
+        """The excess ρ − 1, exact where ρ ≈ 1.
+
+        The log ratio l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32.
+        """
         largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
         return torch.expm1(self.l.clamp(-largest, largest))
 
     @cached_property
     def k3(self) -> Tensor:
-        """ρ − 1 − l ≥ 0, with ρ bounded and l bounded above: beyond e²⁰ nats their difference would change its sign.
+        """The K3 estimator ρ − 1 − l ≥ 0 of each token, with ρ bounded and l bounded above.
 
-        Clamping ρ − 1 is the same as clamping l in it, because expm1 is monotone.
+        Without the bound on l, the difference would change its sign beyond e²⁰ nats. Clamping ρ − 1 is the same as clamping l in
+        it, because expm1 is monotone.
         """
         bounded = self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND))
         return bounded - self.l.clamp(max=LOG_RATIO_BOUND)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Per-token values (0 off the mask) at a level.
+    """Reduce per-token values (0 off the mask) to a level.
 
     token: unchanged, [B, T]. prefix: Σ_{s ≤ t}, [B, T], 0 off the mask.
     sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
-    segment, segment_geometric: Σ and mean over the tokens of the response with the same id in `segments`, [B, T], 0 off
-    the mask.
+    segment, segment_geometric: Σ and mean over the tokens of the response with equal id in `segments`, [B, T], 0 off the mask.
     `segments`: [B, T] integers 0 ≤ id < T, a turn's number within its response; read on the mask only.
     A response without tokens gives 0. Raises ValueError on an unknown level or missing segments.
     """
@@ -135,8 +138,8 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
 def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
     """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; a fp64 scalar.
 
-    Where w_i = Π_t ρ_t, B counts the responses with a token, and `policy` is that of `Ratio`. It is a ratio of sums of
-    exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.
+    Where w_i = Π_t ρ_t and B counts the responses with a token. policy: log π [B, T] in nats, None for π_old. The share is a
+    ratio of sums of exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.
     """
     ratio = Ratio(batch, policy)
     present = ratio.mask.any(-1)
@@ -146,7 +149,7 @@ def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
 
 
 def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats.
+    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats; p = exp(logp), q = exp(logq).
 
     1 − p comes from expm1, because p is close to 1 on most tokens; 0·log 0 = 0.
     """
@@ -155,7 +158,7 @@ def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:
-    """exp with its argument clamped to ±LOG_RATIO_BOUND; the gradient is 0 where it was clamped."""
+    """The exponential of values clamped to ±LOG_RATIO_BOUND; the gradient is 0 where a value was clamped."""
     return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

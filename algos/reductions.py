@@ -1,4 +1,4 @@
-"""From token losses to the scalar that is differentiated; counts are global, so splitting a batch changes nothing."""
+"""Reduction of token losses to the scalar that is differentiated. Counts are global, so splitting a batch changes nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, prompt: Tensor | None = None) -> Counts:
-        """Tokens, and sequences with at least one token, in `mask` [B, T].
+        """Count tokens, and sequences with at least one token, in `mask` [B, T].
 
-        With `prompt` [B], the number of the prompt that each row answers, also the prompts with at least one token and
-        the tokens of each prompt.
+        With `prompt` [B], the number of the prompt that each row answers, count also the prompts with at least one token and the
+        tokens of each prompt.
         """
         tokens = mask.sum(-1)
         counts = cls(tokens.sum(), (tokens > 0).sum())
@@ -40,12 +40,12 @@ class Counts(NamedTuple):
         return counts._replace(prompts=(of_prompt > 0).sum(), prompt_tokens=of_prompt[row])
 
     def rows(self, index: Tensor | slice) -> Counts:
-        """The whole mini-batch's counts, with the `prompt_tokens` of some of its rows."""
+        """The counts of the whole mini-batch, with the `prompt_tokens` of the rows that `index` selects."""
         return self if self.prompt_tokens is None else self._replace(prompt_tokens=self.prompt_tokens[index])
 
 
 def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm: int | None = None) -> Tensor:
-    """Σ over kept tokens divided as `mode` says; a scalar that adds up over any split of the batch.
+    """Sum the values of kept tokens, divided as `mode` says; a scalar that adds up over any split of the batch.
 
     token_mean: Σ_i S_i/tokens
     token_sum: Σ_i S_i
@@ -54,12 +54,11 @@ def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
     prompt_mean: Σ_p (Σ_{i of p} S_i/n_p)/prompts
 
-    where S_i = Σ_t `values`[i, t] over `corrected.kept`, n_i = tokens of row i in `corrected.counted`, n_p = those of
-    all rows of prompt p in the mini-batch, tokens, sequences, prompts and n_p = `counts`, `norm` in tokens (Dr. GRPO,
-    arXiv 2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with
-    everything rejected gives 0 with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises
-    ValueError on an unknown mode, on a norm that is missing, unused or not positive, and on prompt_mean with counts that
-    know no prompts.
+    where S_i = Σ_t `values`[i, t] over `corrected.kept`, n_i = tokens of row i in `corrected.counted`, and n_p = those of all
+    rows of prompt p in the mini-batch. `counts` gives tokens, sequences, prompts and n_p; `norm` is in tokens (Dr. GRPO, arXiv
+    2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with everything rejected
+    gives 0 with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises ValueError on an unknown mode, on a
+    norm that is missing, unused or not positive, and on prompt_mean with counts that lack prompts.
     """
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")

@@ -1,4 +1,4 @@
-"""Plug-ins by name. Importing this module costs nothing: an entry is loaded at its first use."""
+"""Registries of plug-ins by name. Importing this module costs nothing: an entry is loaded at its first use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 class RegistryError(ValueError):
-    """A name that is unknown or taken, or a plug-in that could not be loaded, whose own error is then the cause."""
+    """Raised for a plug-in name that is unknown or taken, and for a plug-in that fails to load (its error is the cause)."""
 
 
 @functools.cache
 def installed() -> EntryPoints:
-    """The entry points of every installed package, read once a process: all of their folders are searched."""
+    """The entry points of every installed package. They are read once per process, because all package folders are searched."""
     return entry_points()  # type: ignore[return-value]  # before Python 3.12 a class of its own with the same `select`
 
 
 class Registry:
-    """The plug-ins of one kind: the built-ins of a table, and those of the entry-point group `faultline.<kind>`.
+    """A registry of plug-ins of one kind: built-ins from a table, and entries of the entry-point group `faultline.<kind>`.
 
     A name of the form `package.module:attribute` is loaded from there without registration.
     """
@@ -32,7 +32,7 @@ class Registry:
         self._discovered = False
 
     def register(self, name: str, plugin: Any) -> None:
-        """Add `plugin` under `name`. Raises RegistryError if the name is taken."""
+        """Add `plugin` to the registry under `name`. Raises RegistryError if the name is taken."""
         self._targets = _claimed(self.kind, self._targets, name, lambda: plugin)
 
     def names(self) -> list[str]:
@@ -60,7 +60,7 @@ class Registry:
         return self._loaded[name]
 
     def _discover(self) -> None:
-        """Add the installed plug-ins: all of them, or none if one takes a name that is not free."""
+        """Add the installed plug-ins to the registry: all of them, or none if one takes a name that is not free."""
         if not self._discovered:
             targets = self._targets
             for point in installed().select(group=f"faultline.{self.kind}"):
@@ -75,7 +75,7 @@ def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], A
 
 
 class _Absent(Exception):
-    """The module or the attribute that a path names is not there: the path is wrong, not the plug-in."""
+    """Raised when the module or attribute that a path names does not exist: the path is wrong, not the plug-in."""
 
 
 def _import(path: str) -> Any:
@@ -106,7 +106,7 @@ LOSSES = Registry(
         "gpg": "algos.losses:pg",  # GPG's loss is REINFORCE; its advantages are its own
     },
 )
-"""Functions `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
+"""Registry of losses `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
 
 ADVANTAGES = Registry(
     "advantages",
@@ -116,10 +116,10 @@ ADVANTAGES = Registry(
         "gae": "algos.returns:gae",
     },
 )
-"""Functions `(rewards, **inputs) -> advantages` with the names of their inputs in `.needs`, see `advantages`."""
+"""Registry of estimators `(rewards, **inputs) -> advantages`; `.needs` holds the names of the inputs, see `advantages`."""
 
 CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
-"""Filters `(log_ratio, mask, **params) -> kept [B, T] bool` that no `spec.Reject` can express."""
+"""Registry of filters `(log_ratio, mask, **params) -> kept [B, T] bool`, for rules that no `spec.Reject` can express."""
 
 KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})
-"""Functions `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""
+"""Registry of KL estimators `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""

@@ -1,4 +1,4 @@
-"""Advantages by token: `(rewards [B, T], *, mask, values, **inputs) -> [B, T]`."""
+"""Estimators of advantages by token: `(rewards [B, T], *, mask, values, **inputs) -> [B, T]`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Deductions from a reward before the advantages: a punishment of length, and the adaptive weight of a KL penalty."""
+"""Changes of the reward before the advantages: a penalty on length, and the adaptive coefficient of a KL penalty."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 STEP = 0.2
-"""The largest relative change of an adaptive coefficient over its horizon (verl's and SkyRL's value)."""
+"""Maximum relative change of an adaptive coefficient over its horizon, as in verl and SkyRL."""
 
 
 def overlong_punishment(lengths: Tensor, *, longest: int, buffer: int, penalty: float) -> Tensor:
@@ -24,8 +24,8 @@ def adapted(coef: float, kl: float, *, target: float, horizon: int, responses: i
 
     β·max(0, 1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon)
 
-    Where β = `coef`, KL = `kl` and `target` in nats per token, n = `responses` of the batch. Source: arXiv 1909.08593
-    section 2.2; verl's and SkyRL's AdaptiveKLController. Limits: KL = target leaves β. The maximum is
-    ours: beyond n = 5·horizon the penalty would become a reward.
+    Where β = `coef`, KL = `kl` and `target` in nats per token, n = `responses` of the batch. Source: arXiv 1909.08593 section
+    2.2; verl's and SkyRL's AdaptiveKLController. The outer maximum with 0 is an addition: beyond n = 5·horizon the penalty would
+    become a reward. Limits: KL = target leaves β unchanged.
     """
     return coef * max(0.0, 1 + min(max(kl / target - 1, -STEP), STEP) * responses / horizon)

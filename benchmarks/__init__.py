@@ -1,5 +1,5 @@
-"""Speed as ratios, each pair taking turns so that a busy machine slows both alike.
+"""Benchmarks that report speed as ratios. The two sides of a ratio take turns, so that a busy machine slows both alike.
 
-A file is a benchmark, and `python -m benchmarks NAME` runs it from the root of a checkout. None is installed with the package.
-Two files help them: `measure` and `steps`.
+Each file is a benchmark, except the helpers `measure` and `steps`. `python -m benchmarks NAME` runs one from the root of a
+checkout. Benchmarks are not installed with the package.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: one benchmark, from the root of a checkout. `make bench` runs all."""
+"""Command line `python -m benchmarks NAME`: runs one benchmark from the root of a checkout. `make bench` runs all."""
 
 import importlib
 import os
@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ORACLES = Path(".venv/oracles")
-"""Where `make bench` puts TRL and verl."""
+"""Folder into which `make bench` installs TRL and verl."""
 SMOLLM2 = Path("models/smollm2")
-"""`make llm` makes it."""
+"""Folder of the SmolLM2 model that `make llm` creates."""
 
 
 def main(name: str, *arguments: str) -> None:
-    """Take one thread, print what is measured and on which machine, and run it; say so where what it needs is not there."""
+    """Run a benchmark on one thread, after printing what it measures and the machine; report a missing requirement instead."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.append(str(ORACLES))
     part = importlib.import_module(f"benchmarks.{name}")

@@ -21,13 +21,13 @@ SHAPES, ROUNDS = ((256, 1024), (512, 8192)), 7
 SPEC = Correction(
     weight=Weight("token", "truncate", None, 2.0), reject={"k3_rs": Reject("geometric", "k3", None, 0.01)}, denominator="kept"
 )
-"""verl's decoupled_k3_rs_token_tis."""
+"""The correction that verl calls decoupled_k3_rs_token_tis."""
 OBJECTIVE = Objective(functools.partial(ppo, eps_low=0.2, eps_high=0.2, dual_clip=3.0), SPEC, "old", "token_mean")
 TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
 
 
 class Case(NamedTuple):
-    """log π_θ [B, T], and the batch that it answers for."""
+    """Inputs of one comparison: log π_θ [B, T], and the batch that it belongs to."""
 
     logp: Tensor
     batch: Batch
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def ours(case: Case, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and every diagnostic: verl's, and those that verl does not have."""
+    """Faultline's loss and all its diagnostics: verl's, and those that verl does not have."""
     logp = case.logp.detach().requires_grad_(backward)
     corrected, rows = correct_with_diagnostics(case.batch, SPEC)
     loss, metrics = OBJECTIVE(logp, case.batch, corrected, Counts.of(corrected.counted))
@@ -60,7 +60,7 @@ def ours(case: Case, backward: bool) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _verl() -> Callable[[Case, bool], tuple[Tensor, dict[str, float]]]:
-    """The same by verl's functions, with verl's own metrics."""
+    """A function that computes correction, loss and metrics by verl's code, with verl's own metrics."""
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.workers.config.actor import ActorConfig
@@ -82,7 +82,7 @@ def _verl() -> Callable[[Case, bool], tuple[Tensor, dict[str, float]]]:
 
 
 def _share(case: Case) -> None:
-    """Token TIS as a share of loss and backward, both on log-probabilities alone: no model."""
+    """Print token TIS as a share of loss and backward, both on log-probabilities alone, without a model."""
     logp = case.logp.detach().requires_grad_()
     alone = functools.partial(correct, case.batch, TOKEN_TIS.correction)
     corrected = alone()
@@ -93,7 +93,7 @@ def _share(case: Case) -> None:
 
 
 def _case(rows: int, columns: int) -> Case:
-    """Ragged, with a mismatch of 0.05 nats and an update of 0.02 per token: some tokens are clipped, some rows rejected."""
+    """A ragged batch: mismatch of 0.05 to 0.25 nats by row, update of 0.02 nats per token; clips some tokens, rejects rows."""
     generator = torch.Generator().manual_seed(0)
     normal = functools.partial(torch.randn, rows, columns, generator=generator)
     old = -2 * torch.rand(rows, columns, generator=generator)

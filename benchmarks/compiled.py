@@ -1,7 +1,7 @@
 """One RL step of the default run, fp32, with actor.compile=true, against false.
 
-Two trainers of the default run in fp32 take turns, step by step, from the same start. The first step compiles, once with an
-empty cache, and once more from the cache that the runs of a sweep share on a machine, in the same process.
+Two trainers of the default run in fp32 take turns, step by step, from the same start. The first step compiles. It is measured
+with an empty cache, and again in the same process with the cache that a sweep's runs share on a machine.
 """
 
 import os

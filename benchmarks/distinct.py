@@ -1,6 +1,7 @@
 """One RL step of the default run, fp32, with equal rows computed once, against every row.
 
-Two trainers of the default run in fp32 take turns, step by step, from the same start. As the policy learns, more rows are equal.
+Two trainers of the default run in fp32 take turns, step by step, from the same start. As the policy learns, more rows become
+equal.
 """
 
 import tempfile

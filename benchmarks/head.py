@@ -1,7 +1,7 @@
 """Log-probability and entropy of a large vocabulary, against all logits at once and TRL's fused head.
 
-A Qwen3 without layers is its embedding, a norm and the head, so that nothing else is measured. All ways give log π of the same
-tokens, its gradient to head and norm, and the entropy.
+A Qwen3 without layers is only its embedding, a norm and the head, so that nothing else is measured. Each way computes log π of
+the same tokens, its gradient with respect to head and norm, and the entropy.
 """
 
 import copy
@@ -16,9 +16,9 @@ from harness.train.model.head import ScoringModel
 
 NEEDS = ("trl",)
 VOCABULARY, HIDDEN, TOKENS, ROUNDS = 49_152, 576, 2048, 3
-"""SmolLM2's sizes, and the places of a micro-batch."""
+"""Sizes of SmolLM2, the tokens of a micro-batch, and the number of measured rounds."""
 LOGITS = 4 * TOKENS * VOCABULARY
-"""Bytes."""
+"""Size in bytes of all logits of a micro-batch in fp32."""
 
 
 def main() -> None:

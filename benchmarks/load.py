@@ -25,10 +25,10 @@ from harness.compose import compose
 from harness.run.folder import RunFolder
 
 RUNS, STEPS, METRICS, DIFFERENT = 500, 1000, 60, 10
-"""Of each arm so many runs have different numbers; to write 500 of them would take longer than all that is measured."""
+"""Size of the synthetic sweep. Each arm has DIFFERENT runs of distinct numbers, since writing 500 would take longest of all."""
 ARMS = [(loss, name) for loss in ("ppo", "gspo", "cispo", "pg", "topr") for name in ("fp32", "fp8_tensor")]
 ROUNDS, SAMPLE = 2, 10
-"""Times that the sweep is read and reported, and runs that pandas reads each time."""
+"""Number of times that the sweep is read and reported, and number of runs that pandas reads each time."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _cold_and_cached(folder: str, run: Callable[[], object], measure: Callable) -> list[tuple[float, float]]:
-    """(seconds of processor time, seconds by the clock) with an empty cache, and again with the full one."""
+    """Seconds of (processor time, wall clock) of a call with an empty cache, and of the call again with the full one."""
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
     both = []
     for _ in range(2):
@@ -88,7 +88,7 @@ def _write(sweep: Path) -> list[Path]:
 
 @functools.cache
 def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
-    """A run that learns from 0.4 to 0.9, or falls at `collapse`; evaluated every tenth step."""
+    """The metrics file of a run that learns from 0.4 to 0.9, or falls at `collapse`; evaluated every tenth step."""
     rng, lines = np.random.default_rng(seed), []
     for step in range(STEPS + 1):
         reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)

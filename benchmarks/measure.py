@@ -1,4 +1,4 @@
-"""How every benchmark measures: processor time in turns, ratios with their spread, peak memory of a call."""
+"""Helpers of all benchmarks: processor time taken in turns, ratios with their spread, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Processor seconds of one call: other processes on the machine do not count, but what they take of the caches does."""
+    """Processor seconds of one call. Other processes on the machine do not count, except for the caches that they occupy."""
     began = time.process_time()
     run()
     return time.process_time() - began
@@ -20,7 +20,7 @@ def timed(run: Callable[[], object]) -> float:
 def in_turns(
     rounds: int, runs: Mapping[str, Callable[[], object]], measure: Callable[[Callable[[], object]], float] = timed
 ) -> dict[str, list[float]]:
-    """Processor seconds of each run in each round, without a first round, in which kernels are chosen."""
+    """Processor seconds of each run in each round. An extra first round, in which kernels are chosen, is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -37,23 +37,23 @@ def of_children(run: Callable[[], object]) -> float:
 
 
 def ratio(theirs: list[float], ours: list[float]) -> str:
-    """The median of theirs over ours, round by round, with the quartiles: "2.41 (2.30 to 2.52)"."""
+    """Median and quartiles of theirs/ours round by round, as text such as "2.41 (2.30 to 2.52)"."""
     each = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     return f"{median(each):.2f} ({each[len(each) // 4]:.2f} to {each[-1 - len(each) // 4]:.2f})"
 
 
 def milliseconds(seconds: list[float]) -> str:
-    """The median: "105 ms"."""
+    """The median in milliseconds, as text such as "105 ms"."""
     return f"{1e3 * median(seconds):.3g} ms"
 
 
 def line(name: str, ours: list[float], whose: str, theirs: list[float]) -> str:
-    """ "early: 78 ms, TRL 190 ms, 2.54 (2.38 to 2.58) times as fast"."""
+    """A line of results, such as "early: 78 ms, TRL 190 ms, 2.54 (2.38 to 2.58) times as fast"."""
     return f"  {name}: {milliseconds(ours)}, {whose} {milliseconds(theirs)}, {ratio(theirs, ours)} times as fast"
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Highest resident size during a call over that before it, in bytes."""
+    """Increase of the highest resident memory during a call, over the memory before it, in bytes."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")

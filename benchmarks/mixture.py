@@ -1,6 +1,6 @@
 """One RL step of the demo's mixture of experts, against its dense twin.
 
-Both train from their warm starts, so that each has the equal responses of a run, which are computed once.
+Both train from their warm starts, so that each has as many equal responses as in a run. Equal responses are computed once.
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from benchmarks.measure import milliseconds, ratio
 from benchmarks.steps import in_span, steps_in_turns, trainer
 
 STEPS = range(2, 22)
-"""Steps that are compared, all before the first evaluation."""
+"""Steps that are compared; all come before the first evaluation."""
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from torch.profiler import profile
 from benchmarks.steps import trainer
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "scaled_dot_product")
-"""Parts of operator names that are matrix products, attention's included."""
+"""Parts of the names of operators that are matrix products, attention's included."""
 
 
 def main() -> None:

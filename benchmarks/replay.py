@@ -55,7 +55,7 @@ def _correct(dump: Dump) -> None:
 
 
 def _verl(dump: Dump) -> dict[str, Callable[[], None]]:
-    """verl's function at one bound, with its metrics. It reads no dump, so it gets the batches of ours, or of memory."""
+    """Runs of verl's function at one bound, with its metrics. It reads no dump, so its batches come from ours, or from memory."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     def run(batches: Iterable[Batch]) -> None:
@@ -68,7 +68,7 @@ def _verl(dump: Dump) -> dict[str, Callable[[], None]]:
 
 
 def _write(folder: Path) -> Path:
-    """Log ratios with the tail of Student's t of 4 degrees, in four turns."""
+    """Write a dump whose log ratios have the tail of Student's t with 4 degrees of freedom, in four turns."""
     rng = np.random.default_rng(0)
     for step in range(TOKENS // LENGTH // PER_STEP):
         rollout = -rng.exponential(1.0, (PER_STEP, LENGTH)).astype(np.float32)

@@ -1,8 +1,8 @@
 """Tokens per second of CPU time of the local engine and of transformers' `generate`, by the same weights and prompts.
 
-The default run's batch is sampled as it is, where the samples of a prompt share what they have in common, and as single samples
-of different prompts. Elsewhere no two prompts and hardly two responses are equal, and `generate` has a static cache. All
-responses have the full length.
+The default run's batch is sampled in two ways: as it is, so that samples of a prompt share their common tokens, and as single
+samples of different prompts. In the other cases no two prompts and hardly two responses are equal, and `generate` has a static
+cache. All responses have the full length.
 """
 
 from functools import partial
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def default_run() -> None:
-    """The starting policy of the default run, by its batch and by one sample of each prompt."""
+    """Compare both samplers on the default run's starting policy, with the run's batch and with one sample of each prompt."""
     config = parse(compose("tracking=disabled"))
     task = build_task(config)
     start = warm_start(config, task)
@@ -63,12 +63,15 @@ def default_run() -> None:
 
 
 def different(net: Any, rows: int) -> Tensor:
-    """Random prompts."""
+    """Random prompts, so that no two are equal, [rows, PROMPT]."""
     return torch.randint(3, net.config.vocab_size, (rows, PROMPT), generator=generator(0, "bench"))
 
 
 def compared(net: Any, compute: str, prompts: Tensor, length: int, **settings: object) -> str:
-    """Both from the whole distribution. Decode steps of the local engine walk the distinct rows alone."""
+    """Sample from the whole distribution by both engines, and compare their speed.
+
+    Decode steps of the local engine compute only the distinct rows.
+    """
     engine = LocalEngine(net.config, PrecisionConfig(name=compute, compute=compute, weights=None, activations=None))
     engine.load_weights(net.named_parameters(), 0)
     uniforms = torch.rand(len(prompts), length, generator=generator(1, "bench"))

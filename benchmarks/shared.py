@@ -1,6 +1,6 @@
 """Forward and backward of SmolLM2, fp32, where responses share their prompt, against every row alone.
 
-Two prompts of 47 tokens, as those of `task=arithmetic`, with four responses each.
+The batch has two prompts of 47 tokens, as long as those of `task=arithmetic`, with four responses each.
 """
 
 from functools import partial

@@ -1,7 +1,8 @@
 """One RL step of SmolLM2, fp32, against TRL's GRPOTrainer, on 64 responses of 64 tokens each.
 
-Each trains the same weights in fp32 by GRPO with one optimizer step a batch, in a process of its own, so that its peak of memory
-is its own. No response ends early. TRL trains on its batch at once, as it does unless told otherwise; the run has micro-batches.
+Each side trains the same weights in fp32 by GRPO with one optimizer step per batch. Each runs in a process of its own, so that
+its peak memory is its own. No response ends early. TRL trains on its whole batch at once, its default; the run uses
+micro-batches.
 """
 
 import json
@@ -34,7 +35,7 @@ def main(who: str = "") -> None:
 
 
 def measure(who: str) -> None:
-    """Print the seconds of each step and this process's peak memory in bytes, as JSON."""
+    """Measure one side: print the seconds of each step and this process's peak memory in bytes, as JSON."""
     from benchmarks.steps import trainer
     from harness.compose import compose
     from harness.config import parse

@@ -1,7 +1,7 @@
 """Processor time of a start, of a run in a process of its own, and of one forked as in a packed sweep.
 
-The floor is a process that imports what trains, torch, transformers' Qwen3 and DeepSpeed, without collecting garbage as a run's
-imports do, and does nothing.
+The lower limit is a process that only imports torch, transformers' Qwen3 and DeepSpeed, which training needs. Like a run, it
+imports them without collecting garbage.
 """
 
 import importlib
@@ -55,7 +55,7 @@ def _run(*command: str) -> None:
 
 
 def _forked(train: Callable[..., object], seeds: count, *overrides: str) -> None:
-    """Train in a copy of this process."""
+    """Train in a forked copy of this process."""
     config = parse(compose(*overrides, f"seed={next(seeds)}"))
     child = os.fork()
     if not child:

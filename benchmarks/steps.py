@@ -1,4 +1,4 @@
-"""Trainers that take turns, step by step."""
+"""Helpers that measure several trainers in turns, step by step."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def trainer(root: str, *overrides: str) -> Iterator[Trainer]:
 
 
 def steps_in_turns(steps: Mapping[str, Callable[[int], object]], last: int) -> dict[str, dict[int, float]]:
-    """Processor seconds of each step of each run, from 1 to `last`."""
+    """Processor seconds of each run's steps 1 to `last`; the runs take turns at each step."""
     seconds: dict[str, dict[int, float]] = {name: {} for name in steps}
     for number in range(1, last + 1):
         for name, step in steps.items():
@@ -30,5 +30,5 @@ def steps_in_turns(steps: Mapping[str, Callable[[int], object]], last: int) -> d
 
 
 def in_span(seconds: dict[int, float], span: range, evaluated: int) -> list[float]:
-    """The seconds of a span of steps, without those that evaluate, every `evaluated` steps."""
+    """The seconds of the steps in a span, except those that evaluate, every `evaluated` steps."""
     return [seconds[step] for step in span if step % evaluated]

@@ -1,8 +1,8 @@
 """One RL step, fp32, from prompts to the optimizer, against TRL's GRPOTrainer.
 
-Both train the same weights on as many prompts, responses and tokens, by GRPO with one optimizer step a batch, in fp32. TRL
-generates by transformers and scores no old policy, which one step a batch does not need; the run scores its own exactly.
-Steps take turns in one process. TRL's do not depend on what the policy has learned, the run's do.
+Both train the same weights on as many prompts, responses and tokens, by GRPO with one optimizer step per batch, in fp32. TRL
+generates by transformers and does not score the old policy, which one step per batch does not need; the run scores its own
+exactly. Steps take turns in one process. The speed of TRL's steps does not depend on what the policy has learned; the run's does.
 """
 
 import os
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def against_trl(what: str, run: Any) -> None:
-    """STEPS steps of each in turns; steps that evaluate are left out of both."""
+    """Time STEPS steps of the run and of TRL in turns; steps that evaluate are left out of both."""
     config, task = run.config, build_task(run.config)
     number, seconds = iter(range(1, STEPS)), {}
 
@@ -65,7 +65,7 @@ def grpo(
     net: PreTrainedModel, config: Config, reward: Callable[..., list[float]], tokenizer: Any, prompts: list[str],
     length: int, steps: int, turn: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:  # fmt: skip
-    """Processor seconds of TRL's steps, 1 to `steps`, `turn` being called between each two of them."""
+    """Processor seconds of TRL's steps 1 to `steps`; `turn` is called between consecutive steps."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -101,7 +101,7 @@ def grpo(
 
 
 def _tokenizer(task: Chain) -> PreTrainedTokenizerFast:
-    """Number n is written "n"; beginning of sequence stands for padding and end, neither of which occurs."""
+    """A tokenizer that writes number n as "n". Beginning of sequence also stands for padding and end, which never occur."""
     words, special = {str(number): number for number in range(task.vocab_size)}, str(task.bos)
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=special))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

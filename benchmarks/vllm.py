@@ -23,7 +23,7 @@ LARGER = ModelConfig(
     num_key_value_heads=4, head_dim=64, intermediate_size=2048,
 )  # fmt: skip
 MODELS = {"the demo's model": (DEMO, 256, 16), "a larger model": (LARGER, 32, 32)}
-"""Name -> (sizes, responses, tokens of each)."""
+"""Benchmarked models: name -> (sizes, number of responses, tokens of each response)."""
 PRECISIONS = [
     PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None),
     PrecisionConfig(name="bf16", compute="bf16", weights=None, activations=None),
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _round(engine: RolloutEngine, net, prompts, uniforms, version: int) -> tuple[float, float]:
-    """Seconds of a sync and of sampling."""
+    """Seconds that an engine takes to sync the weights and to sample, in one round."""
     began = time.perf_counter()
     engine.load_weights(net.named_parameters(), version)
     middle = time.perf_counter()
@@ -65,6 +65,6 @@ def _round(engine: RolloutEngine, net, prompts, uniforms, version: int) -> tuple
 
 
 def _medians(rounds: list[tuple[float, float]], tokens: int) -> tuple[float, float]:
-    """(seconds a sync, tokens a second)."""
+    """Medians over rounds: (seconds per sync, tokens per second)."""
     sync, sampling = map(median, zip(*rounds, strict=True))
     return sync, tokens / sampling

@@ -1,4 +1,7 @@
-"""The correction algebra: (weights, kept mask) from the mismatch ratio. `spec` says what each setting means."""
+"""Computes a correction from the mismatch ratio: token weights and the mask of kept tokens.
+
+`algos.corrections.spec` explains each setting.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, binary_kl, sizes
 from algos.registry import CORRECTIONS
 
 LEAST_PROBABILITY = 1e-6
-"""Bound of a probability and of its complement in `binary_kl`, so that its logarithms are finite; prime-rl's for KPop."""
+"""Lower bound of a probability and of its complement in `binary_kl`, so that its logarithms are finite. prime-rl uses this
+value for KPop."""
 
 
 class Corrected(NamedTuple):
-    """The effect of a correction on a batch, detached.
+    """The effect of a correction on a batch; no tensor carries a gradient.
 
     weights: [B, T], multiplies the token loss, 0 off the response. kept: [B, T] bool, the response mask after rejection.
-    counted: [B, T] bool, the tokens of a response for the reduction's counts, a loss's means and products over the
-    response, and a selection among its tokens.
+    counted: [B, T] bool, the response tokens that reductions count. A loss takes its means, products and selections over them.
     """
 
     weights: Tensor
@@ -31,7 +34,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The effect on some responses, by their numbers or as a slice."""
+        """The correction's effect on the responses that `index` selects, by their numbers or as a slice."""
         return Corrected(*(part[index] for part in self))
 
 
@@ -41,17 +44,17 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
     w = action(exp l at its level), divided by its mean with normalize=batch;  kept = mask ∧ all filters
 
     policy: log π [B, T] in nats. None is π_old, the batch's `logp_old`; a spec of ratio=current is meant for log π_θ.
-    Advantages are read by filters with when=negative_advantage, segments by the segment levels, the prompts by
-    level=group. Responses affect each other only through normalize=batch, level=group and plug-ins.
-    Limits: l = 0 gives w = 1, but for level=group, and rejects nothing; upper → ∞ gives w = ρ; an empty `reject` keeps
-    the mask. Raises ValueError on a missing input.
+    Filters with when=negative_advantage read the advantages, the segment levels read `segments`, and level=group reads the
+    prompts. Responses affect each other only through normalize=batch, level=group and plug-ins.
+    Limits: l = 0 rejects nothing and gives w = 1, except with level=group; upper → ∞ gives w = ρ; an empty `reject` keeps the
+    mask. Raises ValueError on a missing input.
     """
     return correct_ratio(Ratio(batch, policy), spec)
 
 
 @torch.no_grad()
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
-    """The correction of a given ratio, whose levels and statistics the diagnostics then share."""
+    """Apply `spec` to a given ratio, so that diagnostics can share its levels and statistics."""
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
@@ -60,12 +63,12 @@ def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
 
 
 def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """ρ at the weight's level before its bounds, [B, T] or [B, 1]; the scalar 1 when there is no weight."""
+    """ρ at the weight's level before the weight's bounds, [B, T] or [B, 1]; the scalar 1 when there is no weight."""
     return ratio.l.new_ones(()) if weight.level is None else ratio.at_level(weight.level)
 
 
 def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
-    """The weight of a ratio. truncate: min(ρ, upper). clip: clamp(ρ, lower, upper). mask: ρ·1{lower ≤ ρ ≤ upper}."""
+    """Bound the ratio ρ. truncate: min(ρ, upper). clip: clamp(ρ, lower, upper). mask: ρ·1{lower ≤ ρ ≤ upper}."""
     if weight.level is None:
         return rho
     if weight.action == "mask":
@@ -74,7 +77,7 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
 
 
 def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The bounded weight of each token, not normalised, and 1 with apply=false; [B, T], 0 off the mask."""
+    """The bounded weight of each token before normalisation, [B, T]; 0 off the mask, and 1 on it with apply=false."""
     weights = bounded_weights(raw_weights(ratio, weight), weight) if weight.apply else ratio.l.new_ones(())
     return torch.where(ratio.mask, weights, 0.0)
 
@@ -117,14 +120,14 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """The values that a filter compares with its bounds, at the filter's level, [B, T] or [B, 1].
 
-    statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. At worst_token both the
-    largest and the smallest ρ matter, so it stays per token, as it does at suffix.
+    statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. Values stay per token at
+    worst_token, where both the largest and the smallest ρ matter, and at suffix.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
 
 
 def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
-    """lower ≤ values ≤ upper; None is no bound."""
+    """Whether lower ≤ value ≤ upper, for each value; a bound of None is not tested."""
     keep = torch.ones_like(values, dtype=torch.bool)
     if lower is not None:
         keep &= values >= lower
@@ -166,7 +169,7 @@ def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """The statistic of each token, mult_error less 1: 0 for equal policies, and so off the mask."""
+    """The statistic `name` of each token; mult_error is reduced by 1. Equal policies, and places off the mask, give 0."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":
@@ -180,7 +183,7 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
 
 
 def _larger_binary_kl(ratio: Ratio) -> Tensor:
-    """max(KL(π ‖ μ), KL(μ ‖ π)) of the two events that a token is the sampled one or another; 0 off the mask.
+    """max(KL(π ‖ μ), KL(μ ‖ π)) of the two events "the sampled token" and "any other token"; 0 off the mask.
 
     Probabilities are bounded to [1e-6, 1 − 1e-6], since a policy that is sure of its token has 1 − p = 0.
     """

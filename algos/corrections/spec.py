@@ -15,15 +15,15 @@ from algos.parameters import LARGE, SMALL
 
 Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
 """Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
-product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: these two
-over each segment (turn) of the response. group: GEPO's, the geometric mean of π over the response's tokens, divided by the
-expectation of that of μ among the responses to its prompt; a weight's only."""
+product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: the product and
+the geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
+over the response's tokens, divided by the expectation of that of μ among the responses to its prompt."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
 RejectLevel = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token", "suffix"]
 SUMS = ("prefix", "sequence", "segment")
-"""Levels at which a statistic is a sum, which grows with the tokens."""
+"""Levels at which a statistic is a sum over tokens, so that it grows with their number."""
 When = Literal["all", "negative_advantage"]
 RatioNumerator = Literal["old", "current"]
 Proximal = Literal["old", "rollout"]
@@ -95,16 +95,17 @@ class Weight:
 class Reject:
     """A filter: tokens with lower ≤ statistic ≤ upper are kept, the others leave the response mask.
 
-    statistic: `ratio` is ρ at `level`; the k1 filters of the frameworks are this one, with ratios as bounds. The others
-    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ),
-    `binary_kl` = the larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
-    level: the others are summed at prefix, sequence and segment, averaged at geometric and segment_geometric. worst_token
-    keeps a response only if all its tokens pass (a veto). suffix keeps a token only if all tokens before it pass.
-    lower, upper: inclusive; those of `ratio` are absolute ratios around 1.
-    when: negative_advantage lets the filter act on tokens with A < 0 only. With level=geometric and lower = e^−δ it is
-    the off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
-    Raises ValueError when a bound is missing, has no effect or lies on the wrong side of the statistic's value for two
-    equal policies.
+    statistic: `ratio` is ρ at `level`; the frameworks' k1 filters are this statistic, with ratios as bounds. The other statistics
+    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ), `binary_kl`
+    = the larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
+    level: statistics other than `ratio` are summed at prefix, sequence and segment, and averaged at geometric and
+    segment_geometric. worst_token keeps a response only if all its tokens pass (a veto). suffix keeps a token only if all tokens
+    before it pass.
+    lower, upper: inclusive bounds; those of `ratio` are absolute ratios around 1.
+    when: negative_advantage lets the filter act on tokens with A < 0 only. With level=geometric and lower = e^−δ it is the
+    off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
+    Raises ValueError when a bound is missing, has no effect or lies on the wrong side of the statistic's value for two equal
+    policies.
     """
 
     level: RejectLevel
@@ -148,7 +149,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter of the registry `corrections`, for what no `Reject` can express. params: keywords of `function`."""
+    """A filter named in the registry `corrections`, for rules that no `Reject` can express. params: keywords of `function`."""
 
     function: str
     """Name in the registry, or `package.module:attribute`."""
@@ -158,12 +159,12 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of the mismatch between π_old or π_θ and μ: one weight, any number of filters.
+    """A correction of the mismatch between the training policy (π_old or π_θ) and μ: one weight, any number of filters.
 
-    ratio: the numerator over μ, `old` (π_old) or `current` (π_θ, detached). normalize: `batch` divides the weights by
-    their mean at their own level over the whole global batch. denominator: the tokens that the reduction counts after a
-    rejection, the `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask,
-    so filters commute. Raises ValueError on a key that has no effect.
+    ratio: the numerator over μ, `old` (π_old) or `current` (π_θ, detached). normalize: `batch` divides the weights by their mean
+    at their own level over the whole global batch. denominator: the tokens that the reduction counts after a rejection, the
+    `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask, so filters commute.
+    Raises ValueError on a key that has no effect.
     """
 
     ratio: RatioNumerator = "old"
@@ -194,26 +195,26 @@ class Correction:
 
     @property
     def levels(self) -> dict[str, str]:
-        """Config key -> level, for the weight and each filter that has one."""
+        """The level of the weight and of each filter that has one, by config key."""
         weight = {"weight.level": self.weight.level} if self.weight.level else {}
         filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
 
     @property
     def weighs(self) -> bool:
-        """Whether the loss has a weight."""
+        """Whether the correction puts a weight on the loss."""
         return self.weight.level is not None and self.weight.apply
 
     @property
     def active(self) -> bool:
-        """Whether it weighs or rejects anything."""
+        """Whether the correction weights or rejects any token."""
         return self.weighs or bool(self.reject)
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
-    """Raise ValueError when a ratio would count twice, in the loss's own ratio π_θ/π_prox and in a weight.
+    """Raise ValueError when a ratio would count twice: in the loss's own ratio π_θ/π_prox and in a weight.
 
-    anchored: the attribute of the loss. proximal: the policy that the loss is anchored on, old or rollout.
+    anchored: whether the loss reads log π_prox. proximal: the policy that the loss is anchored on, `old` or `rollout`.
     """
     _check_choice("proximal", proximal, Proximal)
     if not anchored or not correction.weighs:
@@ -260,7 +261,7 @@ def _check_apart(lower: float | None, upper: float | None) -> None:
 
 
 def _check_reached(lower: float | None, upper: float | None, least: float, most: float) -> None:
-    """Raise ValueError on a bound that cuts none of the values in [least, most] off."""
+    """Raise ValueError on a bound that excludes none of the values in [least, most]."""
     if lower is not None and lower <= least:
         raise ValueError(f"lower={lower} has no effect: no value lies beyond it; set it to null")
     if upper is not None and upper >= most:

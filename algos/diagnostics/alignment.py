@@ -1,4 +1,4 @@
-"""Whether the two columns speak of the same tokens: one of them shifted by a token, or its rows in another order."""
+"""Tests whether log μ and log π belong to the same tokens: one may be shifted by a token, or have its rows in another order."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, correlation
 
 FLOOR = -20.0
-"""Nats: below it a log-probability counts as this one, so that a few of them do not make the correlation."""
+"""Lower bound of a log-probability in nats. Smaller ones are raised to it, so that a few of them do not decide the
+correlation."""
 FITS = 0.5
-"""A response fits elsewhere if its mean distance there is below this share of that at its own place."""
+"""A response is called shifted if its mean distance one token apart is below this share of that at its own place."""
 ELSEWHERE = 0.2
-"""The same share for another row: among many rows one is near by chance."""
+"""A response is called permuted if its mean distance to another row is below this share of that to its own row. The share is
+small because among many rows one is near by chance."""
 SMALLEST = 0.05
-"""Nats: a response whose columns differ by less on average is at its place."""
+"""Mean |log μ − log π| of a response in nats, below which it is taken to be at its place."""
 LONGEST = 256
-"""Tokens of a response that are compared with other rows."""
+"""Number of leading tokens of a response that are compared with other rows."""
 SHORTEST = 8
-"""Tokens of a response that may be said to fit elsewhere: fewer do by chance."""
+"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit elsewhere by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:
     """Correlations of log μ_t with log π_t, log π_(t+1) and log π_(t−1), and the shares of responses that fit elsewhere.
 
-    correlation, correlation_next, correlation_last: Pearson's r over neighbouring tokens of a response, both within [−20, 0]
-    nats.
+    correlation, correlation_next, correlation_last: Pearson's r of log μ_t with log π_t, log π_(t+1) and log π_(t−1), all raised
+    to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of
-    that to its own.
-    Both count among responses of eight tokens or more with a distance of 0.05 nats or more.
+    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of that to its
+    own.
+    `shifted` and `permuted` only count responses of eight tokens or more whose own distance is 0.05 nats or more.
     Limits: a shift by one token leaves r = 1 one token apart; responses with equal numbers cannot be told apart and count as
     being at their place.
     """
@@ -60,12 +62,12 @@ def _paired(a: Tensor, b: Tensor) -> float:
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Mean |a − b| of each row over places that both have; ∞ where there is none."""
+    """Mean |a − b| of each row over the places at which neither is NaN; ∞ where there is none."""
     return (a - b).abs().nanmean(-1).nan_to_num(nan=math.inf)
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """[B] bool: whether some other row of pi with as many tokens is nearer to the row of mu than FITS times its own."""
+    """Whether another row of pi of equal length is nearer to a row of mu than `ELSEWHERE` times the own distance, [B] bool."""
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():

@@ -1,4 +1,4 @@
-"""Whether the samples of one prompt agree as often as the logged odds say: a test of log μ that needs no trainer."""
+"""Tests whether responses to one prompt agree as often as the logged odds say; the test of log μ needs no trainer."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, clustered_mean
 
 SAME = 1e-4
-"""Nats: two tokens of one context count as one token if their log π are as near, where the tokens themselves are not given."""
+"""Distance in nats within which two log π after equal prefixes count as the same token, when token ids are not given."""
 MOST = 8
-"""Each response is compared with so many later ones to its prompt."""
+"""Number of later responses to the same prompt that each response is compared with, at most."""
 FEWEST = 20
-"""Pairs of responses that a place needs to count as shared."""
+"""Minimum number of pairs of responses for a place to count as shared."""
 
 
 def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
-    """Agreement of two responses i, j to a prompt at each place up to which they agree, against its odds.
+    """Agreement of two responses i, j to a prompt at each place whose prefixes are equal, compared with the logged odds.
 
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
-    because x_j is drawn from the same μ. It holds whatever π is, so it also sees what leaves both columns alike: both before the
-    temperature, a penalty, a draft that another policy wrote. Prefixes decide, so the sum over places is a martingale's.
+    because x_j is drawn from the same μ. This holds whatever π is, so it also sees faults that change both columns alike: logging
+    before the temperature, a penalty, a draft that another policy wrote. Prefixes decide, so the sum over places is a martingale.
     found, expected: agreement and the mean of μ(x_i) over such places. z: of their difference, clustered over prompts; below 0
-    the tokens vary more than the odds say. shared: leading places at which every pair agrees; shared_odds: the share of pairs
-    that should agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
+    the tokens vary more than the odds say. shared: number of leading places at which every pair agrees; shared_odds: the share of
+    pairs that should agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
     tokens: [B, T] ids; without them equal log π stand for equal tokens, within `SAME`. NaN without two responses to a prompt.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}

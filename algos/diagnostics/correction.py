@@ -1,4 +1,4 @@
-"""Diagnostics of a correction: its weights, its filters, and the tokens and weights that are left."""
+"""Diagnostics of a correction: its weights, its filters, and the tokens and weights that remain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from algos.ratios import Ratio
 
 
 def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
-    """`correct`, and the rows of every diagnostic of the mismatch and of the correction, from one ratio.
+    """Apply `correct`, and compute the rows of every diagnostic of the mismatch and of the correction from the same ratio.
 
     The rows cost more than the correction: call `correct` where nothing reads them.
     """
@@ -39,14 +39,14 @@ def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | No
 
 @torch.no_grad()
 def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Every diagnostic, from the rows of `correct_with_diagnostics` on the whole batch."""
+    """Every diagnostic, reduced from the rows that `correct_with_diagnostics` gives for the whole batch."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_mismatch(rows) | weights | finish_filters(rows, spec) | finish_applied(rows)
 
 
 @torch.no_grad()
 def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
-    """Per response: the rows of the mismatch, of the weight and of the statistic of each filter; plug-ins have none."""
+    """Rows of the mismatch, the weight and each filter's statistic, one number per response; plug-in filters have none."""
 
     def rows(part: Ratio) -> Rows:
         return ratio_rows(part) | _weights(part, spec) | _filters(part, spec)
@@ -55,7 +55,7 @@ def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """Final weights and kept tokens of a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
+    """Statistics of the final weights and kept tokens of a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
     return finish_applied(applied_rows(corrected, mask))
 
 
@@ -75,11 +75,11 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
 
 @torch.no_grad()
 def finish_applied(rows: Rows) -> dict[str, Tensor]:
-    """Mean and effective sample size of the final weights over tokens, and the shares that were kept.
+    """Mean and effective sample size of the final weights over tokens, and the shares of tokens and responses kept.
 
-    weight_ess = (Σw)²/(n·Σw²). kept_sequences: responses with a token left. rs_masked_fraction and rs_seq_masked_fraction
-    are verl's: tokens rejected, and responses with a rejected token. used_length: mean length of the responses with a
-    token that is kept at a weight above 0. dropped_length: that of the other responses. NaN where there is none.
+    weight_ess = (Σw)²/(n·Σw²). kept_sequences: responses with a token left. rs_masked_fraction and rs_seq_masked_fraction are
+    verl's: tokens rejected, and responses with a rejected token. used_length: mean length of the responses with a token that is
+    kept at a weight above 0. dropped_length: mean length of the other responses. NaN where there is none.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     used = rows["used"] > 0
@@ -101,7 +101,7 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """verl's rollout_is_* statistics of the applied weight, and the same of the raw one under correction/raw_*.
+    """verl's rollout_is_* statistics of the applied weight, and those of the raw weight under correction/raw_*.
 
     With E over tokens and w̄_i the mean weight of a response: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max, min.
     ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is none).
@@ -109,7 +109,7 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     seq_fraction_high/low: share of responses whose raw w̄_i is beyond the bounds.
     oob_ratio, with action=mask only: share of tokens whose weight became 0.
     batch_norm_factor, with normalize=batch at the levels of a token, a prefix or a response: the mean that divides the weights.
-    verl takes max and min of sequence weights before the bounds; here raw is raw and applied is applied.
+    verl takes max and min of sequence weights before the bounds; here raw statistics precede the bounds and applied ones follow.
     """
     spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
     raw, used = spreads["raw"], spreads["applied"]
@@ -152,7 +152,7 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 
 def thresholds(spec: Correction) -> tuple[float, float]:
-    """The weight's bounds as verl reads them: a missing lower bound is 1/upper, a missing upper one none."""
+    """The weight's bounds as verl reads them: 1/upper stands for a missing lower bound, and a missing upper bound is none."""
     upper = spec.weight.upper if spec.weight.upper is not None else float("inf")
     return (1 / upper if spec.weight.lower is None else spec.weight.lower), upper
 
@@ -167,12 +167,12 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
 
 
 def _centre(filter_: Reject) -> float:
-    """The statistic's value for equal policies."""
+    """The value that a filter's statistic has for equal policies."""
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    """Rows of the weight before (raw) and after (applied) its bounds, not normalised."""
+    """Rows of the weight before its bounds (raw) and after them (applied), not normalised."""
     if spec.weight.level is None:
         return {}
     raw = raw_weights(ratio, spec.weight)
@@ -193,10 +193,10 @@ def _filters(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, float] | None = None) -> Rows:
-    """Sums and extremes of `values` over tokens; a value that a whole response shares, [B, 1], counts for each token.
+    """Sums and extremes of `values` over tokens; a value [B, 1] that a whole response shares counts for each of its tokens.
 
-    off: values − their value for equal policies, which they have off the mask. Summing these lets small spreads survive
-    the batch's own precision. With `bounds`, also how many values are beyond them.
+    off: `values` less their value for equal policies, so 0 off the mask. Summing `off` lets small spreads survive the batch's own
+    precision. With `bounds`, also how many values are beyond them.
     """
     rows = sums(torch.where(ratio.mask.any(-1, keepdim=True) if values.shape[-1] == 1 else ratio.mask, values, 0.0), off)
     if bounds is not None:
@@ -208,7 +208,7 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Statistics of each spread; `spreads`: its name -> lower bound, upper bound and value for equal policies.
+    """Statistics of each spread. `spreads` maps its name to (lower bound, upper bound, value for equal policies).
 
     All spreads are reduced together, as [K, B] tensors.
     """

@@ -1,4 +1,4 @@
-"""Rows that stand in a batch more often than sampling gives."""
+"""Tests whether equal rows occur in a batch more often than sampling gives."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from algos.diagnostics.pairs import LogpPairs
 
 
 def duplicates(pairs: LogpPairs) -> dict[str, float]:
-    """How many pairs of responses agree in every number of both columns, and how many the sampler's own odds give.
+    """Number of pairs of responses that agree in every number of both columns, and the number that the sampler's odds give.
 
         expected = Σ_i (n_i − 1)·Π_t μ(x_t)/2      over the responses i
 
     where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
-    Prompts
-    count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
+    Prompts count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
     repeated: share of responses that repeat an earlier one. found, expected: pairs. Limits: a policy without entropy repeats
     itself and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to
     one.
@@ -41,8 +40,7 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
-    """[n] numbers of the classes that rows with one prompt or one opening share: the least number spreads until nothing
-    changes."""
+    """Number the classes of rows that share a prompt or an opening, [n]: the least number spreads until nothing changes."""
     label = prompt.unique(return_inverse=True)[1]
     while True:
         before = label

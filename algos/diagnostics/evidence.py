@@ -1,4 +1,4 @@
-"""Every statistic of the diagnosis, by its name: what the signatures of `algos.faults` read."""
+"""Every statistic of the diagnosis, by name; the signatures of `algos.faults` read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from algos.diagnostics.tails import tails
 from algos.diagnostics.values import values
 
 Statistics = dict[str, float]
-"""Name -> value, NaN where the batch cannot tell. The names are those in the docstring of each function, after its module."""
+"""Statistic's name -> value, NaN where the batch cannot tell. A name is the module, a slash, and a name in its docstring."""
 
 
 def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:

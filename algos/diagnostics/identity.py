@@ -1,12 +1,12 @@
-"""Whether the logged numbers are the sampler's: E_μ[π/μ] = 1 for any two policies, if μ is what sampled.
+"""Tests whether the logged numbers are the sampler's: E_μ[π/μ] = 1 for any two policies, if μ is what sampled.
 
-    E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
+E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
 
-It holds for every prefix, so by place, by turn and by version too, whatever the precision, the staleness and the size of the
-mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, where one column holds other
-numbers, and where the sampler's support is smaller (the mean is then the kept mass, see `support`).
-Limits: a ratio so rare that the batch lacks it pulls the mean below 1 and the error with it; the more so, the larger K3 is. A
-batch that was filtered by its responses (truncated, overlong, duplicates dropped) breaks it honestly.
+The identity holds for every prefix, so by place, by turn and by version too, whatever the precision, the staleness and the size
+of the mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, where one column holds
+other numbers, and where the sampler's support is smaller (the mean is then the kept mass, see `support`).
+Limits: a ratio so rare that the batch lacks it pulls the mean and its error down; the more so, the larger K3 is. A batch that was
+filtered by its responses (truncated, overlong, duplicates dropped) breaks the identity without a fault.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
 
 
 def identity(pairs: LogpPairs) -> dict[str, float]:
-    """The identity over all tokens, with its companions; errors are clustered over prompts.
+    """The mean ratio E[ρ] over all tokens with related statistics; errors are clustered over prompts.
 
     mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns
-    are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their
-    difference is E[ρ] − 1; the first is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ]
-    against 1, the identity of the columns exchanged. root: see `exponent`.
+    are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their difference
+    is E[ρ] − 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ] against 1, the
+    identity of the columns exchanged. root: see `exponent`.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
     off = torch.expm1(pairs.l)
@@ -67,28 +67,28 @@ def exponent(l: Tensor) -> float:
 
 
 def identity_by(pairs: LogpPairs, group: Tensor, groups: int) -> list[Mean]:
-    """E[ρ] in each of the groups 0 … groups − 1 of tokens, `group` [n]; NaN in an empty one.
+    """The mean ratio E[ρ] in each of the groups 0 … groups − 1 of tokens, `group` [n]; NaN in an empty group.
 
-    Groups by what stood before the token was drawn (place, turn, version) obey the identity. Groups by log μ do not: there E[ρ]
-    is π's mass of the group over μ's, and a monotonic drift over the bins is what another temperature leaves.
+    Groups by anything known before the token was drawn (place, turn, version) obey E[ρ] = 1. Groups by log μ do not: there E[ρ]
+    is π's mass of the group over μ's, and another temperature leaves a monotonic drift over the bins.
     """
     return [pairs.mean(pairs.rho, group == number) for number in range(groups)]
 
 
 def by_place(pairs: LogpPairs) -> list[Mean]:
-    """The identity over bins of the token's number in its response: bin b ends at number 2ᵇ, as in `positions`."""
+    """The mean ratio E[ρ] by the token's number in its response: bin b ends at number 2ᵇ, as in `positions`."""
     group = bin_of(pairs.place + 1)
     return identity_by(pairs, group, int(group.max()) + 1 if len(pairs) else 0)
 
 
 def by_log_probability(pairs: LogpPairs) -> list[Mean]:
-    """π's mass over μ's in bins of log μ, from the least probable; the edges are BIN_EDGES."""
+    """π's mass over μ's in bins of log μ, from the least probable; the edges are `BIN_EDGES`."""
     edges = torch.tensor(BIN_EDGES, dtype=torch.float64)
     return identity_by(pairs, torch.bucketize(pairs.mu, edges), len(BIN_EDGES) + 1)
 
 
 def by_turn(pairs: LogpPairs) -> list[Mean]:
-    """The identity in each turn. Raises ValueError where the batch has no segments."""
+    """The mean ratio E[ρ] in each turn. Raises ValueError where the batch has no segments."""
     if pairs.batch.segments is None:
         raise ValueError("the identity by turn needs segments, the number of each token's turn")
     turn = pairs.batch.segments[pairs.mask].long()
@@ -96,6 +96,6 @@ def by_turn(pairs: LogpPairs) -> list[Mean]:
 
 
 def by_version(pairs: LogpPairs, versions: Tensor) -> dict[int, Mean]:
-    """The identity for each version of the weights in `versions` [B, T], integers; version → mean."""
+    """The mean ratio E[ρ] for each version of the weights in `versions` [B, T], integers; a dict version -> mean."""
     version = versions.cpu()[pairs.mask]
     return {int(number): pairs.mean(pairs.rho, version == number) for number in version.unique().tolist()}

@@ -1,6 +1,6 @@
-"""Distance of the rollout engine from the trainer, before any correction.
+"""Statistics of the distance between rollout engine and trainer, before any correction.
 
-Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses count nowhere.
+Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses are left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def mismatch_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per-response sums and extremes of l = log π − log μ, and the sum of log μ; π is `policy`, by default π_old."""
+    """Per-response sums and extremes of l = log π − log μ, and the sum of log μ. π is `policy`, by default π_old."""
     return chunked(ratio_rows, Ratio(batch, policy))
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
-    """Per-response sums and extremes of l and ρ, and the sum of log μ, of a given ratio."""
+    """Per-response sums and extremes of l and ρ, and the sum of log μ, from a given ratio."""
     return {
         "n": count(ratio.mask),
         "l": row_sum(ratio.l),
@@ -100,7 +100,10 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
 
 
 def _ess(log_weights: Tensor, present: Tensor) -> Tensor:
-    """(Σw)²/(n·Σw²) of weights relative to the largest: nothing overflows, and equal weights give 1 to the bit; 1 for none."""
+    """Effective share (Σw)²/(n·Σw²) of the weights; 1 for none.
+
+    Weights are taken relative to the largest, so that nothing overflows and equal weights give exactly 1.
+    """
     largest = torch.nn.functional.pad(log_weights, (0, 1), value=-torch.inf).amax()  # the padding for an empty batch
     w = torch.where(present, (log_weights - largest).exp(), 0.0)
     return torch.where(present.any(), w.sum().square() / (w.square().sum() * present.sum()), 1.0)

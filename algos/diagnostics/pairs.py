@@ -1,4 +1,4 @@
-"""The two log-probabilities of each response token, flat and in fp64, and means with a standard error over prompts."""
+"""The log-probabilities of each response token by sampler and trainer, flat and in fp64, and means clustered over prompts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from algos.batch import Batch
 from algos.ratios import log_ratio
 
 FARTHEST = 50.0
-"""Nats: e⁵⁰ squares and sums in fp64. A log ratio beyond it counts as this one."""
+"""Bound of |log ratio| in nats: a larger one counts as this, because e⁵⁰ can be squared and summed in fp64."""
 
 
 FEWEST = 4
-"""Clusters below which an error means nothing."""
+"""Minimum number of clusters for a standard error."""
 
 
 class Mean(NamedTuple):
-    """A mean with its standard error over clusters. NaN where nothing was averaged; the error also below `FEWEST` clusters."""
+    """A mean with its standard error over clusters.
+
+    The mean is NaN where nothing was averaged; the error also with fewer than `FEWEST` clusters.
+    """
 
     mean: float
     error: float
@@ -69,20 +72,20 @@ class LogpPairs:
 
     @cached_property
     def rho(self) -> Tensor:
-        """ρ = π_old/μ, [n]."""
+        """The ratio ρ = π_old/μ of each token, [n]."""
         return self.l.exp()
 
     @cached_property
     def k3(self) -> Tensor:
-        """ρ − 1 − l ≥ 0, [n]."""
+        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [n]."""
         return torch.expm1(self.l) - self.l
 
     @cached_property
     def margin(self) -> Tensor:
-        """logit π − logit μ of the sampled token against all others, [n]; logit p = log p − log(1 − p).
+        """The difference logit π − logit μ of the sampled token against all others, [n]; logit p = log p − log(1 − p).
 
-        Rounding moves logits. It moves a token of probability 0.999 by much less in log p than one of 0.5, but by as much here.
-        1 − p is taken as at least 1e-6, which is what fp32 can tell.
+        Rounding moves logits. It moves log p much less for a token of probability 0.999 than for one of 0.5, but the logit
+        equally. 1 − p is taken as at least 1e-6, the resolution of fp32.
         """
         return (logit(self.pi) - logit(self.mu)).clamp(-FARTHEST, FARTHEST)
 
@@ -100,17 +103,17 @@ class LogpPairs:
         return clustered_mean(values, cluster)
 
     def by_response(self, values: Tensor) -> Tensor:
-        """Σ values over the tokens of each response, [B]."""
+        """The sum of `values` over the tokens of each response, [B]."""
         return torch.zeros(len(self.mask), dtype=torch.float64).index_add(0, self.row, values)
 
     @cached_property
     def counts(self) -> Tensor:
-        """Tokens of each response, [B] fp64."""
+        """The number of tokens of each response, [B] fp64."""
         return self.mask.sum(-1).double()
 
 
 def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
-    """See `LogpPairs.mean`; values and cluster are [n]."""
+    """The mean of `values` [n] with a standard error over the numbers in `cluster` [n]; `LogpPairs.mean` has the equation."""
     n = len(values)
     if not n:
         return Mean(math.nan, math.nan, 0)
@@ -122,7 +125,7 @@ def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
 
 
 def normal(distance: float, error: float, freedom: int) -> float:
-    """Student's t = distance/error as a normal deviate, see `Mean.z`."""
+    """Convert Student's t = distance/error with `freedom` degrees to a normal deviate; `Mean.z` has the equation."""
     if math.isnan(error) or math.isnan(distance) or distance == 0:
         return distance * error if distance else 0.0
     t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf
@@ -130,7 +133,7 @@ def normal(distance: float, error: float, freedom: int) -> float:
 
 
 def logit(logp: Tensor) -> Tensor:
-    """log p − log(1 − p), with 1 − p at least 1e-6."""
+    """The logit log p − log(1 − p) of a log-probability, with 1 − p at least 1e-6."""
     logp = logp.clamp(max=0.0)
     return logp - torch.log(-torch.expm1(logp.clamp(max=-1e-6)))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_TAIL = 5
-"""Tail weights below which no shape is estimated; PSIS uses the same number."""
+"""Minimum number of tail weights for an estimate of the shape; PSIS uses the same number."""
 
 
 @torch.no_grad()
@@ -45,5 +45,5 @@ def pareto_k(log_weights: Tensor) -> Tensor:
 
 
 def _shape(theta: Tensor, tail: Tensor, size: Tensor) -> Tensor:
-    """k(θ) = mean log(1 − θ·x) over the tail; excesses of 0 add nothing."""
+    """The shape k(θ) = mean log(1 − θ·x) over the tail's excesses x; excesses of 0 add nothing."""
     return torch.log1p(-theta[:, None] * tail[None]).sum(-1) / size.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Where in a response the mismatch sits, told in logits so that certain tokens count as much as doubtful ones."""
+"""Locates the mismatch within a response, measured in logits so that certain tokens count as much as doubtful ones."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, normal
 
 CERTAIN = 1e-4
-"""A token of probability above 1 − this in both columns tells nothing of a logit in fp32, and is left out."""
+"""A token is left out if its probability exceeds 1 minus this in both columns: fp32 then says nothing about its logit."""
 LARGEST = 25.0
-"""Square nats: (logit π − logit μ)² beyond it counts as this one, so that one token does not make a profile."""
+"""Upper bound of (logit π − logit μ)² in square nats, so that one token does not make a profile."""
 HEAD = 4
-"""Places that count as the head of a response."""
+"""Number of leading tokens that count as the head of a response."""
 
 
 def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
-    """(d² [n], chosen [n] bool): the squared move of each token's logit, d = logit π − logit μ, and the tokens that tell it."""
+    """The squared move d² of each token's logit, [n], and the tokens that can tell it, [n] bool; d = logit π − logit μ."""
     told = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
     return pairs.margin.square().clamp(max=LARGEST), told
 
 
 def places(pairs: LogpPairs) -> dict[str, float]:
-    """The mean d² of all tokens, at the head, after it, at the last token, and on both sides of the place where it changes most.
+    """Mean squared moves d² of the logits by place: head, rest, and before and after the place of the largest change.
 
-    Rounding gives logits one error wherever they stand, so d² is flat. A prompt that only one side has read moves the first
-    tokens
-    most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone and
-    begins at a
-    place: after/before > 1.
+    Rounding gives logits the same error at every place, so d² is flat. A prompt that only one side has read moves the first
+    tokens most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone
+    and begins at a place: after/before > 1.
     size: mean d². head, rest: over the first four tokens, over all later ones. head_z: of their difference, clustered.
     onset: the place s that maximises |mean d² from s on − mean d² before s| in units of its error, over s = 1, 2, 4, 8, …;
-    before, after, onset_z: the two means, and their difference over its error. last, last_z: d at the last token of a response in
-    |logits|, mean, against the mean |d| of the others. last_l: mean l there.
+    before, after, onset_z: the two means, and their difference over its error. last, others: mean |l| of the last tokens of
+    responses and of all other tokens; last_z: of their difference. last_l: mean l of the last tokens.
     """
     square, told = moved(pairs)
     whole = pairs.mean(square, told)
@@ -59,12 +57,12 @@ def places(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _difference(a: Mean, b: Mean) -> float:
-    """(a − b)/its error as a normal deviate, as if the two were independent; NaN where one of them is missing."""
+    """The difference a − b over its error as a normal deviate, as if the means were independent; NaN where one is missing."""
     return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
 
 
 def _onset(pairs: LogpPairs, square: Tensor, told: Tensor) -> tuple[float, float, float, float]:
-    """(before, after, place, z) of the place with the largest |z|; NaN where no place has tokens on both sides."""
+    """The tuple (before, after, place, z) of the place with the largest |z|; NaN where no place has tokens on both sides."""
     best = (math.nan, math.nan, math.nan, math.nan)
     place, longest = 1, int(pairs.place.max()) if len(pairs) else 0
     while place <= longest:

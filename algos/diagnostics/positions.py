@@ -1,4 +1,4 @@
-"""Mismatch by position in the response and by the length of the response."""
+"""Mismatch statistics by position in the response and by length of the response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from algos.diagnostics.rows import Rows
 from algos.ratios import Ratio
 
 BINS = 16
-"""Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1, the last one also all beyond 2¹⁵ = 32768."""
+"""Number of bins. Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1; the last also all beyond 2¹⁵ = 32768."""
 
 
 def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
@@ -20,7 +20,7 @@ def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per response and bin of the token's number within its response: tokens, Σ l and Σ k3; each [B, BINS] fp64.
+    """Tokens, Σ l and Σ k3 of each response by bin of the token's number within its response; each [B, BINS] fp64.
 
     Where l = log π − log μ and π is `policy`, by default π_old.
     """
@@ -33,7 +33,7 @@ def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
 
 @torch.no_grad()
 def finish_positions(rows: Rows) -> dict[str, Tensor]:
-    """kl and k3 by position and k3 by length, each bin under the largest position or length it holds; NaN where it is empty."""
+    """The kl and k3 by position and k3 by length; a bin is named by the largest number it holds, and NaN where it is empty."""
     position, length = by_position(rows), by_length(rows)
     out = {}
     for b in range(BINS):
@@ -73,6 +73,6 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
 
 
 def bin_of(number: Tensor) -> Tensor:
-    """⌈log₂ number⌉ for number ≥ 1, at most BINS − 1; from a table of powers, since a floating log₂ misses them."""
+    """The bin ⌈log₂ number⌉ of number ≥ 1, at most BINS − 1; from a table of powers, since a floating log₂ misses them."""
     powers = 2 ** torch.arange(BINS - 1, device=number.device)
     return torch.bucketize(number, powers)

@@ -1,4 +1,4 @@
-"""Errors of ratios and probabilities token by token. They are slower than `mismatch`, so a run computes them by choice."""
+"""Errors of ratios and probabilities token by token. They are slower than `mismatch`, so a run computes them only if asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from algos.diagnostics.rows import Rows, count, extreme, highest, mean_present, 
 from algos.ratios import Ratio
 
 SHARES_ABOVE = (1.1, 2.0, 10.0)
-"""Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; 2 is R3's F(τ), arXiv 2510.11370."""
+"""Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; r = 2 gives F(τ) of R3, arXiv 2510.11370."""
 
 ROUNDING = 1e-12
 """A variance E[x²] − E[x]² below this share of E[x²] counts as rounding of fp64 sums."""
@@ -28,7 +28,7 @@ def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tenso
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per-response sums over tokens of |l|, π and μ, where l = log π − log μ in nats and π is `policy`, by default π_old."""
+    """Per-response sums over tokens of functions of |l|, π and μ. l = log π − log μ in nats; π is `policy`, by default π_old."""
     return chunked(_rows, Ratio(batch, policy))
 
 

@@ -1,4 +1,4 @@
-"""How large a K3 the rounding of a precision leaves, as measured on a real model."""
+"""The largest K3 that the rounding of each precision leaves, as measured on a real model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ K3 = {
     "fp8_cache": 0.048,
     "nvfp4": 0.27,
 }
-"""Precision of the sampler -> the largest K3 of SmolLM2-135M under it, nats per token, against an fp32 trainer: the dumps of
-experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks are held to the other formats of 8 bits, and fp32
-to what another order of sums leaves. fp8_cache is BF16 with keys and values in e4m3. Larger models round to less."""
+"""Precision of the sampler -> the largest K3 of SmolLM2-135M under it against an fp32 trainer, in nats per token. Source: the
+dumps of experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks take the value of the other 8-bit
+formats, fp32 that of another order of sums. fp8_cache is BF16 with keys and values in e4m3. Larger models round to less."""
 
 EXCESS = 4.0
-"""A K3 of more than this many times the measured one is not put down to rounding."""
+"""A K3 of more than this many times the measured one is not attributed to rounding."""
 
 COARSEST = 1.0
-"""Largest K3 that is put down to rounding when the precision is not known: about `EXCESS` times that of 4-bit weights."""
+"""Largest K3 attributed to rounding when the precision is not known: about `EXCESS` times that of 4-bit weights."""
 
 
 def most(precision: str | None) -> float:
-    """The largest K3 that rounding explains; `COARSEST` for None and for a precision that was not measured."""
+    """The largest K3 that rounding explains under a precision; `COARSEST` for None and for a precision that was not measured."""
     return K3[precision] * EXCESS if precision in K3 else COARSEST

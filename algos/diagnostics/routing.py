@@ -1,6 +1,6 @@
-"""Disagreement of the rollout engine and the trainer on the choice of experts, and its part in the mismatch.
+"""Disagreement of rollout engine and trainer on the choice of experts, and its share of the mismatch.
 
-Expert ids are [B, T, layers, k]: the experts of the pass that predicts token t. Their order within the k is of no account.
+Expert ids are [B, T, layers, k]: the experts of the pass that predicts token t. Their order within the k does not matter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 MARGIN_QUANTILE = 0.1
-"""Flips happen where the margin is small, so a low quantile says more about them than the mean."""
+"""Quantile of the router's margins that is reported. Choices flip where the margin is small, so a low quantile says more about
+flips than the mean."""
 
 
 def flipped(ids: Tensor, other: Tensor) -> Tensor:
@@ -27,12 +28,12 @@ def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
 
 @torch.no_grad()
 def routing(trainer: Tensor, engine: Tensor | None, margin: Tensor, mask: Tensor, experts: int) -> dict[str, Tensor]:
-    """Routing of the tokens in `mask` [B, T], at least one, as fp64 scalars.
+    """Routing statistics of the tokens in `mask` [B, T], at least one, as fp64 scalars.
 
-    trainer, engine: expert ids by π_old's router and by the engine's; the engine's are None where it does not tell them.
+    trainer, engine: expert ids by π_old's router and by the engine's; `engine` is None where the engine does not report them.
     margin [B, T, layers]: p_k − p_(k+1) of the trainer's router, the lead of the last expert that it picked.
     flip_layer_<i> and flip_any: share of the tokens whose set of experts differs in layer i, in any layer. load_max, load_min:
-    of an expert in a layer, as share of its slots. dead_experts: experts of all layers that no token picked.
+    largest and smallest share that an expert has of its layer's slots. dead_experts: experts of all layers that no token picked.
     """
     load, margins = expert_load(trainer, mask, experts), margin[mask].double().flatten()
     metrics = {

@@ -1,8 +1,7 @@
-"""Diagnostics in two steps, so that a number does not depend on how the batch is split.
+"""Diagnostics in two steps, so that a result does not depend on how the batch is split.
 
-A `*_rows` function reduces each response to a few numbers. `merge` concatenates the rows of micro-batches and
-ranks. A `finish_*` function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the
-global batch.
+A `*_rows` function reduces each response to a few numbers. `merge` concatenates the rows of micro-batches and ranks. A `finish_*`
+function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the global batch.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 Rows = dict[str, Tensor]
-"""Name -> one number per response, [B], or one per bin, [B, bins]; fp64 once merged."""
+"""Name of a quantity -> one number per response, [B], or one per bin, [B, bins]; fp64 once merged."""
 
 
 def merge(parts: Sequence[Rows]) -> Rows:
-    """The rows of several micro-batches or ranks as those of one batch."""
+    """Concatenate the rows of several micro-batches or ranks into those of one batch."""
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
@@ -36,7 +35,7 @@ SUMS = ("off", "off_sq", "sum", "sum_sq")
 
 
 def sums(values: Tensor, off: Tensor) -> Rows:
-    """Sums over each row of `values` and their squares, and of `off` and its squares.
+    """Sums over each row of `values`, of their squares, of `off` and of its squares.
 
     values: 0 off the mask. off: `values` less their value for equal policies.
     """
@@ -46,8 +45,8 @@ def sums(values: Tensor, off: Tensor) -> Rows:
 class Moments(NamedTuple):
     """Mean and variance of a quantity over tokens.
 
-    row, row_off [..., B]: mean of each response, and less `centre`. mean, off, variance [...]: of all tokens of the batch,
-    where off is the mean less `centre`.
+    row, row_off [..., B]: mean of each response, as it is and less `centre`. mean, off, variance [...]: of all tokens of the
+    batch, where off is the mean less `centre`. centre: the quantity's value for equal policies.
     """
 
     row: Tensor
@@ -60,11 +59,11 @@ class Moments(NamedTuple):
 def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
     """The moments from the `sums` [..., B] over each response's n [B] tokens.
 
-    centre [..., 1]: the quantity for equal policies, which `off` is less by.
+    centre [..., 1]: the quantity's value for equal policies, which `off` has subtracted.
 
-    Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of
-    values − 1 would lose the values. Each response takes the sums that lose less. The variance is that within responses
-    plus that of their means, so that no two large numbers are subtracted.
+    Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of values − 1
+    would lose the values. Each response takes the sums that lose less. The variance is that within responses plus that of their
+    means, so that no two large numbers are subtracted.
     """
     tokens, size = n.sum(-1).clamp(min=1), n.clamp(min=1)
     near = rows["off"] / size > -0.5
@@ -84,14 +83,14 @@ def count(flags: Tensor) -> Tensor:
 
 
 def highest(values: Tensor, mask: Tensor) -> Tensor:
-    """The largest value of each row over `mask`; −∞ without any."""
+    """The largest value of each row over `mask`; −∞ for an empty row."""
     if not values.shape[-1]:
         return values.new_full(values.shape[:-1], -torch.inf)
     return torch.where(mask, values, -torch.inf).amax(-1)
 
 
 def lowest(values: Tensor, mask: Tensor) -> Tensor:
-    """The smallest value of each row over `mask`; ∞ without any."""
+    """The smallest value of each row over `mask`; ∞ for an empty row."""
     return -highest(-values, mask)
 
 
@@ -106,5 +105,5 @@ def mean_present(values: Tensor, present: Tensor) -> Tensor:
 
 
 def share(part: Tensor, whole: Tensor) -> Tensor:
-    """part/whole, 0 where the whole is 0."""
+    """The quotient part/whole; 0 where the whole is 0."""
     return torch.where(whole > 0, part / whole.clamp(min=1e-300), 0.0)

@@ -1,4 +1,4 @@
-"""How much of a truncated weight is its cap: a weight that is the cap everywhere scales the loss and corrects nothing."""
+"""Share of truncated weights at their cap: weights that all equal the cap scale the loss and correct nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from algos.ratios import at_level
 
 
 def saturation(pairs: LogpPairs, level: str, cap: float) -> float:
-    """Share of the tokens whose weight min(ρ, cap) is the cap, ρ at `level` of `ratios.LEVELS`; 0 without a token.
+    """Share of tokens whose weight min(ρ, cap) equals the cap, with ρ at `level` of `ratios.LEVELS`; 0 without a token.
 
-    Limits: 1 where every ratio is above the cap, as for a sampler that logs its probabilities from before the temperature. Raises
+    Limits: 1 where every ratio is above the cap, as for a sampler that logs its probabilities before the temperature. Raises
     ValueError on an unknown level or missing segments.
     """
     if not len(pairs):

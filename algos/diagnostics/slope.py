@@ -1,4 +1,4 @@
-"""How log π moves with log μ: another temperature in one column, or another base of the logarithm."""
+"""Regression of log π on log μ: shows another temperature in one column, or another base of the logarithm."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, clustered_mean, logit
 
 SATURATED = 9.0
-"""|logit| above which fp32 rounding of 1 − p moves a logit: a token of probability 0.9999 or more."""
+"""Bound of |logit| above which fp32 rounding of 1 − p moves a logit: a token of probability 0.9999 or more."""
 
 
 def slope(pairs: LogpPairs) -> dict[str, float]:
-    """The slope of logit π on logit μ, that of log π on log μ, and mean surprise in either column.
+    """Slopes of logit π on logit μ and of log π on log μ, and the relative difference of their mean surprise.
 
     temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with |logit| ≤ 9 in both columns,
-    and its error, clustered over prompts. For two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly; for many it is
-    near. Rounding moves logits by as much everywhere and leaves b near 1, less its variance over that of logit μ.
+    and its error, clustered over prompts. With a vocabulary of two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly;
+    with more it is near. Rounding moves all logits alike and leaves b near 1, less its variance over that of logit μ.
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
-    temperature_drop: how far π's mean surprise is from μ's, as a share of it: E[−log π]/E[−log μ] − 1, the entropies'
-    difference less what the sampling adds.
-    base: b of log π = b·log μ, least squares. base_left: what that line leaves of E[l²], 1 for b = 1: near 0 when one column is
-    in another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
+    temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1: the difference of the entropies, less a
+    part due to sampling.
+    base: b of log π = b·log μ, least squares. base_left: the share of E[l²] that this line leaves, 1 for b = 1. It is near 0 when
+    one column is in another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
     """
     mu, pi = logit(pairs.mu), logit(pairs.pi)
     chosen = (mu.abs() <= SATURATED) & (pi.abs() <= SATURATED)
@@ -43,7 +43,7 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _line(x: Tensor, y: Tensor, cluster: Tensor) -> tuple[float, float, float]:
-    """(slope, its clustered error, share of the variance of y − x that the line explains); NaN where x does not vary."""
+    """Least squares: (slope, its clustered error, explained share of the variance of y − x); NaN if x does not vary."""
     if len(x) < 8:
         return math.nan, math.nan, math.nan
     centred = x - x.mean()

@@ -1,4 +1,4 @@
-"""How the mismatch is spread over tokens: rounding moves all of them a little, another computation moves some a lot."""
+"""Spread of the mismatch over tokens: rounding moves all of them a little, another computation moves some a lot."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from algos.diagnostics.pairs import LogpPairs
 from algos.diagnostics.places import moved
 
 SURE, DOUBTED = 0.9, 0.5
-"""A flip is a token of probability above the first by the sampler and below the second by the trainer."""
+"""Thresholds of a flip: a token with a probability above SURE by the sampler and below DOUBTED by the trainer."""
 
 
 def tails(pairs: LogpPairs) -> dict[str, float]:
-    """K3 of the batch, its concentration, and certain tokens that the other side doubts.
+    """K3 of the batch, its concentration on few tokens, and the share of the sampler's certain tokens that the trainer doubts.
 
-    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest. kurtosis: E[d⁴]/E[d²]² of
-    d = logit π − logit μ within ±5, 3 for a normal error. typical: median |d| over that of a normal law, 0.6745, so that it is
-    the standard deviation of a normal error and hardly feels a tail. sure: share of tokens with μ > 0.9. flips: share of these
-    with π < 0.5, which moves a logit by 2.2 or more: rounding of a working precision gives next to none.
+    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest. kurtosis: E[d⁴]/E[d²]² of d =
+    logit π − logit μ within ±5; 3 for a normal error. typical: median |d|/0.6745, the standard deviation of a normal error,
+    hardly affected by a tail. sure: share of tokens with μ > 0.9. flips: share of these with π < 0.5, which moves a logit by 2.2
+    or more: rounding of a working precision gives next to none.
     """
     square, told = moved(pairs)
     square = square[told]

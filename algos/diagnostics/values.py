@@ -1,4 +1,4 @@
-"""Numbers that are no log-probabilities: fill values, floors, missing numbers, and places where nothing was sampled."""
+"""Finds numbers that are no log-probabilities: fill values, floors, missing numbers, and places where nothing was sampled."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs
 
 COMMONEST = 8
-"""Values of a column that are looked at, the commonest first."""
+"""Number of distinct values of a column that are examined, the commonest first."""
 FEWEST = 3
-"""Tokens that a fill value stands at, at least."""
+"""Minimum number of tokens at which a fill value occurs."""
 FLOOR = -15.0
-"""Nats: a number below it that stands at several tokens is a floor, as log 1e-8 = -18.4."""
+"""Bound in nats: a value below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
 FAR = 0.5
-"""Nats: mean |l| of the tokens with a fill value, at least. A token that is certain in both columns has both near 0."""
+"""Minimum mean |l| in nats of the tokens with a fill value. A token that is certain in both columns has both near 0."""
 
 
 class Fill(NamedTuple):
-    """A value that a column repeats where the other does not.
+    """A fill value: one that a column repeats where the other column does not.
 
-    share: of all tokens. gap: mean |l| there, nats. last: share of these tokens that end their response.
+    share: of all tokens. gap: mean |l| of the tokens with the value, nats. last: share of these tokens that end their response.
     """
 
     value: float
@@ -38,11 +38,11 @@ NOTHING = Fill(math.nan, 0.0, 0.0, 0.0)
 def values(pairs: LogpPairs) -> dict[str, float]:
     """Repeated values in either column, missing numbers, and constant runs at the ends of responses.
 
-    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: the `Fill` of the rollout's column; trainer_fill and
-    so on: of the trainer's. NaN, 0, 0, 0 without one.
+    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of the rollout's column;
+    trainer_fill and so on: of the trainer's. NaN, 0, 0, 0 without one.
     missing: share of masked tokens at which a column is infinite or NaN.
-    head, tail: share of tokens in a run of two or more at the start or the end of a response where both columns hold one and the
-    same constant, less the share of such tokens elsewhere: prompt tokens or padding that the mask calls response.
+    head, tail: share of tokens in a constant run of two or more at the start or the end of a response, the same in both columns.
+    Such runs are prompt tokens or padding that the mask calls response. inside: share of the other tokens with that constant.
     """
     rollout, trainer = fill(pairs.mu, pairs.pi, pairs.left), fill(pairs.pi, pairs.mu, pairs.left)
     head, tail, inside = constant_ends(pairs)
@@ -63,11 +63,11 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 
 
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
-    """The commonest value of `column` [n] that is no log-probability; `NOTHING` if there is none.
+    """The most frequent value of `column` [n] that is no log-probability; `NOTHING` if there is none.
 
-    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are
-    far from
-    it: equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: tokens after each.
+    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are far
+    from it. Equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: number of tokens after
+    each.
     """
     unique, counts = column.unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():
@@ -81,7 +81,7 @@ def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
 
 
 def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
-    """(head, tail, inside): shares of all tokens in constant runs at the starts and at the ends, and of constants between them.
+    """Shares (head, tail, inside): tokens in constant runs at the starts, at the ends, and constants among the other tokens.
 
     The constant of an end is the commonest pair of numbers there. A run counts from two tokens. inside: the share of the tokens
     outside the runs that hold the constant of the head or of the tail, the larger of both.
@@ -92,7 +92,7 @@ def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
 
 
 def _runs(pairs: LogpPairs, ends: Tensor, backwards: bool) -> tuple[float, float]:
-    """(share of tokens in runs of the commonest pair at `ends`, share of it among the other tokens)."""
+    """Share of tokens in runs of the commonest pair of numbers at `ends`, and the share of that pair among the other tokens."""
     if not len(pairs):
         return 0.0, 0.0
     unique, counts = torch.stack([pairs.mu[ends], pairs.pi[ends]], -1).unique(dim=0, return_counts=True)

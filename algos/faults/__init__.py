@@ -2,7 +2,7 @@
 
     diagnose(batch) -> Diagnosis(kind, fault, question, evidence, check, severity, strength, statistics, power)
 
-A fault is a plug-in: `register` it, or name it in the entry-point group `faultline.faults`.
+A fault is a plug-in. Add one with `register`, or name it in the entry-point group `faultline.faults`.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ FAULTS = Registry(
         **{name: f"algos.faults.{name}:FAULT" for name in ("stale", "prompt", "cache", "layer", "routing")},
     },
 )
-"""`base.Fault` by name."""
+"""Registry of every known `base.Fault`, by name."""

@@ -1,4 +1,4 @@
-"""What a fault is: a signature over statistics, the sentence that proves it, and where to look."""
+"""A fault of logged log-probabilities: its signature over statistics, a sentence of evidence, and where to look for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Literal
 from algos.diagnostics.evidence import Statistics
 
 Question = Literal["a", "b", "c"]
-"""a: the logged numbers are not the sampler's. b: they are, but the difference is not rounding. c: it is rounding."""
+"""The question that a fault answers. a: the logged numbers are not the sampler's. b: they are, but the difference is not
+rounding. c: the difference is rounding."""
 QUESTIONS: dict[Question, str] = {
     "a": "the logged numbers are not the sampler's",
     "b": "the numbers are the sampler's, but the difference is not rounding",
@@ -18,20 +19,21 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Normal deviates that a test asks for: 6e-5 by chance, and 3.9 was the most of 265 dumps without a fault."""
+"""Normal deviates that a test requires: 6e-5 by chance, and 3.9 was the maximum in 265 dumps without a fault."""
 SIZE = 0.004
-"""|E[ρ] − 1| that a broken identity asks for besides: less is within what few prompts leave."""
+"""Minimum |E[ρ] − 1| for a broken identity: a batch of few prompts may leave less than this."""
 OFF = 0.05
-"""Distance of the slope of logits from 1 that another temperature asks for; 0.043 was the most without one."""
+"""Minimum distance of the slope of logits from 1 for another temperature; 0.043 was the maximum without one."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by name.
+    """A named fault.
 
-    question: which of `QUESTIONS` it answers. order: faults of one question are tried from the least; a specific one comes first.
-    signature: statistics -> strength ≥ 1 where the fault is there, None where it is not. The strength says how far beyond its
-    thresholds. evidence: statistics -> a sentence with its number. check: program -> what to look at there, with the key's name.
+    question: the key of `QUESTIONS` that it answers. order: faults of one question are tried from the lowest; a specific one
+    comes first. signature: statistics -> strength ≥ 1 where the fault is there, None where it is not. The strength says how far
+    the statistics are beyond their thresholds. evidence: statistics -> a sentence with numbers. check: program -> where to look
+    in it, with the name of the key.
     severity: critical (nothing learned from this batch is right), high (biased), note (no fault). sources: where the keys and the
     cases were read.
     """
@@ -47,22 +49,22 @@ class Fault:
 
 
 def beyond(*parts: float) -> float | None:
-    """The least of the parts, each a statistic over its threshold, if none is below 1 or NaN; else None."""
+    """The smallest of the parts, each a statistic over its threshold; None if one is below 1 or NaN."""
     return min(parts) if all(part >= 1 for part in parts) else None
 
 
 def broken(s: Statistics) -> float | None:
-    """How far E[ρ] is from 1, beyond `SURE` of its errors and `SIZE`; None if it is not."""
+    """How many times |E[ρ] − 1| exceeds `SURE` of its errors and `SIZE`, the smaller; None unless it exceeds both."""
     return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
 
 
 def excess(s: Statistics) -> float:
-    """K3 over the most that rounding explains."""
+    """K3 over the largest K3 that rounding explains."""
     return s["tails/k3"] / s["size/k3_most"]
 
 
 def ratio(a: float, b: float) -> float:
-    """a/b; NaN where b is not above 0."""
+    """The quotient a/b; NaN where b is not above 0."""
     return a / b if b > 0 else math.nan
 
 
@@ -72,4 +74,4 @@ SKYRL = "NovaSky-AI/SkyRL a9564572e"
 TRL = "huggingface/trl f2cd57710"
 PRIME = "PrimeIntellect-ai/prime-rl 559b44772"
 VLLM = "vllm 0.32"
-"""Versions in which the keys were read."""
+"""Versions of the frameworks in which the names of the config keys were read."""

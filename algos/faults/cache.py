@@ -1,14 +1,14 @@
-"""From one place on the two sides do not compute the same."""
+"""Fault `cache`: sampler and trainer compute differently from some place in the response on."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Mean squared move of a logit from the place on, over that before it. 3.8 was the most of dense models without a fault, 10 of a
-mixture with a z of 3.7."""
+"""Minimum mean squared move of logits from the place on, over that before it. Without a fault 3.8 was the maximum of dense
+models, and 10 of a mixture of experts, with a z of 3.7."""
 SURE = 5.0
 PLACE = 4
-"""Places before the onset, at least: the first tokens of a response may be easy."""
+"""Minimum number of places before the onset: the first tokens of a response may be easy."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,4 +1,4 @@
-"""From a batch to one sentence: rounding, a fault by name, or neither."""
+"""Diagnosis of a batch's log-probabilities in one sentence: rounding, a named fault, or an unknown one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
 
 UNKNOWN = "not explained by rounding"
 DRAWN = 4.5
-"""Normal deviates that samples of a prompt may agree more or less often than the logged odds say."""
+"""Normal deviates at which samples of a prompt agree more or less often than the logged odds allow."""
 
 
 class Diagnosis(NamedTuple):
-    """What the log-probabilities of a batch are.
+    """A diagnosis of the log-probabilities of a batch.
 
-    kind: consistent (what rounding explains), fault (of a name), or unknown (the identity is broken, or K3 is beyond rounding,
-    and no signature fits). fault: its name; also that of a note with kind consistent. question: of `base.QUESTIONS`. evidence: a
-    sentence.
-    check: program -> what to look at. strength: of the signature. power: |E[ρ] − 1| that this batch would have shown.
+    kind: consistent (rounding explains them), fault (a named one), or unknown (the identity is broken, or K3 is beyond rounding,
+    and no signature fits). fault: the name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`.
+    evidence: a sentence. check: program -> where to look. strength: that of the signature. power: the |E[ρ] − 1| that this batch
+    could show.
     """
 
     kind: Literal["consistent", "fault", "unknown"]
@@ -45,9 +45,9 @@ class Diagnosis(NamedTuple):
 def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
     """The diagnosis of a batch with logp_old. The first question of `QUESTIONS` that a fault answers decides.
 
-    precision: that of the sampler, a name of `rounding.K3`; without it K3 is only held to what the coarsest format leaves. lag
-    [B, T]: versions that each token's weights are known to be behind; old weights that are known are no fault. tokens [B, T]:
-    ids, with which repeated samples are told exactly. Raises ValueError without logp_old.
+    precision: the sampler's, a name of `rounding.K3`; without it K3 is compared with the coarsest format's. lag [B, T]: number of
+    versions that each token's weights are known to be behind; known old weights are no fault. tokens [B, T]: ids, which identify
+    repeated samples exactly. Raises ValueError without logp_old.
     """
     found = statistics(batch, tokens)
     found["size/k3_most"] = rounding.most(precision)
@@ -60,7 +60,7 @@ def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None =
 
 
 def judge(found: Statistics) -> Diagnosis:
-    """The diagnosis of the statistics that `diagnose` makes."""
+    """The diagnosis from the statistics that `diagnose` computes."""
     error = found["identity/error"]
     power = max(SIZE, SURE * error) if error == error else float("inf")
     plugins: list[Fault] = sorted(
@@ -81,7 +81,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """(question, sentence) of what no rounding explains; None if there is nothing."""
+    """The question and a sentence of evidence where rounding explains a statistic no longer; None where it explains all."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

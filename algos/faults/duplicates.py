@@ -1,12 +1,12 @@
-"""Rows stand in the batch more often than the sampler gives."""
+"""Fault `duplicates`: equal rows occur in the batch more often than the sampler gives."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
-"""Pairs of equal rows: over this many times the expected, plus this many. 1.1 times was the most without a fault."""
+"""Minimum number of pairs of equal rows: TIMES the expected number plus FEWEST. Without a fault 1.1 times was the maximum."""
 SHARE = 0.03
-"""Share of responses that repeat an earlier one, at least."""
+"""Minimum share of responses that repeat an earlier one."""
 
 
 def _signature(s: Statistics) -> float | None:

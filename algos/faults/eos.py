@@ -1,12 +1,12 @@
-"""The end of a response is counted by one side only."""
+"""Fault `eos`: only one of sampler and trainer counts the end token of a response."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio
 
 TIMES = 3.0
-"""Mean |l| of last tokens over that of the others; 2.2 was the most without a fault."""
+"""Minimum mean |l| of last tokens over that of the others; 2.2 was the maximum without a fault."""
 NATS = 0.4
-"""Mean |l| of last tokens, at least; 0.29 was the most in eight bits or more."""
+"""Minimum mean |l| of last tokens in nats; 0.29 was the maximum at eight bits or more."""
 
 
 def _signature(s: Statistics) -> float | None:

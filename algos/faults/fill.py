@@ -1,10 +1,10 @@
-"""A column holds numbers that are no log-probabilities."""
+"""Fault `fill`: a column holds numbers that are no log-probabilities."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
 FEWEST = 3
-"""Tokens with the fill value."""
+"""Minimum number of tokens that hold the fill value."""
 
 
 def _side(s: Statistics) -> str | None:

@@ -1,12 +1,12 @@
-"""A difference of another order than rounding, everywhere: weights that were not loaded."""
+"""Fault `layer`: the mismatch is larger than rounding everywhere, as when some weights were not loaded."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 KURTOSIS = 20.0
-"""Ratio of the first tokens to the rest, either way, at most. KURTOSIS: of the moved logits, at most: it is not in a few
-tokens."""
+"""FLAT: maximum ratio of the first tokens' mismatch to the rest's, and of its inverse. KURTOSIS: maximum kurtosis of the moved
+logits, so that no few tokens carry it."""
 
 
 def _signature(s: Statistics) -> float | None:

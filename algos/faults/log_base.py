@@ -1,4 +1,4 @@
-"""One column is in logarithms of another base."""
+"""Fault `log_base`: one column is in logarithms of another base."""
 
 import math
 
@@ -7,13 +7,14 @@ from algos.faults.base import Fault, beyond
 
 BASES = {"2": math.log(2), "10": math.log(10)}
 NEAR = 0.06
-"""Relative distance of the slope from that of a base, at most."""
+"""Maximum relative distance of the slope from that of a base."""
 LEFT = 0.15
-"""What the line log π = b·log μ may leave of the mismatch; 0.63 was the least without a fault, 0.21 of temperatures."""
+"""Maximum share of the mismatch that the line log π = b·log μ may leave. 0.63 was the minimum without a fault, 0.21 with
+another temperature."""
 
 
 def _guess(s: Statistics) -> tuple[str, str, float]:
-    """(column, base, relative distance) of the nearest."""
+    """The nearest explanation of the slope: (column, base, relative distance)."""
     slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
     return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
 

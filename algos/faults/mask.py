@@ -1,15 +1,15 @@
-"""The mask counts prompt tokens or padding as response."""
+"""Fault `mask`: the mask counts prompt tokens or padding as response."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 
 SHARE = 0.005
-"""Share of tokens in constant runs, at least; it was 0 in every dump without a fault."""
+"""Minimum share of tokens in constant runs; it was 0 in every dump without a fault."""
 INSIDE = 0.05
-"""Most of the other tokens that may hold the same constant."""
+"""Share of the other tokens with the run's constant, from which on a constant run is no evidence."""
 
 ODDS = 0.1
-"""Odds that all samples of a prompt agree at the places at which they do: a prompt's own tokens are the same in all."""
+"""Odds that all samples of a prompt agree on their shared leading tokens, below which these count as the prompt's own."""
 
 
 def _signature(s: Statistics) -> float | None:

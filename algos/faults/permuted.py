@@ -1,10 +1,10 @@
-"""Rows of one column belong to other responses."""
+"""Fault `permuted`: rows of one column belong to other responses."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 SHARE = 0.06
-"""Share of responses that fit another row, at least; 0.039 was the most without a fault, on a task of few values."""
+"""Minimum share of responses that fit another row; 0.039 was the maximum without a fault, on a task of few values."""
 
 
 def _signature(s: Statistics) -> float | None:

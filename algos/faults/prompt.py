@@ -1,11 +1,11 @@
-"""The two sides do not read the same prompt."""
+"""Fault `prompt`: sampler and trainer do not read the same prompt."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 TIMES, TIMES_IN_EXCESS = 2.0, 1.3
-"""Mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the most without a
-fault. The second suffices where K3 is beyond rounding anyway."""
+"""Minimum mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the
+maximum without a fault. The second suffices where K3 is beyond rounding anyway."""
 SURE_IN_EXCESS = 1.5
 
 

@@ -1,10 +1,10 @@
-"""The sampler logs its probabilities from before the temperature."""
+"""Fault `raw_logprobs`: the sampler logs its probabilities from before the temperature."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
-"""Share of the variance of the moved logits that the line explains, at least."""
+"""Minimum share of the variance of the moved logits that the line of slope `temperature` explains."""
 
 
 def _signature(s: Statistics) -> float | None:

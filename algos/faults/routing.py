@@ -1,12 +1,12 @@
-"""A few tokens carry the mismatch: experts are chosen otherwise."""
+"""Note `routing`: a few tokens carry the mismatch, because sampler and trainer choose different experts."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""E[d⁴]/E[d²]² of the moved logits: 30 or less of most dense models, 36 and more of mixtures."""
+"""Minimum kurtosis E[d⁴]/E[d²]² of the moved logits: 30 or less for most dense models, 36 or more for mixtures of experts."""
 SHARE = 0.5
-"""Share of K3 in 1 % of the tokens."""
+"""Minimum share of K3 in the 1 % of the tokens with the largest."""
 
 
 def _signature(s: Statistics) -> float | None:

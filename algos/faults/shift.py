@@ -1,10 +1,10 @@
-"""One column is a token ahead of the other."""
+"""Fault `shift`: one column is a token ahead of the other."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, Fault, beyond
 
 SHARE = 0.05
-"""Share of responses that fit one token apart, at least; it was 0 in every dump without a fault."""
+"""Minimum share of responses that fit one token apart; it was 0 in every dump without a fault."""
 
 
 def _signature(s: Statistics) -> float | None:

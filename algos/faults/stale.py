@@ -1,13 +1,13 @@
-"""The sampler's weights are older than is said."""
+"""Fault `stale`: the sampler's weights are older than reported."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
 
 CORRELATION = 0.37
-"""Of a response's mean l with its advantage; 0.335 was the most of fresh weights."""
+"""Minimum correlation of a response's mean l with its advantage; 0.335 was the maximum of fresh weights."""
 SURE = 4.5
 EXPLAINED = 0.6
-"""Share of the moved logits that one slope explains, at most: more is another temperature."""
+"""Maximum share of the moved logits that one slope explains: a larger share means another temperature."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,14 +1,14 @@
-"""The two columns are exchanged, or the trainer's policy sampled."""
+"""Fault `swapped`: the two columns are exchanged, or the trainer's policy sampled."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 SURE = 4.5
-"""Normal deviates of E[ρ] above 1; 3.9 was the most without a fault."""
+"""Minimum normal deviates of E[ρ] above 1; 3.9 was the maximum without a fault."""
 CHI2 = 0.8
-"""(E[ρ] − 1)/K3, at least: exchanged columns have E[π/μ] − 1 = χ², about 2·K3."""
+"""Minimum of (E[ρ] − 1)/K3: exchanged columns have E[π/μ] − 1 = χ², about 2·K3."""
 EXACT = 3.0
-"""Normal deviates of E[1/ρ] from 1, at most: exchanged, the identity holds."""
+"""Maximum normal deviates of E[1/ρ] from 1: exchanged columns obey E[1/ρ] = 1."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,10 +1,10 @@
-"""The temperature is in one column only, and the sampler's column is its own."""
+"""Fault `temperature`: only one column is at the sampling temperature, and the sampler's column is its own."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.3
-"""Share of the variance of the moved logits that the line explains, at least; 0.09 was the most without a fault, 0.43 of old
+"""Minimum share of the variance of the moved logits that a line explains. 0.09 was the maximum without a fault, 0.43 with old
 weights."""
 
 

@@ -1,10 +1,10 @@
-"""The sampler is cut by top-p, top-k or min-p, and the trainer is not."""
+"""Fault `truncated_sampling`: the sampler is cut by top-p, top-k or min-p, and the trainer is not."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond
 
 ONE_SIDED = 0.15
-"""1 − E[(ρ−1)+]/E[(1−ρ)+], at least: the share of the missing mass that nothing gives back."""
+"""Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], the share of the missing mass that ratios above 1 do not give back."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,9 +1,9 @@
-"""Signature, masking and parameter check that every loss shares.
+"""The signature, masking and parameter check that all losses share.
 
 Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, each tensor [B, T].
-logp: log π_θ in nats, the only tensor that carries gradient. logp_prox: the anchor, π_old or μ, in nats; None for a loss
-that does not read it. mask: bool, True on response tokens. params: the keys of the loss's config, keyword-only without
-defaults, with types as in `algos.parameters`. A correction multiplies the result, and `reductions.reduce` makes it a
+logp: log π_θ in nats, the only tensor that carries a gradient. logp_prox: log-probabilities of the anchor, π_old or μ, in nats;
+None for a loss that does not read it. mask: bool, True on response tokens. params: the keys of the loss's config, keyword-only
+without defaults, with types as in `algos.parameters`. A correction multiplies the result, and `reductions.reduce` makes it a
 scalar.
 """
 
@@ -32,13 +32,13 @@ class TokenLoss(NamedTuple):
 
 
 def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
-    """Make a loss of a function that is written as its equation.
+    """Make a loss of a function that is written as the loss's equation.
 
-    The function receives tensors of one dtype, the widest of the log-probabilities and at least fp32. They are 0 off the
-    mask, whatever padding held (NaN included), and only `logp` has gradient. What it returns is masked again.
+    The function receives tensors of one dtype, the widest of the log-probabilities and at least fp32. They are 0 off the mask,
+    whatever padding held (NaN included), and only `logp` has a gradient. The result is masked again.
     anchored: whether it reads `logp_prox`. A run whose loss does not may skip that forward pass.
-    select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole
-    mini-batch differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
+    select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole mini-batch
+    differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
     Raises ValueError when `logp_prox` is missing or a parameter is not of its type, AssertionError on shapes.
     """
 
@@ -62,7 +62,7 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
 
 
 def _prepared(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The three tensors in one dtype and 0 off the mask, where NaN·0 would be NaN in value and gradient."""
+    """Convert the three tensors to one dtype and set them to 0 off the mask, where NaN·0 would give NaN values and gradients."""
     assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
     assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)
     dtype = torch.promote_types(logp.dtype, torch.float32)

@@ -36,7 +36,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """PPO's surrogate [B, T], the tokens where it is not −A·r, and those where its dual clip binds, None without one.
+    """PPO's surrogate [B, T], the tokens where it differs from −A·r, and those at the dual clip (None without one).
 
     min(max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), |A|·c). The cap |A|·c binds for A < 0 only: the rest is ≤ 0 for A ≥ 0.
     """

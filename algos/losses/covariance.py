@@ -1,9 +1,9 @@
-"""Losses that restrain the few tokens whose log-probability and advantage covary most, where entropy is lost.
+"""Losses that restrain the few tokens whose log-probability and advantage covary most, because they lose entropy.
 
-The means, the count and the ranking run over all tokens of the mini-batch. So `select` chooses once per mini-batch, at the
-anchor π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the result. The papers
-select at π_θ inside the loss, which makes the update depend on the micro-batch size. At θ = θ_prox the two agree. No
-random generator is used, so ranks and restarts agree too.
+The means, the count and the ranking run over all tokens of the mini-batch. So `select` chooses once per mini-batch, at the anchor
+π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the result. The papers select at π_θ
+inside the loss, which makes the update depend on the micro-batch size. At θ = θ_prox the two agree. No random generator is used,
+so ranks and restarts agree too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
-    """⌊share·tokens⌋ tokens (at least one) with lower < cov < upper, drawn by a hash of their own two numbers."""
+    """Select ⌊share·tokens⌋ tokens (at least one) with lower < cov < upper.
+
+    cov is the covariance of log-probability and advantage. The draw is by a hash of each token's own two numbers.
+    """
     if not lower < upper:
         raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)
@@ -44,7 +47,7 @@ def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: f
 
 @torch.no_grad()
 def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, **_):
-    """The ⌊share·tokens⌋ tokens (at least one) of largest covariance."""
+    """Select the ⌊share·tokens⌋ tokens (at least one) with the largest covariance of log-probability and advantage."""
     return _first(-covariance(logp_prox, advantages, mask), mask, mask, share)
 
 
@@ -57,9 +60,9 @@ def clip_cov(
 
     L = 0 on selected tokens, elsewhere L_ppo (no dual clip)
 
-    where the selection is `share` of all tokens among those with `lower` < cov < `upper` (nats·advantage), made by
-    `select_band` on the whole mini-batch and passed as `selected` [B, T]; the rest as in `ppo`.
-    Source: arXiv 2505.22617 section 4, Clip-Cov. Gradient: that of `ppo`, 0 on selected tokens.
+    where the selection is `share` of all tokens among those with `lower` < cov < `upper` (nats·advantage), made by `select_band`
+    on the whole mini-batch and passed as `selected` [B, T]; all else as in `ppo`. Source: arXiv 2505.22617 section 4, Clip-Cov.
+    Gradient: that of `ppo`, 0 on selected tokens.
     Limits: an empty band is `ppo`. Raises ValueError on ε < 0, ε_low > 1, share outside (0, 1], lower ≥ upper.
     """
     value, clipped, _ = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
@@ -85,7 +88,7 @@ def kl_cov(
 
 
 def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The ⌊share·tokens⌋ candidates with the smallest keys, at least one, or all of them; equal keys go together."""
+    """The ⌊share·tokens⌋ candidates with the smallest keys: at least one, at most all of them. Equal keys go together."""
     worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
     ranked = torch.where(candidates, keys, worst).flatten().sort().values
     if not ranked.numel():
@@ -96,7 +99,7 @@ def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tens
 
 
 def _hash(first: Tensor, second: Tensor) -> Tensor:
-    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers. The draw then depends on no order."""
+    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that it does not depend on any order."""
     bits = first.float().view(torch.int32).long() * 0x9E3779B1 + second.float().view(torch.int32).long() * 0x85EBCA6B
     bits = (bits ^ (bits >> 15)) & 0xFFFFFFFF
     return ((bits * 0x2C1B3C6D) ^ (bits >> 12)) & 0x7FFFFFFF

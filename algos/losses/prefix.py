@@ -1,4 +1,4 @@
-"""Losses with a ratio of the whole prefix: the product over the tokens up to this one, or its substitute."""
+"""Losses with a ratio of the whole prefix: the product of the token ratios up to this token, or a substitute for it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def ctpo(
 def minpro(
     logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
 ) -> TokenLoss:
-    """Minimum prefix ratio: the smallest ratio of the tokens before stands for their product.
+    """Minimum prefix ratio: the smallest ratio of the earlier tokens stands for their product.
 
     L = −sg(clip(m·r, lower, upper))·A·log π_θ,  m_t = min_{τ < t} r_τ, 1 at the first token
 
     where r = π_θ/π_prox (`logp`, `logp_prox`), the tokens are those of `mask`, A = `advantages`, `lower`, `upper` absolute
-    ratios. m·r is exact at the first two tokens. Source: MinPRO, arXiv 2601.22718; the equation was taken from a survey that
-    quotes it, and the paper's bounds were not found. Gradient: −clip(m·r)·A·∇log π_θ.
+    ratios, sg stops the gradient. m·r is exact at the first two tokens. Source: MinPRO, arXiv 2601.22718; the equation was taken
+    from a survey that quotes it, and the paper's bounds were not found. Gradient: −clip(m·r)·A·∇log π_θ.
     Limits: at r = 1 the gradient of `pg`; where every earlier ratio is 1 or a response has one token, `cispo`.
     """
     log_r = torch.where(mask, (logp - logp_prox).detach(), torch.inf)

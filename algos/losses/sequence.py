@@ -1,7 +1,7 @@
 """Losses with the length-normalised ratio of the response, straight-through, so that advantages may differ by token.
 
-The ratio has the value of the response and the gradient of the token. With equal advantages in a row and a mean over its
-tokens, this is the gradient through the mean (GSPO's remark on GSPO-token). A token weight acts on its own token.
+The ratio has the value of the response and the gradient of the token. With equal advantages in a row and a mean over its tokens,
+its gradient equals that through the mean (GSPO's remark on GSPO-token). A token weight acts on its own token only.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def luspo(
 
     L = n·L_gspo
 
-    where n = tokens of the response in `mask`; the rest as in `gspo`. Source: arXiv 2602.05261. Gradient: n times that
-    of `gspo`. Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum; use that mean, or
-    the length counts twice. Raises ValueError on ε < 0 or ε_low > 1.
+    where n = tokens of the response in `mask`; all else as in `gspo`. Source: arXiv 2602.05261. Gradient: n times that of `gspo`.
+    Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum. Use seq_mean_token_mean, or the length
+    counts twice. Raises ValueError on ε < 0 or ε_low > 1.
     """
     value, clipped, _ = gspo(logp, logp_prox, advantages, mask, eps_low=eps_low, eps_high=eps_high)
     return TokenLoss(mask.sum(-1, keepdim=True) * value, clipped)

@@ -1,4 +1,4 @@
-"""Losses that replace the clip by a smooth function of the ratio."""
+"""Losses that replace the clip by a smooth function of the ratio π_θ/π_prox."""
 
 from __future__ import annotations
 

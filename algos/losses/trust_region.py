@@ -1,4 +1,4 @@
-"""Losses that drop a token once its probability has left a trust region around the anchor's."""
+"""Losses that drop a token once its probability has left a trust region around that of the anchor policy."""
 
 from __future__ import annotations
 

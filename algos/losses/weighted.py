@@ -1,4 +1,4 @@
-"""Losses −w·A·log π_θ with a detached weight w: the ratio carries no gradient."""
+"""Losses of the form −w·A·log π_θ with a detached weight w: the ratio carries no gradient."""
 
 from __future__ import annotations
 
