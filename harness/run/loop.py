@@ -107,9 +107,9 @@ class Run:
 
     def save(self, step: int) -> None:
         """Write the checkpoint of `step`, the next one to train."""
-        updates, rollouts = self.trainer.state()
+        updates, tensors = self.trainer.state()
         state = {"step": step, "updates": updates, **self.detectors.state()}
-        checkpoint.save(self.folder, self.ranks, self.trainer.models, state, rollouts, self.config.checkpoint.keep)
+        checkpoint.save(self.folder, self.ranks, self.trainer.models, state, tensors, self.config.checkpoint.keep)
 
 
 def train(config: Config) -> str:

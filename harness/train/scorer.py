@@ -36,7 +36,7 @@ class Scorer:
     def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
         config = plan.config
         self.plan, self.config, self.actor, self.engine, self.support = plan, config, actor, engine, support
-        self.ranks, self.replay = join(), REPLAYS[config.routing.replay]
+        self.ranks, self.mode = join(), REPLAYS[config.routing.replay]
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.policy: LocalEngine | None = None
         if needs_own_sampler(config):
@@ -63,12 +63,12 @@ class Scorer:
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
-        if self.replay.source == "trainer":
+        if self.mode.source == "trainer":
             forward_old, routes = self.route_forward(responses, order)
             replay = self.recorded(rollout, Routes(routes.ids))
         elif scoring == "forward" or (scoring == "exact" and len(order) > 1):
             forward_old = self.score_forward(responses, order, replay)
-        if scoring == "exact" and self._is_own(rollout) and not self.replay.by_old:
+        if scoring == "exact" and self._is_own(rollout) and not self.mode.by_old:
             old = rollout.logp
         elif scoring == "exact":
             old = self.score_by(self.own_policy, responses.prompts, rollout.tokens, replay_old)

@@ -94,10 +94,10 @@ class Trainer:
         fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
         return self.learner.updates, self.sampler.state() | fixed | self.assemble.penalty.state()
 
-    def restore(self, updates: int, rollouts: dict[str, Tensor]) -> None:
+    def restore(self, updates: int, tensors: dict[str, Tensor]) -> None:
         """Take back the numbers and tensors that `state` gave."""
         self.learner.updates = updates
-        tensors = {name: tensor.to(device()) for name, tensor in rollouts.items()}
+        tensors = {name: tensor.to(device()) for name, tensor in tensors.items()}
         fixed = {name for name in tensors if name.startswith(PERSISTENCE)}
         self.persistence.restore({name.removeprefix(PERSISTENCE): tensors.pop(name) for name in fixed})
         self.assemble.penalty.restore(tensors.pop(COEF, None))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from harness.rollouts import Rollout
-from harness.train.data.queue import RolloutQueue
 from harness.train.data.responses import Responses
 from harness.train.options import Option
+from harness.train.options.queue import RolloutQueue
 from harness.train.sampler import Sampler
 
 

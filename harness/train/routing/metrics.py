@@ -28,7 +28,7 @@ def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order:
     engine_ids = None if engine is None else engine.ids[:, first:]
     metrics = routing(live.ids[:, first:], engine_ids, live.margin[:, first:], rollout.mask, number)
     if engine is not None:
-        by_ids = scorer.replay.by_old and not scorer.replay.weights
+        by_ids = scorer.mode.by_old and not scorer.mode.weights
         by_engine = scores.old if by_ids else _score_by_engine(scorer, responses, order, engine)
         metrics |= split_k3(live_logp, by_engine, rollout.logp, rollout.mask)
     return metrics

@@ -13,13 +13,13 @@ from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded
 from harness.tasks import PAD
-from harness.train.data.queue import RolloutQueue
 from harness.train.options.partial import continued
+from harness.train.options.queue import RolloutQueue
 from harness.train.trainer import Trainer
 from harness.validate import check
 from tests.harness import engines
-from tests.harness.train.data.test_queue import assert_resumes_to_the_bit
 from tests.harness.train.model.test_actor import SHAPE
+from tests.harness.train.options.test_queue import assert_resumes_to_the_bit
 from tests.harness.train.routing import test_hooks as test_routing
 from tests.harness.train.test_trainer import folder_of
 
