@@ -1,4 +1,4 @@
-"""Warnings to a reader before they average over a sweep, a sentence each."""
+"""Warnings to read before averaging over a sweep, one sentence each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pandas as pd
 from analysis.labels import brief
 
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
-"""Metrics that do not exist in every batch: a run may lack them for good reasons."""
+"""Metrics that do not exist in every batch, so that a run may lack them without a warning."""
 LISTED = 5
-"""Names that a sentence lists at most."""
+"""Maximum number of names listed in a sentence."""
 
 
 def caveats(
     runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
-    """Damaged and unfinished runs, missing seeds, metrics that only some runs of an arm have, and code that differs."""
+    """Sentences on damaged and unfinished runs, missing seeds, metrics that some runs of an arm lack, and differing code."""
     runs = runs.assign(arm=runs.arm.map(brief))
     return [
         *_damaged(damaged),
@@ -29,23 +29,23 @@ def caveats(
 
 
 def count(number: float, noun: str) -> str:
-    """`1 run`, `2 runs`."""
+    """A number with its noun in the singular or plural, such as `1 run` or `2 runs`."""
     return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def has(number: float) -> str:
-    """`has` of one, `have` of more."""
+    """`has` for the number one, `have` for any other."""
     return "has" if number == 1 else "have"
 
 
 def numbered(noun: str, numbers: Any) -> str:
-    """`seed 1`, `seeds 1, 2`."""
+    """A noun with a sorted list of numbers, such as `seed 1` or `seeds 1, 2`."""
     numbers = sorted(numbers)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def _damaged(damaged: dict[str, str]) -> list[str]:
-    """A sentence per kind of damage, with its runs."""
+    """A sentence per kind of damage, which names the damaged runs."""
     runs: dict[str, list[str]] = {}
     for run, what in damaged.items():
         runs.setdefault(what, []).append(run)
@@ -57,7 +57,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    """Runs that have not begun are counted only: in a sweep under way they are most."""
+    """Sentences on unfinished runs. Runs that have not begun are only counted, since a young sweep has many."""
     waiting = (runs.state == "queued") & (runs.step == 0)
     left = runs[~runs.state.isin(["done", "collapsed"]) & ~waiting]
     sentences = []
@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A loss may lack a metric; runs of one arm may not differ in theirs, unless a run recorded nothing yet."""
+    """A sentence per run that lacks a metric which other runs of its arm recorded. Runs without any metric are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
@@ -94,7 +94,7 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Commits and packages; a run that was resumed under another counts for both."""
+    """A sentence per package, or the code itself, of which the runs used several versions. A resumed run may count for two."""
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:
@@ -109,6 +109,6 @@ def _spread(runs: pd.DataFrame, users: dict[str, set[str]]) -> str:
 
 
 def version(process: dict[str, Any]) -> str:
-    """Commit of a process, with a short hash of its uncommitted changes: two kinds of changes are two versions."""
+    """Version of a process's code: its commit, with a short hash of its uncommitted changes."""
     changes = f" with uncommitted changes {process['diff']}" if process["diff"] else ""
     return f"{(process['commit'] or 'unknown')[:10]}{changes}"

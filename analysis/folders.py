@@ -1,4 +1,4 @@
-"""Runs from their folders."""
+"""Reading runs from their folders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provena
 
 
 def sources(sweep: Path) -> dict[str, RunSource]:
-    """The runs of a sweep's folder, by id. Folders without a config are among them, so that they are named as unreadable.
+    """The sources of the runs in a sweep's folder, by run id. Raises UserError if there is no run.
 
-    Raises UserError when there is no run.
+    Folders without a config are included, so that they are reported as unreadable.
     """
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
@@ -35,7 +35,7 @@ def sources(sweep: Path) -> dict[str, RunSource]:
 
 
 def read(folder: RunFolder) -> tuple[Record, pa.Table]:
-    """One run. Raises UserError when its config is unreadable or no run's; other damage stands in the record."""
+    """Read a run from its folder. Raises UserError if its config is unreadable; other damage is noted in the record."""
     values = folder.read("config.json")
     damage: list[str] = []
     try:
@@ -84,9 +84,9 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Gaps in the rows of a run that began with step `first` and went on to `last`, a sentence each.
+    """Sentences on missing rows of a run that began with step `first` and went on to `last`.
 
-    done: the run has ended, and so it has a row after its last step.
+    done: the run has ended, so a row after its last step is expected.
     """
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
@@ -126,7 +126,7 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
 
 
 def _flat(lines: bytes) -> bool:
-    """Whether each line is an object without objects or lists in it: all braces stand at the ends of lines."""
+    """Whether each line of JSON is an object without nested objects or lists."""
     text = np.frombuffer(lines, np.uint8)
     opened, closed, ended = (np.count_nonzero(text == ord(sign)) for sign in "{}\n")  # bytes.count takes five times as long
     between = len(BETWEEN.findall(lines)) == ended - 1 and lines.startswith(b"{") and lines.endswith(b"}\n")

@@ -1,4 +1,4 @@
-"""How a DataFrame is shown: the labels and cells that an HTML page, a Markdown file and a terminal have in common."""
+"""Display of a DataFrame in an HTML page, a Markdown file, a CSV file or a terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from analysis import labels
 from harness.errors import printable
 
 WIDTH = 170
-"""Characters of a line where the output is no terminal."""
+"""Width of the output in characters if it is not a terminal."""
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Characters with which a cell begins that a spreadsheet may run, as `=HYPERLINK(...)` (OWASP, CSV injection)."""
+"""First characters of a cell that a spreadsheet may run as a formula, such as `=HYPERLINK(...)` (OWASP, CSV injection)."""
 
 FITTING = 120
-"""Characters of a line of Markdown up to which the columns of a table are padded."""
+"""Maximum length of a Markdown line for which the columns of a table are padded."""
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """(labels of the columns, rows): numbers with three significant digits, – for a missing value."""
+    """The cells of a table as (labels of the columns, rows): three significant digits, – for a missing value."""
     return [labels.column(name) for name in table], [[_cell(value) for value in row] for row in table.itertuples(index=False)]
 
 
@@ -35,7 +35,7 @@ def _cell(value: Any) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown; a bar within a cell does not split it."""
+    """A DataFrame as a Markdown table. A bar within a cell is escaped."""
     if table.empty:
         return "Nothing to list."
     head, rows = cells(table)
@@ -43,7 +43,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def pipes(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table whose bars stand below each other where a line then fits; a bar within a cell does not split it."""
+    """A Markdown table of these cells, with aligned columns if the lines stay short enough. A bar within a cell is escaped."""
     lines = [[plain(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(len(name) + 2, *map(len, column)) for name, *column in zip(*lines, strict=True)]
     if sum(width + 3 for width in widths) + 1 > FITTING:
@@ -54,14 +54,14 @@ def pipes(head: list[str], rows: list[list[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for Markdown in which no HTML and no control character is left: a name in a run may hold them."""
+    """A text made safe for Markdown: HTML and control characters, which a run's names may hold, are escaped."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
 def csv(table: pd.DataFrame, index: bool = False) -> str:
-    """A table as comma-separated values, of which a spreadsheet runs none and a terminal obeys none.
+    """A table as comma-separated values that are safe to open in a spreadsheet and to print in a terminal.
 
-    A text or a column's name that begins a formula gets an apostrophe before it, and control characters are escaped.
+    A text or a column's name that begins like a formula gets an apostrophe before it. Control characters are escaped.
     """
     safe = table.rename(columns=_inert)
     texts = [place for place, kind in enumerate(safe.dtypes) if not pd.api.types.is_numeric_dtype(kind)]
@@ -78,7 +78,7 @@ def _inert(value: Any) -> Any:
 
 
 def show(title: str, table: pd.DataFrame) -> None:
-    """Print a title and a table to the terminal; rich's markup and control characters in them are shown, and not obeyed."""
+    """Print a title and a table to the terminal. Control characters and rich's markup in them are printed literally."""
     head, rows = cells(table)
     shown = Table()
     for name in head:
@@ -91,6 +91,6 @@ def show(title: str, table: pd.DataFrame) -> None:
 
 
 def terminal() -> Console:
-    """Standard output, `WIDTH` wide where it is no terminal."""
+    """Console of the standard output, `WIDTH` characters wide if that is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)

@@ -1,7 +1,7 @@
-"""Which policy the statistics judge: the trainer's own, which a lab may deploy, or the one that samples the rollouts.
+"""Choice of the policy that the statistics judge: the trainer's own, or the one that samples the rollouts.
 
-A run with `evaluation.policy=both` has recorded both rewards. To judge the sampling policy its reward takes the place of the
-other, and the detectors that read it are asked again. So events, tables and tests are those of the policy that is judged.
+A run with `evaluation.policy=both` has recorded both rewards. To judge the sampling policy, its reward takes the place of
+the other, and the detectors of that reward run again. So events, tables and tests are those of the judged policy.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from harness.collapse import outcome
 from harness.errors import UserError
 
 DEPLOYED = {"trainer": "the trainer's own policy", "rollout": "the rollout engine's policy"}
-"""Accepted values of `faultline report --deployed`, and how the report calls each."""
+"""Accepted value of `faultline report --deployed` -> its name in the report."""
 ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_stderr"}
 
 
 def judge(records: dict[str, Record], steps: pd.DataFrame, deployed: str) -> tuple[dict[str, Record], pd.DataFrame]:
-    """Records and rows of the policy that is deployed: events and the column eval/reward are of this one.
+    """Records and rows whose events and column eval/reward are those of the deployed policy.
 
-    Raises UserError on a run that did not record its reward.
+    Raises UserError on a run that did not record that policy's reward.
     """
     lacking = [run for run, record in records.items() if not _recorded(record.config, deployed)]
     if lacking:

@@ -17,7 +17,7 @@ PRECISIONS = (
     "nvfp4",
     "nvfp4_w4a4",
 )
-"""Those of experiments/conf/rollout/precision, from fine to coarse; the order of arms and colours."""
+"""The precisions in experiments/conf/rollout/precision, from fine to coarse: the order of arms and colours."""
 
 COLUMNS = {
     "final_reward": "last held-out reward",
@@ -38,7 +38,7 @@ COLUMNS = {
     "strata": "losses and settings",
     "reached_healthy": "healthy runs",
 }
-"""Column -> label, where it is more than the column's words."""
+"""Column of a table -> its label, unless the label is just the column's words."""
 
 METRICS = {
     "eval/reward": ("held-out reward", ""),
@@ -52,11 +52,11 @@ METRICS = {
     "correction/kept_sequences": ("sequences kept", ""),
     "rollout/response_tokens": ("response length", "tokens"),
 }
-"""Metric -> (name, unit)."""
+"""Metric -> (displayed name, unit)."""
 
 
 def column(name: object) -> str:
-    """The label of a column."""
+    """The displayed label of a table's column."""
     if isinstance(name, tuple):  # of statistics.definitions.robustness
         delta, consecutive = name
         return f"δ = {delta:g}, m = {consecutive}"
@@ -64,19 +64,19 @@ def column(name: object) -> str:
 
 
 def metric(name: str, unit: bool = False) -> str:
-    """The label of a metric, with its unit in parentheses if there is one and it is asked for."""
+    """The displayed label of a metric, by default with its unit in parentheses."""
     label, measured_in = METRICS[name]
     return f"{label} ({measured_in})" if unit and measured_in else label
 
 
 def brief(name: str) -> str:
-    """The name of an arm with its keys less the groups that they stand in: `upper=2.5` for `correction.weight.upper=2.5`.
+    """An arm's name with each config key cut to its last part: `upper=2.5` for `correction.weight.upper=2.5`.
 
-    Sentences, captions and legends have it; tables have the whole keys.
+    Sentences, captions and legends show this name; tables show whole keys.
     """
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 
 def coarseness(precision: str) -> int:
-    """Place of a precision among PRECISIONS; those of a plug-in come last."""
+    """Place of a precision in PRECISIONS. Precisions of a plug-in come last."""
     return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)

@@ -27,12 +27,12 @@ OFFLINE, SERVER = "wandb-offline:", "wandb:"
 
 
 def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | None = None, trust: bool = False) -> Results:
-    """The runs of a sweep, of `seeds` alone if any are given.
+    """Read the runs of a sweep, only those of `seeds` if any are given.
 
     source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or
-    `wandb:[entity/]project[:group]` on a server. deployed: the policy that is judged, one of judged.DEPLOYED; None for the one
+    `wandb:[entity/]project[:group]` on a server. deployed: the policy to judge, one of judged.DEPLOYED; None for the one
     that each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
-    Without it such a run is left out and named. Raises UserError when no run can be read, or none of that policy.
+    Without trust such a run is left out and named. Raises UserError if no run can be read, or if one lacks that policy.
     """
     name, folder, sources = _source(str(source))
     records, table, unreadable = collect(sources, cache(str(folder.resolve() if folder else source)))
@@ -68,7 +68,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
 
 
 def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
-    """(name of the sweep, its folder if it has one, its runs)."""
+    """The sweep that a text names, as (name, folder or None, sources of its runs)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
         return folder.resolve().name, folder, folders.sources(folder)
@@ -82,7 +82,7 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
 
 
 def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
-    """Runs that are left out, and why: another run before them has the same arm and seed, as a copied folder does."""
+    """Duplicate run -> the reason to leave it out: an earlier run has its arm and seed, as after copying a folder."""
     first: dict[tuple[Arm, int], str] = {}
     left_out = {}
     for run, record in records.items():
@@ -122,7 +122,7 @@ def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
 
 
 def _no_outcome(record: Record, trust: bool) -> str:
-    """Why the outcome of a run cannot be told here, "" if it can."""
+    """The reason why the outcome of a run cannot be determined here; "" if it can."""
     try:
         detectors = record.config["collapse"]["detectors"]
         if not trust:

@@ -1,8 +1,8 @@
-"""The one map from an arm to its colour, marker and dash. Every figure, every table of a page and `faultline watch` use it.
+"""The colour, marker and dash of each arm, used by every figure, every table of a page and `faultline watch`.
 
-The control is black. Any other arm has the hue of its source of mismatch, above all of the precision of its rollouts, and the
-marker of its correction; a circle is no correction. A precision has the same hue on every page. Where more sources than hues
-are drawn, those that share a hue differ in their markers and dashes.
+The control is black. Any other arm has the hue of its source of mismatch, usually its rollout precision. Its marker shows its
+correction; a circle means none. A precision has the same hue on every page. If there are more sources than hues, those that
+share a hue differ in their markers and dashes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ HUES = {
     "nvfp4": "#009E73",
     "nvfp4_w4a4": "#D55E00",
 }
-"""Okabe and Ito's palette without yellow, which print loses, and with indigo. The kinds of FP8 share a hue and differ in
-lightness. No two are alike to a reader without red or green cones: tests/analysis/test_marks.py."""
+"""Precision -> colour, from Okabe and Ito's palette with indigo instead of yellow, which print loses. The kinds of FP8 share a
+hue and differ in lightness. All stay distinct to a reader without red or green cones: tests/analysis/test_marks.py."""
 SPARE = ("#CC79A7", "#009E73", "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#3322AA", "#8A4B00", "#443300", "#FFD98C")
-"""Colours of sources other than a precision, such as noise. Colours that no precision of the sweep has come first."""
+"""Colours of sources of mismatch other than a precision, such as noise. Those that no precision of the sweep has come first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
-"""The first is no correction."""
+"""Markers of corrections in matplotlib's notation; the first one means no correction."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 2)), (0, (8, 2)))
-"""A line differs by colour and by dash, so that it survives a grey printer."""
+"""Dashes of lines, so that lines differ on a grey print too."""
 
 Dash = str | tuple[int, tuple[int, ...]]
 
 
 class Mark(NamedTuple):
-    """How an arm looks. colour: #RRGGBB. marker, dash: matplotlib's."""
+    """The look of an arm. colour: #RRGGBB. marker, dash: in matplotlib's notation."""
 
     colour: str
     marker: str
@@ -51,12 +51,12 @@ class Mark(NamedTuple):
 
     @property
     def line(self) -> dict[str, Any]:
-        """matplotlib's keywords of a line without markers."""
+        """matplotlib's keyword arguments for a line without markers."""
         return {"color": self.colour, "linestyle": self.dash}
 
 
 class Styled(NamedTuple):
-    """The properties of an arm that decide how it looks. source: see analysis.sources."""
+    """The properties of an arm that determine its look. source: see analysis.sources."""
 
     arm: str
     precision: str
@@ -67,20 +67,20 @@ class Styled(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """The looks of a sweep. arms: by the name of an arm. sources: those of a source of mismatch without a correction.
-    corrections: the markers of each correction, the first of sources with a hue of their own, the next of those that share it."""
+    """The looks of a sweep. arms: look by name of an arm. sources: look of each source of mismatch without a correction.
+    corrections: markers of each correction; the first is for sources with a hue of their own, others for shared hues."""
 
     arms: Mapping[str, Mark]
     sources: Mapping[str, Mark]
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """The look of a source, or of a precision that no arm has alone."""
+        """The look of a source of mismatch, or of a precision that is no arm's only source."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 
 def marks(arms: Iterable[Styled]) -> Marks:
-    """The looks of the arms of a sweep; an arm may come more than once."""
+    """The looks of the arms of a sweep; an arm may be given more than once."""
     arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
     own = {arm.source for arm in arms if arm.control}
     names = dict.fromkeys(arm.source for arm in arms)
@@ -104,7 +104,7 @@ def marks(arms: Iterable[Styled]) -> Marks:
 
 
 def _turns(sources: list[str], hues: Mapping[str, str]) -> dict[str, int]:
-    """How many sources before have the hue of a source."""
+    """Source of mismatch -> the number of earlier sources with its hue."""
     seen: Counter[str] = Counter()
     turns = {}
     for name in sources:

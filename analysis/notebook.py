@@ -1,4 +1,4 @@
-"""`python -m analysis.notebook SWEEP OUT [NAME...]`: notebooks of analysis/notebooks, executed on a sweep, with outputs."""
+"""`python -m analysis.notebook SWEEP OUT [NAME...]`: execute notebooks of analysis/notebooks on a sweep."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.progress import Progress
 
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
-"""Size of a picture's palette: curves and text need no more, and the file is a third as large."""
+"""Number of colours of a picture's palette, which cuts the file to a third of its size."""
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
-    """Execute one notebook on `sweep` in the working folder; the .ipynb file.
+    """Execute one notebook on `sweep` in the working folder, and return the contents of the .ipynb file.
 
     Raises CellExecutionError with the cell and its traceback when a cell fails.
     """
@@ -38,7 +38,7 @@ def execute(source: Path, sweep: str, out: Path) -> Path:
 
 
 def _compressed(picture: str) -> str:
-    """A PNG in base64, with a palette."""
+    """A PNG in base64, reduced to a palette of colours."""
     from PIL import Image
 
     buffer = io.BytesIO()

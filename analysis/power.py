@@ -32,11 +32,11 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """Per control arm its seeds and their spread, and the seeds an arm needs for both claims.
+    """A row per control arm: its seeds, their spread, and the number of seeds an arm needs for each claim.
 
-    comparisons: how many share Holm's adjustment; the first of them must reach 5 % / comparisons. Needs are given for the
-    spread as measured, and for its upper 80 % limit. They are no smaller than the seeds with which an exact test can reach the
-    level at all. Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
+    comparisons: number that share Holm's adjustment; the first must reach 5 % / comparisons. Needs are given for the measured
+    spread, and for its upper 80 % limit. They are at least the seeds with which an exact test can reach the level at all.
+    Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):
         if not 0 < value <= most:

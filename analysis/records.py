@@ -1,6 +1,6 @@
-"""The record of a run, checked once where it is read: all later code relies on these types and bounds.
+"""Types and checks of a run's record, which all code after reading relies on.
 
-A folder or a W&B file may come from anywhere. What no run writes becomes a named problem, and the rest counts.
+A folder or a W&B file may be untrusted. A value that no run writes is reported as damage, and the rest is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Recorded(BaseModel):
 
 
 class Status(_Recorded):
-    """How far a run has come. error: why it ended early."""
+    """Progress of a run. error: the reason why it ended early."""
 
     state: Literal[STATES] = "queued"  # type: ignore[valid-type]  # a tuple
     step: Step = 0
@@ -30,14 +30,14 @@ class Status(_Recorded):
 
 
 class Event(_Recorded):
-    """A detector's event. onset: the step from which it counts."""
+    """An event of a collapse detector. onset: the step to which it dates the onset."""
 
     detector: Text
     onset: Step
 
 
 class Process(_Recorded):
-    """A process that worked on a run: its code, its packages and its machine."""
+    """A process that computed a part of a run: its code, its packages and its machine."""
 
     commit: Text | None
     diff: Text | None
@@ -58,7 +58,7 @@ Kind = TypeVar("Kind", bound=_Recorded)
 
 
 def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Kind | None:
-    """`values` as a `kind`. None if they are none, with the reason added to `damage`."""
+    """`values` validated as the type `kind`. None if they are invalid, with the reason added to `damage`."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -67,7 +67,7 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
 
 
 def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
-    """Onset by detector. A resumed run may record an event again, which is the same one.
+    """The step of onset by detector. A resumed run may record an event twice, which counts once.
 
     An event of a detector that the run does not have is left out and named in `damage`.
     """
@@ -82,6 +82,6 @@ def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origi
 
 
 def processes(values: Any, origin: str, damage: list[str]) -> list[Process]:
-    """The processes that worked on a run."""
+    """The processes that computed a run, from its record."""
     listed = values if isinstance(values, list) else []
     return [process for value in listed if (process := checked(Process, value, origin, damage))]

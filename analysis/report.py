@@ -28,11 +28,11 @@ from harness.files import output_folder, write_file
 from harness.progress import Progress
 
 LISTED = 3
-"""Seeds of an arm up to which the terminal lists each of them."""
+"""Maximum number of seeds of an arm for which the terminal lists each seed."""
 ROWS = 24
-"""Arms that fit on a screen below each other."""
+"""Maximum number of arms that the terminal lists in rows, so that they fit on a screen."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
-"""Lines of a Markdown file between which `--into` puts the results of that sweep and those seeds."""
+"""Marks in a Markdown file, between which `--into` writes the results of a sweep and its seeds."""
 
 
 def report(
@@ -46,12 +46,12 @@ def report(
     trust: bool = False,
     pictures: bool = False,
 ) -> Path:
-    """Write the report of a sweep, of `seeds` only if any are given, and print its first table; the page's path.
+    """Write the report of a sweep, only of `seeds` if any are given, and print its first table. Returns the page's path.
 
     report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
-    sweep's own folder. `into` is a Markdown file that gets the results between its two marks for them. deployed, trust: see
-    `load`. margin: of the held-out reward, within which arms count as equivalent; None for no such table. pictures: write every
-    figure as figures/<name>.png too.
+    sweep's own folder. `into` is a Markdown file that gets the results between its two marks. deployed, trust: see `load`.
+    margin: difference of held-out reward within which arms count as equivalent; None for no such table. pictures: whether to
+    write every figure as figures/<name>.png too.
     """
     if margin is not None and not 0 < margin <= 1:
         raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
@@ -91,7 +91,7 @@ def _onsets(results: Results) -> dict[str, pd.Series]:
 
 
 def _question(results: Results) -> tuple[str, str]:
-    """(the question of the sweep, the figure on the first screen)."""
+    """The sweep's main question, as (the question, the figure on the first screen)."""
     if results.control_only:
         rates = len({config["actor"]["lr"] for config in results.configs.values()})
         return "where is the control stable?", "frontier" if rates > 1 else _first(results)
@@ -105,7 +105,7 @@ def _first(results: Results) -> str:
 
 
 def _tables(results: Results) -> list[Section]:
-    """In the order of the report, each with how to read it."""
+    """The tables of the report in their order, each with a note on how to read it."""
     probed = (
         f"Healthy runs reached a held-out reward of {HEALTHY} in at least one evaluation, a maximum over noisy values. "
         "K3 is the median over evaluations, ESS the minimum, |log ratio| the maximum."
@@ -145,7 +145,7 @@ def _tables(results: Results) -> list[Section]:
 
 
 def _figures(results: Results) -> list[Section]:
-    """The figures that there are, that of the first screen first; at the end the list of those with nothing to show."""
+    """Sections of the figures, the first screen's first, and a list of the figures that have nothing to show."""
     first = _question(results)[1]
     drawn, progress = {}, Progress(len(FIGURES))
     for name in [first, *(name for name in FIGURES if name != first)]:
@@ -177,7 +177,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """By run: the arm, seed, folder and unshared settings that the page shows beside its curve."""
+    """Run -> the arm, seed, folder and unshared settings that the page shows beside the run's curve."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
@@ -206,7 +206,7 @@ def _list(sentences: list[str]) -> str:
 
 
 def _print(results: Results, answer: list[str]) -> None:
-    """A row per arm with its seeds, or the matrix where these are many; then the answer and the caveats."""
+    """Print a row per arm with its seeds, or the matrix if there are many arms; then the answer and the caveats."""
     few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)
@@ -219,14 +219,14 @@ def _print(results: Results, answer: list[str]) -> None:
 
 
 def section(results: Results, command: str, answer: list[str]) -> str:
-    """The results as a part of a README, a screen long: the answer, the matrix, and how it was made."""
+    """A screen of Markdown for a README: the answer, the matrix of arms, and the provenance."""
     caveats = [f"The report lists {count(len(results.caveats), 'caveat')}."] if results.caveats else []
     origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
     return "\n\n".join([_list([*answer, *caveats]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace what stands between the marks of these results in a Markdown file. Raises UserError when they are missing."""
+    """Replace the text between two marks in a Markdown file. Raises UserError if a mark is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):

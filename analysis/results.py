@@ -1,4 +1,4 @@
-"""A sweep as one object: its frames, and each statistic of them, computed once."""
+"""A sweep as one object: its DataFrames, and the statistics over them, each computed once."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from harness.arms import arms as named
 class Results:
     """The records of a sweep's runs, and the statistics over them; `analysis.load.load` reads it.
 
-    name: of the sweep. folder: where its run folders lie, None for W&B.
+    name: of the sweep. folder: the folder of its runs, None for W&B.
 
     runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
-    without the keys of synthetic noise; source: of the mismatch, which is the precision with an 8-bit cache, noise with its
-    persistence, and staleness;
+    without the keys of synthetic noise; source: the source of mismatch (precision, 8-bit cache, noise with its persistence,
+    staleness);
     control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector;
     outcome: collapsed, never learned, survived or unfinished, with onset, detector and cause; updates: optimizer steps of an RL
     step; time: optimizer steps until the collapse or the end of the record; event: whether it collapsed, else the time is
     censored.
 
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
-    deployed: the policy that was asked for, see `analysis.judged`; None for what each run calls eval/reward. margin: of the
-    held-out reward, which a claim of equivalence names; None for no such claim.
-    configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> what of its record is unreadable.
+    deployed: the judged policy, see `analysis.judged`; None for the one that each run calls eval/reward. margin: difference of
+    held-out reward within which arms count as equivalent; None for no claim of equivalence.
+    configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> the unreadable part of its record.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Results:
 
     @cached_property
     def arms(self) -> list[str]:
-        """In the order in which they are shown."""
+        """The arms of the sweep in their display order."""
         return arms.order(self.runs)
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Arm -> the arm that it is compared with."""
+        """Arm -> the reference arm that it is compared with."""
         return arms.references(self.runs)
 
     @cached_property
     def marks(self) -> Marks:
-        """Colour, marker and dash of the arms, the sources of mismatch and the corrections."""
+        """The looks (colour, marker, dash) of the arms, the sources of mismatch and the corrections."""
         return marks(Styled(*row) for row in self.runs[list(Styled._fields)].itertuples(index=False))
 
     @cached_property
@@ -76,7 +76,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether the sweep maps the control alone, over settings."""
+        """Whether all runs of the sweep are controls."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -85,65 +85,65 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The ended runs, named as if no run differed in these keys of the config."""
+        """The ended runs, with arms named as if no run differed in these keys of the config."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
     @cached_property
     def flat(self) -> dict[str, dict[str, Any]]:
-        """The configs by run, their keys joined by dots."""
+        """Run -> its config as one flat dict with dotted keys."""
         return {run: flatten(config) for run, config in self.configs.items()}
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """The keys, joined by dots, in which all configs agree, with their values."""
+        """Dotted config keys that have the same value in all runs -> that value."""
         return shared(list(self.flat.values()))
 
     # --- statistics ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def rewards(self) -> pd.DataFrame:
-        """Per run the last and the best held-out reward: final, best."""
+        """A row per run: final and best, its last and its best held-out reward."""
         return performance.rewards(self.runs, self.steps)
 
     @cached_property
     def healthy(self) -> pd.Series:
-        """Per run whether an evaluation reached performance.HEALTHY."""
+        """Whether each run reached performance.HEALTHY in an evaluation."""
         return self.rewards.best >= performance.HEALTHY
 
     @cached_property
     def measures(self) -> pd.DataFrame:
-        """Per run its rewards and its mismatch up to a collapse."""
+        """A row per run: its rewards, and its mismatch up to a collapse."""
         return measures.measures(self.runs, self.steps, self.rewards)
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """A row per run and evaluation."""
+        """A row per run and evaluation: the held-out reward, with the metrics of that step."""
         return measures.evaluations(self.runs, self.steps)
 
     @cached_property
     def combinations(self) -> pd.DataFrame:
-        """Arms by precision and correction, and by loss and setting."""
+        """A row per arm, placed by its precision and correction and by its loss and setting."""
         return arms.combinations(self.runs, self.rewards.final)
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row per arm, with its comparison with its reference arm."""
+        """A row per arm: its outcome, and its comparison with its reference arm."""
         return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
-        """The last reward over losses and settings."""
+        """A row per precision and correction: the last reward pooled over losses and settings."""
         return outcomes.pooled(self.runs, self.rewards.final)
 
     @cached_property
     def warnings(self) -> pd.DataFrame:
-        """The collapses that each diagnostic would have foretold, among runs whose outcome is known."""
+        """A row per diagnostic: how well it would have predicted the collapses of the ended runs."""
         return predictors.evaluate(self.ended, self.steps)
 
     @cached_property
     def dosed(self) -> pd.DataFrame:
-        """A row per ended run and policy, with its dose and its response."""
+        """A row per ended run and policy: its dose of mismatch, and the reward in response."""
         policies = {"eval/reward": self.judged}
         if self.deployed != "rollout":
             policies["eval/rollout_reward"] = DEPLOYED["rollout"]
@@ -151,22 +151,22 @@ class Results:
 
     @cached_property
     def curves(self) -> list[dose.Curve]:
-        """Reward over dose of synthetic noise, for each policy, correction and persistence."""
+        """The curves of reward over the dose of synthetic noise, one for each policy, correction and persistence."""
         return dose.curves(self.dosed)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """Collapsed runs by the detector that dated the collapse and the cause before it."""
+        """Counts of collapsed runs by the detector that dated the collapse and by its cause."""
         return measures.causes(self.runs)
 
     @cached_property
     def costs(self) -> pd.DataFrame:
-        """Seconds of a step and tokens thrown away, per arm."""
+        """A row per arm: seconds of a step, and the share of tokens discarded."""
         return measures.costs(self.runs, self.steps)
 
     @cached_property
     def probes(self) -> pd.DataFrame:
-        """The mismatch that probed precisions would have had."""
+        """The mismatch that probed precisions would have had if they had sampled the rollouts."""
         return measures.probes(self.runs, self.steps, self.rewards.best, performance.HEALTHY)
 
     @cached_property
@@ -185,9 +185,9 @@ class Results:
 
     @cached_property
     def disagreements(self) -> list[str]:
-        """Runs whose rows tell another outcome than their events."""
+        """Sentences on runs whose recorded rows give another outcome than their recorded events."""
         return definitions.disagreements(self.runs, self.configs, self._curves)
 
     def of(self, name: str) -> pd.Series:
-        """For each row of `steps` the value that its run has in this column of `runs`."""
+        """For each row of `steps`, the value of its run in this column of `runs`."""
         return measures.per_row(self.steps, self.runs[name])

@@ -8,13 +8,13 @@ from typing import Any
 from harness.arms import NONE, Arm
 
 NOISES = ("noise", "router_noise")
-"""Synthetic mismatch of the local engine, by its key."""
+"""Config keys of the local engine's synthetic mismatch."""
 DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
-"""Keys of the config that make the noise."""
+"""Config keys that determine the dose and persistence of synthetic noise."""
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """Precision, an 8-bit cache, synthetic noise with its persistence, staleness, parts of a response."""
+    """The source of a run's mismatch in words: precision, 8-bit cache, noise and persistence, staleness, partial rollouts."""
     rollout = config["rollout"]
     cache, stale = rollout["kv_cache"], rollout["staleness"]
     cached = [f"{cache} cache"] if cache != "compute" else []
@@ -24,9 +24,9 @@ def source_of(config: Mapping[str, Any]) -> str:
 
 
 def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
-    """Whether an uncorrected run's rollouts differ from the trainer by the age of their weights at most.
+    """Whether a run is a control: uncorrected, with rollouts that differ from the trainer at most by the age of their weights.
 
-    Another engine computes 16 bit by other kernels, which is a mismatch; in fp32 the difference is negligible.
+    A 16-bit run in another engine uses other kernels, which is a mismatch. In fp32 the difference is negligible.
     """
     rollout, actor = config["rollout"], config["actor"]
     own = (actor.get("precision") or {"name": actor["dtype"]})["name"]

@@ -1,4 +1,4 @@
-"""Runs read once: what a source gives of a run, and its cache, a file of Arrow's own format."""
+"""Runs as their sources give them, and the cache of their rows, a file in the Arrow IPC format."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from harness.errors import UserError
 from harness.progress import Progress
 
 VERSION = 5
-"""Version of the cache's layout; a cache of another version is made again."""
+"""Version of the cache's layout; a cache of another version is rebuilt."""
 
 
 class Record(NamedTuple):
-    """One run without its rows. config: with all defaults filled in. onsets: by detector. error: why it failed.
+    """The record of a run without its rows. config: with all defaults filled in. onsets: by detector. error: why the run failed.
 
-    metrics: names that it recorded. damage: what of its record is unreadable.
+    metrics: names that the run recorded. damage: the unreadable part of its record.
     """
 
     config: dict[str, Any]
@@ -40,20 +40,20 @@ class Record(NamedTuple):
 
 
 class RunSource(NamedTuple):
-    """Where a run is read from. signature: changes with the record. read: raises UserError if the run cannot be read."""
+    """The place from which a run is read. signature: changes with the record. read: raises UserError if the run is unreadable."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]
 
 
 def cache(source: str) -> Path:
-    """Where the rows of a source are kept: in the user's cache folder, since a file within the source may be forged."""
+    """The cache file for a source's rows. It lies in the user's cache folder, since a file within the source may be forged."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.arrow"
 
 
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
-    """Rows in order of step, the later of equal steps; metrics as fp64, what is no number missing; a column `run`."""
+    """A run's rows as a table by step; of equal steps the later row counts. Metrics are fp64, missing if not a number."""
     step = rows["step"].to_numpy()
     if len(step) and not (np.diff(step) > 0).all():
         _, last = np.unique(step[::-1], return_index=True)
@@ -66,7 +66,7 @@ def rows_table(rows: pa.Table, run: str) -> pa.Table:
 
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows as a table; a column that holds anything but numbers is left empty."""
+    """Rows as a table of numbers; a column that holds anything else is left empty."""
     names = ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
     columns: dict[str, Any] = {"step": pa.array([row["step"] for row in rows], pa.int64())}
     for name in names[1:]:
@@ -88,7 +88,7 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """(records, rows of all runs, why runs could not be read), from the cache where the signature still fits."""
+    """(record by run, rows of all runs, reason by unreadable run), from the cache for runs whose signature is unchanged."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:

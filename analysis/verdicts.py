@@ -1,4 +1,4 @@
-"""The findings of a sweep as sentences, each with its count and its uncertainty."""
+"""The findings of a sweep as sentences, each with counts and uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUESTIONS = {
     "correction": "Correction against no correction",
 }
 TESTS = {"collapse": "time to collapse", "reward": "last reward"}
-"""Prefix of the columns in Results.outcomes -> what is compared."""
+"""Prefix of a test's columns in `Results.outcomes` -> the compared quantity in words."""
 SETTINGS = {
     "task.name": "task {}",
     "task.length": "length {}",
@@ -30,9 +30,9 @@ SETTINGS = {
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
-"""Settings that a reader needs first, where all runs share them."""
+"""Config key -> words, for the settings that the report states first if all runs share them."""
 LISTED = 5
-"""Items that a sentence lists at most; the tables have the rest."""
+"""Maximum number of items listed in a sentence; the tables have the rest."""
 
 
 def answer(results: Results) -> list[str]:
@@ -62,7 +62,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
-    """The runs of a source of mismatch that collapsed, without a correction and with each, the least collapsed first."""
+    """A sentence on a source of mismatch: collapsed runs without a correction and with each, in ascending order."""
     part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
     plain = part[part.correction == "none"]
     corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """`; 2 seeds prove nothing, at least 4 are needed`; "" where an exact test could be significant, and without one."""
+    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or does not exist."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
@@ -90,7 +90,7 @@ def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
 
 
 def _headline(results: Results) -> str:
-    """How many runs collapsed, survived and never learned, and how many have not ended."""
+    """A sentence with the numbers of runs that collapsed, survived, never learned, and have not ended."""
     runs, left = results.ended, results.runs[results.runs.outcome == "unfinished"]
     if runs.empty:
         return f"No run has ended: {_states(left)}."
@@ -110,12 +110,12 @@ def _headline(results: Results) -> str:
 
 
 def _states(runs: pd.DataFrame) -> str:
-    """`2 failed, 1 queued`."""
+    """The number of runs in each state, such as `2 failed, 1 queued`."""
     return ", ".join(f"{number} {state}" for state, number in sorted(runs.state.value_counts().items()))
 
 
 def _stable(results: Results) -> str:
-    """Where the control alone is stable, over its settings."""
+    """Sentences on a sweep of controls alone: the number of settings that are healthy, and that collapsed."""
     runs = results.ended
     if runs.empty:
         return ""
@@ -143,14 +143,14 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 
 def _share(runs: pd.DataFrame) -> str:
-    """With its interval, of one arm alone: runs of several losses or settings are no draws of one share."""
+    """The number of collapsed runs, `1 of 5`. The 95% interval is added for one arm only, since arms differ in their rate."""
     share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 
 
 def _where(runs: pd.DataFrame) -> str:
-    """In which losses and settings, where there are several."""
+    """The losses and settings of the collapsed runs in parentheses; "" if there is only one."""
     place = (runs.loss + " " + runs.setting).str.strip()
     if place.nunique() < 2 or not runs.event.any():
         return ""
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """An interval only for one arm without a collapse: arms differ in their collapse rate."""
+    """A sentence with the highest collapse rate compatible with the smallest arm without a collapse; arms are not pooled."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,9 +210,9 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """A sentence per question and test: which comparisons are significant after Holm's adjustment, or why none can be.
+    """Sentences per question and test: the comparisons that are significant after Holm's adjustment, or why none can be.
 
-    hopeless: whether to tell of questions none of whose comparisons could be significant.
+    hopeless: whether to include questions of which no comparison could be significant.
     """
     sentences = []
     for question, title in QUESTIONS.items():
@@ -253,7 +253,7 @@ def _difference(row: dict, test: str) -> str:
 
 
 def _definitions(results: Results) -> str:
-    """How many runs collapse under other definitions of a drawdown."""
+    """A sentence with the numbers of runs that collapse under other definitions of a drawdown."""
     if not results.ended.event.any():
         return ""
     grid = results.robustness
@@ -295,13 +295,13 @@ def _warned(table: pd.DataFrame) -> str:
 
 
 def setting(results: Results) -> str:
-    """The settings that all runs share, in one sentence."""
+    """A sentence with the settings that all runs share."""
     known = [text.format(results.shared[key]) for key, text in SETTINGS.items() if key in results.shared]
     return f"Every run: {', '.join(known)}." if known else ""
 
 
 def provenance(results: Results) -> str:
-    """The shared settings; code, versions and machines of the runs."""
+    """Sentences on the shared settings, and on the code, the versions and the machines of the runs."""
     processes = [process for processes in results.provenance.values() for process in processes]
     if not processes:
         return "No run recorded its code or its machine."

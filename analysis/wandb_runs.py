@@ -1,6 +1,6 @@
-"""Runs from W&B, in the form that run folders give: its offline files, merged over fragments, or a server through wandb.Api.
+"""Reading runs from W&B: from its offline files, with fragments merged, or from a server through wandb.Api.
 
-The only file of `analysis` that imports wandb, and the only one anywhere that reads with it.
+The records equal those of run folders. No other file of `analysis` imports wandb, and none anywhere else reads with it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from harness.run.wandb import REPORT
 
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
-"""Header of a piece of a record in LevelDB's log: crc32, length, kind (1 whole, 2 first, 3 middle, 4 last)."""
+"""Header of a fragment in LevelDB's log format: crc32, length, kind (1 whole record, 2 first fragment, 3 middle, 4 last)."""
 
 
 # --- offline files -----------------------------------------------------------------------------------------------------
 
 
 def offline(root: Path) -> dict[str, RunSource]:
-    """The runs whose `run-<id>.wandb` files lie anywhere below `root`, by id. Raises UserError when there is none."""
+    """Run id -> source, for all `run-<id>.wandb` files anywhere below `root`. Raises UserError if there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
         if not path.stem.startswith(f"run-{REPORT}"):
@@ -49,9 +49,9 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """One run of several fragments, in the order of their start; at equal steps the later one counts.
+    """Read one run from its offline files, in the order of their start; of equal steps the later row counts.
 
-    A damaged file is read up to the damage, which stands in the record.
+    A damaged file is read up to the damage, which is noted in the record.
     """
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
@@ -93,7 +93,7 @@ def _items(items: Any) -> dict[str, Any]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(end, content) of each record, up to the first piece that is short or fails its checksum."""
+    """(end, content) of each record of a W&B file, up to the first fragment that is short or fails its checksum."""
     at = 7  # after W&B's header of 7 bytes
     pieces: list[bytes] = []
     while at + HEADER.size <= len(data):
@@ -112,7 +112,7 @@ def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _damaged(data: bytes, end: int) -> bool:
-    """Whether anything but the zeros that fill a block follows the last sound record."""
+    """Whether a W&B file has anything but padding zeros after its last sound record."""
     return bool(data[max(end, 7) :].strip(b"\0")) or not data.startswith(b":W&B")
 
 
@@ -120,7 +120,7 @@ def _damaged(data: bytes, end: int) -> bool:
 
 
 def server(path: str) -> dict[str, RunSource]:
-    """The runs of `[entity/]project[:group]`, by id. Raises UserError when the server or the project cannot be read."""
+    """Run id -> source, for `[entity/]project[:group]` on a server. Raises UserError if it cannot be read."""
     import wandb
 
     project, _, group = path.partition(":")
@@ -136,7 +136,7 @@ def server(path: str) -> dict[str, RunSource]:
 
 
 def read_server(run: Any) -> tuple[Record, pa.Table]:
-    """One run of a server; `scan_history` gives every row, where `history` would sample."""
+    """Read one run from a W&B server. `scan_history` gives every row, whereas `history` would sample."""
     summary = {key: run.summary[key] for key in run.summary.keys()}  # noqa: SIM118
     return _run(run.id, dict(run.config), summary, list(run.scan_history()), [])
 
@@ -144,7 +144,7 @@ def read_server(run: Any) -> tuple[Record, pa.Table]:
 def _run(
     run: str, config: dict[str, Any], summary: dict[str, Any], history: list[dict[str, Any]], damage: list[str]
 ) -> tuple[Record, pa.Table]:
-    """A run as the harness mirrored it (harness/run/wandb.py)."""
+    """The record and rows of a run that the harness mirrored to W&B (harness/run/wandb.py)."""
     try:
         record = loads(str(config["record"]).encode())
         values, made = recorded(dict(record["config"])), record["provenance"]
@@ -173,7 +173,7 @@ def _run(
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any] | None:
-    """A row as a run's folder has it; None if it has no step."""
+    """A row of W&B in the format of a run's folder; None if it has no step."""
     step = values.get("_step")
     if not isinstance(step, int | float) or not (0 <= step <= LAST_STEP and step == int(step)):
         return None
@@ -181,5 +181,5 @@ def _row(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> Any:
-    """W&B writes non-finite numbers as words."""
+    """A value of W&B as a number; W&B writes non-finite numbers as words."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value

@@ -73,20 +73,20 @@ class Regime(NamedTuple):
         return hashlib.sha256(str(self).encode()).hexdigest()
 
 
-class Parts(NamedTuple):
+class Split(NamedTuple):
     """The regimes by which rules are tuned, and those on which they are scored once."""
 
     calibration: list[Regime]
     held_out: list[Regime]
 
 
-def regimes(admitted: Collection[str] = BEDS) -> Parts:
+def regimes(admitted: Collection[str] = BEDS) -> Split:
     """EACH regimes of every source, on admitted beds; the first in the order of `Regime.place` calibrates.
 
     A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
     than EACH is left out.
     """
-    parts = Parts([], [])
+    parts = Split([], [])
     for source, planned in PLANNED.items():
         beds = [bed for bed in dict.fromkeys((*planned, *BEDS)) if bed in admitted]
         if source == "router_noise":

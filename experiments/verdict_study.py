@@ -25,7 +25,7 @@ from analysis.results import Results
 from analysis.statistics.dose import LAST
 from analysis.statistics.tests import difference_p, equivalent_p, holm_of_planned
 from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
-from experiments.regimes import Parts, Regime, admitted, bed_of, regimes, source_of, train_command
+from experiments.regimes import Regime, Split, admitted, bed_of, regimes, source_of, train_command
 from harness.boundary import command
 from harness.compose import compose
 from harness.errors import UserError
@@ -55,7 +55,7 @@ MARGIN = 0.02
 # --- lists -------------------------------------------------------------------------------------------------------------------
 
 
-def commands(number: int, parts: Parts, beds: Iterable[str], verdicts: pd.DataFrame | None = None) -> list[str]:
+def commands(number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None) -> list[str]:
     """The commands of a list: 1 the controls; 2 to 4 the calibration regimes without correction, with the corrections, and with
     the verdict's own settings; 5 to 7 the held-out regimes likewise.
 
@@ -411,7 +411,7 @@ def _tune(runs: pd.DataFrame, about: pd.DataFrame) -> None:
     print(json.dumps(found, indent=2))
 
 
-def _score(runs: pd.DataFrame, about: pd.DataFrame, parts: Parts) -> None:
+def _score(runs: pd.DataFrame, about: pd.DataFrame, parts: Split) -> None:
     file = FOLDER / "rules.json"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.verdict_study tune, and commit it before list 5")

@@ -17,10 +17,10 @@ from analysis.statistics.performance import HEALTHY
 
 
 class Output(NamedTuple):
-    """A figure with its title and what its caption says.
+    """A figure of the report, with its title and caption.
 
-    panels: words of a title, a label or a cell -> sentence of the caption of a figure that has them. control: sentence of the
-    caption of a figure that draws the control.
+    panels: words that may stand in the figure -> sentence that the caption then gets. control: sentence that the caption gets
+    if the control is drawn.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Output(NamedTuple):
     control: str = ""
 
     def explain(self, figure: Figure) -> str:
-        """The caption of what was drawn."""
+        """The caption of a drawn figure, with the sentences on those panels that it has."""
         words = " ".join(text.get_text() for text in figure.findobj(Text))
         conditional = [text for name, text in self.panels.items() if name in words]
         black = any(to_hex(line.get_color()) == CONTROL for axis in figure.axes for line in axis.lines)

@@ -16,11 +16,11 @@ from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
 
 POINTS = 120
-"""At which a fit is drawn."""
+"""Number of points at which a fitted curve is drawn."""
 
 
 def response(results: Results) -> Figure | str:
-    """Reward over K3: a row per policy and correction, a column per persistence."""
+    """The figure of reward over K3, with a row per policy and correction and a column per persistence of the noise."""
     curves = results.curves
     if not curves:
         return "no run has noise on its weights beside an exact control"
@@ -62,7 +62,7 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The persistence of the noise whose runs measured the nearest persistence over 20 syncs; None where nothing measured it."""
+    """The persistence of the noise whose runs measured a persistence over 20 syncs nearest to this one; None if unmeasured."""
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -89,13 +89,13 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(doses, fit, lower, upper end of its band), from a tenth of the least dose above 0 on."""
+    """A fitted curve as (doses, fit, lower end of its band, upper end), from a tenth of the smallest positive dose on."""
     x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """The fit with its band, where there is one, and the means of the arms with their own looks."""
+    """Draw the means of the arms with their own markers, and the fit with its band if the curve has one."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)
@@ -109,7 +109,7 @@ def _curve(results: Results, axis: Axes, curve: Curve) -> None:
 
 
 def _precision(axis: Axes, arm: Real, mark: Mark) -> None:
-    """An open marker, named."""
+    """Draw an arm in a real precision as an open marker with its name."""
     at = arm.k3, arm.responses.mean()
     axis.plot(*at, mark.marker, color=mark.colour, markerfacecolor="white", markersize=7)
     axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)

@@ -15,16 +15,19 @@ from harness.dumps.files import read
 
 NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batches (docs/dumps.md)"
 MOST_TOKENS = 200_000
-"""Tokens of the density, drawn evenly from the dumps."""
+"""Maximum number of tokens in the density plot; of more, an evenly spaced part is drawn."""
 TOP = 0.1
-"""Share of the largest sequence weights up to which their tail is fitted."""
+"""Maximum share of the sequence weights, the largest ones, to which the tail is fitted."""
 TRUSTED = 0.7
-"""Tail index above which the mean of so many weights cannot be relied on: Vehtari et al., arXiv 1507.02646."""
+"""Tail index above which the mean of the sequence weights is unreliable (Vehtari et al., arXiv 1507.02646)."""
 
 
 class Dumped(NamedTuple):
-    """All dumped tokens of a precision with finite log-probabilities, flat: log μ, the log ratio log π_old − log μ (nats), the
-    place in the response from 1; and the log of each response's sequence weight, the sum of its log ratios."""
+    """Dumped tokens of one precision with finite log-probabilities, as flat arrays.
+
+    Per token: log μ, the log ratio log π_old − log μ (nats), and the place in the response from 1. Per response: the log of
+    its sequence weight, which is the sum of its log ratios.
+    """
 
     logp_rollout: np.ndarray
     log_ratio: np.ndarray
@@ -33,7 +36,7 @@ class Dumped(NamedTuple):
 
 
 def density(results: Results) -> Figure | str:
-    """Log ratio of a token against log μ, and the tail of |log ratio|, per precision."""
+    """The figure of a token's log ratio against log μ, and of the tail of |log ratio|, per precision."""
     by_precision = _dumped(results)
     if not by_precision:
         return NONE
@@ -55,14 +58,14 @@ def density(results: Results) -> Figure | str:
 
 
 def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """(x, share of values ≥ x), for ranks spaced evenly by their logarithm: the largest values, which are few, are all there."""
+    """(x, share of values ≥ x) at ranks spaced evenly by their logarithm, which include each of the largest values."""
     tail = np.sort(values)[::-1]
     rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
     return tail[rank - 1], rank / len(tail)
 
 
 def positions(results: Results) -> Figure | str:
-    """K3 of a token by its place in the response, and the tail index of the sequence weights, per precision."""
+    """The figure of K3 by a token's place in the response, and of the tail index of the sequence weights, per precision."""
     by_precision = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
     if not by_precision:
         return NONE if not _dumped(results) else "rollout and trainer agree bit for bit in every dump"
@@ -81,7 +84,7 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """(place, mean of ρ − 1 − log ρ there): each place by itself up to `points`, else bins of equal ratio, at their upper end."""
+    """(place, K3 = mean of ρ − 1 − log ρ) for each place, or for the upper ends of geometric bins if there are over `points`."""
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio
@@ -102,7 +105,7 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dumped(results: Results) -> dict[str, Dumped]:
-    """By precision, from fine to coarse; none of W&B's runs."""
+    """The dumped tokens of a sweep by precision, from fine to coarse. Runs read from W&B have no dumps."""
     parts: dict[str, list[Dumped]] = {}
     if results.folder is None:
         return {}

@@ -1,4 +1,4 @@
-"""Heat maps whose cells say their number and how many runs it is of."""
+"""Heat maps whose cells give a value and the number of runs behind it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from analysis.figures.style import HEAT, WIDTH, apart, lines, row_height, short,
 from analysis.labels import brief
 
 FONT, LETTER, LINE = 7, 4.3, 8.6
-"""Points: of the text, of a letter's width, and of a line."""
+"""Size of the text, width of a letter and height of a line, in points."""
 Cells = dict[tuple[str, str], tuple[float, str]]
-"""(row, column) -> value in 0..1, words of the cell."""
+"""Cells of a heat map: (row, column) -> (value in 0..1, text of the cell)."""
 
 
 def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], columns: Sequence[str]) -> Figure:
-    """Maps side by side over the same rows and columns, high enough for the labels. maps: (cells, title, whether high is bad)."""
+    """Heat maps side by side over the same rows and columns. maps: (cells, title, whether a high value is bad)."""
     down = [short(row, 44) for row in apart(rows)]
     least = 72 * WIDTH - LETTER * max(len(line) for label in down for line in label.splitlines())
     across, upright = _column_labels(columns, 0.9 * least / len(maps) / len(columns))
@@ -36,7 +36,7 @@ def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], colu
 
 
 def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool]:
-    """(labels, whether they stand upright, since a word is wider than a column). room: points that a column has."""
+    """(labels of the columns, whether they are vertical since a word is too wide). room: width of a column in points."""
     names, most = apart(columns), int(room / LETTER)
     if max(len(word) for name in names for word in brief(name).split(" ")) <= most:
         return [short(name, most) for name in names], False
@@ -46,7 +46,7 @@ def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool
 
 
 def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
-    """Dark is bad, so that a grey print reads the same; a combination that was not run stays white."""
+    """Draw one heat map, in which dark is bad, even on a grey print. A combination that was not run stays white."""
     values = np.full((len(rows), len(columns)), np.nan)
     for (row, column), (value, words) in cells.items():
         at = rows.index(row), columns.index(column)

@@ -1,4 +1,4 @@
-"""Figures of the mismatch: how much there is, what it costs, and what happens around a collapse."""
+"""Figures of the mismatch: its size, its cost, and the metrics around a collapse."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from analysis.statistics.measures import per_row
 from analysis.statistics.survival import FEW
 
 EARLY = (5, 25)
-"""Steps whose median K3 is a run's early mismatch."""
+"""First and last step of the range whose median K3 is a run's early mismatch."""
 AROUND = (-60, 20)
-"""Steps about the onset of a collapse that the aligned traces show."""
+"""Range of steps, relative to the onset of a collapse, that the aligned traces show."""
 TRACES = (
     "eval/reward",
     "rollout_corr/k3_kl",
@@ -35,7 +35,7 @@ LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
 def dose_response(results: Results) -> Figure | str:
-    """Time to collapse against early K3; runs that did not collapse stand at the end of their record, open."""
+    """The figure of time to collapse against early K3. Runs without a collapse are open markers at the end of their record."""
     if not enough(results):
         return too_few(results)
     if "rollout_corr/k3_kl" not in results.steps:
@@ -60,7 +60,7 @@ def dose_response(results: Results) -> Figure | str:
 
 
 def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mark) -> None:
-    """A point per run, filled if it collapsed."""
+    """Draw a point per run, filled if the run collapsed."""
     event = event.reindex(x.index).astype(bool)
     for fell, face in ((True, mark.colour), (False, "none")):
         if len(chosen := event.index[event == fell]):
@@ -68,7 +68,7 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
 
 
 def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
-    """The legend of points: the colour of each source, and the marker of each correction."""
+    """Legend entries of a scatter plot: the colour of each source of mismatch, and the marker of each correction."""
     legend: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
@@ -85,7 +85,7 @@ def _sources(runs: pd.DataFrame) -> list[str]:
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """Diagnostics of the collapsed runs, aligned at the onset, per source of mismatch; a block of panels per eight sources."""
+    """The figure of the collapsed runs' diagnostics, aligned at the onset, in a block of panels per eight sources of mismatch."""
     if not enough(results):
         return too_few(results)
     collapsed = results.runs[results.runs.event]
@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """One metric of the collapsed runs of a source: few one by one, of more the median and the middle half."""
+    """Draw a metric of a source's collapsed runs: each run if they are few, else their median and middle half."""
     if rows.empty:
         return
     if number <= FEW:
@@ -130,8 +130,11 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
 
 
 def deployment_gap(results: Results) -> Figure | str:
-    """Reward of the rollout policy less the trainer's own at the same step; last reward of the ended runs against the share of
-    tokens that the correction left; length of the responses that it dropped."""
+    """The figure of three costs of a mismatch, or of its correction.
+
+    The rollout policy's reward less the trainer's at the same step. The last reward of ended runs against the share of tokens
+    that the correction kept. The length of the responses that it dropped.
+    """
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "the runs have not recorded both rewards"
     both = results.steps[["run", "step", "eval/reward", "reward/rollout"]].dropna()
@@ -175,8 +178,10 @@ def deployment_gap(results: Results) -> Figure | str:
 
 
 def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
-    """Per run the mean length of the responses that its correction dropped, and of those it used, at the steps where it dropped
-    some; empty where no run did, or where all responses are of one length."""
+    """A row per run: the mean lengths of dropped and of used responses, over the steps at which its correction dropped some.
+
+    Empty if no run dropped a response, or if all responses have one length.
+    """
     names = ["correction/used_length", "correction/dropped_length"]
     steps = results.steps.reindex(columns=["run", *names]).dropna()
     steps = steps[steps.run.isin(rejecting)]

@@ -1,4 +1,4 @@
-"""Figures of the arms' outcomes: survival, steps of health gained, heat maps, curves of the reward."""
+"""Figures of the arms' outcomes: survival, healthy steps gained, heat maps and reward curves."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from analysis.statistics.arms import order
 from analysis.statistics.outcomes import SIGNIFICANT
 
 CURVE_POINTS = 200
-"""Steps at which a curve is drawn: more cannot be seen."""
+"""Maximum number of points of a drawn curve; more cannot be seen."""
 LEAST_SPAN = 0.3
-"""Least span of a reward axis, so that small differences look small."""
+"""Minimum span of a reward axis, so that small differences look small."""
 RISKS = 5
-"""Steps at which the runs at risk are counted."""
+"""Number of steps at which a survival plot states the runs at risk."""
 
 
 def too_few(results: Results) -> str:
-    """Why a figure that rests on collapses is not drawn."""
+    """The reason for not drawing a figure that needs more collapses."""
     collapses = int(results.runs.event.sum())
     return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 
 
 def enough(results: Results) -> bool:
-    """Whether times to collapse can be drawn."""
+    """Whether the sweep has enough collapses to draw times to collapse."""
     return int(results.runs.event.sum()) >= survival.ENOUGH
 
 
 class Panel(NamedTuple):
-    """The arms of one loss, correction and setting, noise apart: a line per source of mismatch."""
+    """One panel of a figure: the arms of one loss, correction and setting, with a line per source of mismatch."""
 
     title: str
     loss: str
@@ -48,7 +48,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """Share of runs not yet collapsed, a panel per loss, correction and setting, a line per source; runs at risk below."""
+    """The figure of the share of runs not yet collapsed, a panel per loss, correction and setting, a line per source."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -76,7 +76,7 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """A Kaplan-Meier curve with the interval at its end, its censored runs as ticks, and a row of runs at risk."""
+    """Draw a Kaplan-Meier curve: the interval at its end, censored runs as ticks, and the runs at risk below."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
     # A band for each arm would cover the others. Where no run is left at risk the interval is that before.
@@ -91,9 +91,9 @@ def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
-    """The small multiples of a sweep: losses side by side, settings and corrections below each other, eight arms at most each.
+    """The panels of a sweep: losses side by side, settings and corrections below each other, at most eight arms in each.
 
-    A title says what differs between them.
+    The title of a panel names only what differs between the panels.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
@@ -117,7 +117,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """The legend of panels: a line per source, the control first."""
+    """Legend entries of the panels: a line per source of mismatch, the control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
@@ -127,7 +127,7 @@ def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """Steps of health gained on the reference arm, with its interval and Holm's p."""
+    """The figure of the healthy steps that each arm gains on its reference arm, with intervals and Holm-adjusted p."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -156,7 +156,7 @@ def forest(results: Results) -> Figure | str:
 
 
 def ends(results: Results) -> Figure | str:
-    """Last held-out reward of every run that has ended, a row per arm, the arms of a loss and setting together."""
+    """The figure of the last held-out reward of every ended run, a row per arm, grouped by loss and setting."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
@@ -182,7 +182,7 @@ def ends(results: Results) -> Figure | str:
 
 
 def heat_maps(results: Results) -> Figure | str:
-    """Collapsed runs and last reward of every arm: precision and correction x loss and setting."""
+    """The heat maps of each arm's collapses and last reward: rows by precision and correction, columns by loss and setting."""
     table = results.combinations
     if table.empty:
         return "no run has ended"
@@ -205,7 +205,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """Held-out reward of each seed, or of many their median: a panel per loss, correction and setting, over the control's."""
+    """The figure of held-out reward over steps: a panel per loss, correction and setting, the control behind each."""
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
@@ -236,7 +236,7 @@ def reward_curves(results: Results) -> Figure | str:
 
 
 def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], mark: Mark) -> None:
-    """Up to five seeds of an arm one by one; of more the median, with ten faint behind it."""
+    """Draw the reward of an arm: each of up to five seeds, else the median with ten faint seeds behind it."""
     curves, few = [by_run[run] for run in runs.index], len(runs) <= survival.FEW
     marked: dict[str, Any] = {"marker": mark.marker, "markersize": 3.5}
     for run, curve in zip(runs.index[:10], curves, strict=False):
@@ -251,11 +251,11 @@ def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], ma
 
 
 def sparse(x: np.ndarray) -> int:
-    """The distance of the markers of a curve, in points: about five tell it, and all would hide it."""
+    """Points of a curve from one marker to the next, so that it has about five markers."""
     return max(1, len(x) // 5)
 
 
 def thinned(x, y) -> tuple[np.ndarray, np.ndarray]:
-    """At most CURVE_POINTS points of a curve, the last one among them."""
+    """A curve reduced to at most CURVE_POINTS points, the last one included."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), CURVE_POINTS)).astype(int))
     return np.asarray(x)[keep], np.asarray(y)[keep]

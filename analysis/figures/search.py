@@ -1,4 +1,4 @@
-"""Figures of a threshold search: healthy runs and reward against each threshold, importance of the parameters."""
+"""The figure of a threshold search: healthy runs and reward against each threshold, and the parameters' importance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from analysis.statistics.tests import fraction
 from harness.run.jsonl import loads
 
 MOST = 4
-"""Thresholds that are drawn."""
+"""Maximum number of thresholds in the figure of a search."""
 
 
 def search(results: Results) -> Figure | str:
-    """A row per searched threshold: share of its runs that did not collapse with its exact interval, and every last reward."""
+    """The figure of a search: per threshold the share of runs without a collapse (exact interval), and every last reward."""
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []
@@ -51,7 +51,7 @@ def search(results: Results) -> Figure | str:
 
 
 def _numbers(results: Results, key: str) -> pd.Series:
-    """The value that each ended run has in a key of its config; runs without a number in it are left out."""
+    """The value of a config key for each ended run; NaN where it is no number."""
     flat = {run: results.flat[run].get(key) for run in results.ended.index}
     number = {run: float(value) for run, value in flat.items() if isinstance(value, int | float) and math.isfinite(value)}
     return pd.Series(number, dtype=float).reindex(results.ended.index)
@@ -75,7 +75,7 @@ def _importance(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is none, or it is damaged."""
+    """The JSON object in a file; an empty one if the file is missing or damaged."""
     try:
         value = loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How every figure looks: print size, labels, legends beside the data, never more than eight lines in a panel."""
+"""The style of every figure: print size, labels, legends outside the data, and at most eight lines in a panel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from analysis.labels import brief
 from analysis.marks import DASHES, HUES, MARKERS, Mark
 
 PANEL = 8
-"""Lines of a panel at most."""
+"""Maximum number of lines in a panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
 """Colours of series that are not arms, such as families of corrections; figures of arms take `Results.marks`."""
 HEAT = "viridis"
-"""Colours of a value: even steps to every reader, and on a grey print."""
+"""Colour map of heat maps, even for colour-blind readers and on a grey print."""
 WIDTH = 9.0
 """Width of a figure in inches."""
 
@@ -43,24 +43,24 @@ matplotlib.rcParams |= {
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour and dash of line number `place`, where lines are not arms; 64 differ."""
+    """Colour and dash of line number `place` in a figure whose lines are not arms; the first 64 are distinct."""
     return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 
 def ink(colour: str) -> str:
-    """Black or white, whichever is read better on a colour: black from a relative luminance of 0.18 on (WCAG 2.1)."""
+    """The text colour that is more legible on a colour: black from a relative luminance of 0.18 on (WCAG 2.1), else white."""
     parts = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)]
     return "black" if 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] > 0.179 else "white"
 
 
 def chunks(items: Sequence, size: int = PANEL) -> list[list]:
-    """In parts that one panel can tell apart, as even as they come."""
+    """Items split into equal parts, each small enough for one panel."""
     parts = -(-len(items) // size)
     return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
 
 
 def short(text: str, width: int = 34) -> str:
-    """A label in lines of `width`, keys without the groups that they stand in."""
+    """A label wrapped into lines of `width` characters, with config keys shortened to their last part."""
     return literal(textwrap.fill(brief(text), width, break_long_words=False, break_on_hyphens=False))
 
 
@@ -70,29 +70,29 @@ def lines(labels: Iterable[str]) -> int:
 
 
 def row_height(labels: Sequence[str], points: float) -> float:
-    """Inches of a row that has one of these labels beside it, in a font of `points`."""
+    """Height in inches of a row that fits the tallest of these labels, in a font of `points`."""
     return 0.08 + lines(labels) * points * 1.2 / 72
 
 
 def apart(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them share; a name that has no other stays whole."""
+    """Names without the words that all of them share. A name with no other words stays whole."""
     shared = set.intersection(*(set(name.split(" ")) for name in names)) if len(names) > 1 else set()
     return [" ".join(word for word in name.split(" ") if word not in shared) or name for name in names]
 
 
 def literal(text: str) -> str:
-    """A text that matplotlib shows as it is: two dollars would make a formula of what is between them, or an error."""
+    """A text with its dollar signs escaped, since matplotlib would read the part between two of them as a formula."""
     return re.sub(r"(?<!\\)\$", r"\$", text)
 
 
 def subplots(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
-    """A figure of the page's width, `height` inches high, that pyplot does not know of, and its axes [rows, columns]."""
+    """A figure of the page's width and `height` inches, not registered with pyplot, and its axes [rows, columns]."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels in rows of `columns`, each `height` inches high."""
+    """A figure of `count` panels and their axes, in rows of `columns` panels, each row `height` inches high."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure, axes = subplots(rows, columns, rows * height, **options)
@@ -102,9 +102,9 @@ def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, li
 
 
 def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
-    """Label the lowest panel of each column, and the first panel of each row, of `grid`'s panels with shared axes.
+    """Label the x axis of the lowest panel of each column, and the y axis of the first panel of each row.
 
-    Where the last row is short the panels above its gap are the lowest of their columns, and get their ticks' labels back.
+    The panels are those of `grid` with shared axes. Panels above a gap in the last row get their tick labels back.
     """
     places = [place for axis in axes if (place := axis.get_subplotspec()) is not None]
     last = {place.colspan.start: i for i, place in enumerate(places)}
@@ -121,9 +121,9 @@ Handle = Line2D | tuple[Line2D, ...]
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
-    """One legend for all panels, where it covers no data. A label must look alike in each. more: label -> handle, at the end.
+    """Put one legend for all panels below them. A label must have one look in all. more: label -> handle, put at the end.
 
-    A handle is long enough for two periods of every dash: of one the gap may not be seen.
+    A handle is long enough for two periods of every dash, so that the dash is recognised.
     """
     labels: dict[str, Any] = {}
     for axis in axes:
@@ -139,7 +139,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """The handle of a legend: a source of mismatch as its line, with a marker if it shares a hue; a correction as its marker."""
+    """A legend handle: the line of a source of mismatch, with a marker if it shares its hue, or the marker of a correction."""
     if line:
         marker = "" if mark.marker == MARKERS[0] else mark.marker
         return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)
@@ -147,7 +147,7 @@ def key(mark: Mark, line: bool = True, **options) -> Line2D:
 
 
 class Drawing(NamedTuple):
-    """An SVG element, and where its curves of single runs lie.
+    """A figure as an SVG element, with the coordinates of its curves of single runs.
 
     curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
     "curves": [{"id": of the SVG element, "run", "panel", "x": [...], "y": [...]}]}.
@@ -158,9 +158,9 @@ class Drawing(NamedTuple):
 
 
 def draw(figure: Figure, name: str) -> Drawing:
-    """The figure as SVG. name: begins the ids of its curves. A line whose gid is set is the curve of the run with that id.
+    """The figure as SVG. name: prefix of the ids of its curves. A line with a gid is the curve of the run with that id.
 
-    A run may have chosen any of the texts.
+    The texts may come from an untrusted run, so they are escaped.
     """
     for text in figure.findobj(Text):
         text.set_text(literal(text.get_text()))
@@ -179,7 +179,7 @@ def draw(figure: Figure, name: str) -> Drawing:
 
 
 def png(figure: Figure, dpi: int = 110) -> bytes:
-    """The figure as a PNG for a text or a talk; the same figure gives the same bytes."""
+    """The figure as the bytes of a PNG file; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()

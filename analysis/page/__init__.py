@@ -1,6 +1,6 @@
-"""One HTML page that needs nothing else: a file, no network. Everything but the figures is escaped.
+"""A report as one HTML file without external resources. Everything but the figures is escaped.
 
-Its script adds hover, sorting and filtering. Without scripts all of the page can be read.
+The page's script adds hover, sorting and filtering. Without scripts all of the page can still be read.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from analysis.marks import Mark
 from harness.progress import Progress
 
 SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
-"""Matplotlib's codes of a path as SVG has them."""
+"""Matplotlib's path code -> letter of the SVG path command."""
 
 
 class Section(NamedTuple):
-    """A heading and what stands below it, in this order: items as a list, the figure, the table, preformatted text, the note.
+    """A section of the page. Below its title, in this order: items as a list, the figure, the table, preformatted text, the note.
 
-    anchor: name of the section in links. warning: whether it is marked. wrapped: whether the cells of the table break lines.
+    anchor: name of the section in links. warning: whether it is marked as a warning. wrapped: whether table cells break lines.
     """
 
     title: str
@@ -44,12 +44,12 @@ class Section(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in links."""
+        """The name of the section in links."""
         return self.anchor or re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
 class Picture(NamedTuple):
-    """A figure as SVG, and its curves as `figures.style.Drawing` has them."""
+    """A figure as SVG, with its curves in the format of `figures.style.Drawing`."""
 
     svg: Markup
     curves: dict[str, list[dict[str, Any]]]
@@ -64,10 +64,10 @@ def page(
     runs: Mapping[str, Mapping[str, Any]] | None = None,
     marks: Mapping[str, Mark] | None = None,
 ) -> str:
-    """The page: title, answer as a list of sentences, note with a link (anchor, words), then the sections.
+    """The page as HTML: title, answer as a list of sentences, note with a link (anchor, words), then the sections.
 
-    runs: of the curves, id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}.
-    marks: of the arms, which stand before their names in the first column of a table.
+    runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, for the curves.
+    marks: looks of the arms, drawn before their names in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))
     for section in sections:

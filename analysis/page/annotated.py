@@ -1,6 +1,6 @@
-"""`python -m analysis.page.annotated REPORT.html OUT.png`: a report as chromium shows it, numbered for docs/report.md.
+"""`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot of a report with numbered parts, for docs/report.md.
 
-The page is the report's own. Sections without a number are left out, so that the picture fits on a screen or two.
+Chromium takes it. Sections without a number are left out, so that the picture fits on a screen or two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.errors import UserError
 WIDTH = 1440
 """Width of the browser window in pixels."""
 COLOURS = 256
-"""Size of the palette: with fewer colours, two hues of precisions become one."""
+"""Number of colours of the picture's palette; with fewer, two precisions would get the same hue."""
 CALLOUTS = {
     1: "ul.answer",
     2: "ul.answer ~ p.note",
@@ -27,7 +27,7 @@ CALLOUTS = {
     5: "Outcomes",
     6: "Other definitions of a collapse",
 }
-"""Number -> selector of the element that it stands at, or title of its section."""
+"""Number in the picture -> CSS selector of the element that it marks, or title of its section."""
 
 SCRIPT = """
 const callouts = CALLOUTS;
@@ -53,7 +53,7 @@ onload = () => {
 
 
 def annotate(report: Path, out: Path) -> Path:
-    """Write the picture of `report`. Raises UserError where the page lacks a part of CALLOUTS."""
+    """Write the numbered picture of a report to a file. Raises UserError if the page lacks a part of CALLOUTS."""
     text = report.read_text(encoding="utf-8")
     script = SCRIPT.replace("CALLOUTS", json.dumps(CALLOUTS))
     added = f"<style>body {{ margin-left: 64px }}</style><script>{script}</script></body>"

@@ -1,4 +1,4 @@
-"""Arms of a sweep: their order, what each is compared with, and where each stands in a table of losses and corrections."""
+"""Arms of a sweep: their order, their reference arms, and their place in a table of losses and corrections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.labels import coarseness
 
 
 def order(runs: pd.DataFrame) -> list[str]:
-    """Arms: the control first, then from fine to coarse precision, by loss, uncorrected arms before corrected ones."""
+    """Arms in display order: the control first, then from fine to coarse precision, by loss, uncorrected before corrected."""
     arms = runs.drop_duplicates("arm")
 
     def key(run: Any) -> tuple:
@@ -23,7 +23,7 @@ def order(runs: pd.DataFrame) -> list[str]:
 def references(runs: pd.DataFrame) -> dict[str, str]:
     """Arm -> its reference arm, all else equal: the uncorrected arm for a corrected one, the control for an uncorrected one.
 
-    Synthetic noise is a mismatch as a precision is, so its control has none. An arm whose reference the sweep lacks is absent.
+    Synthetic noise counts as a mismatch, so its control has none. An arm whose reference is not in the sweep is left out.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
@@ -39,8 +39,8 @@ def references(runs: pd.DataFrame) -> dict[str, str]:
 def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     """A row per arm with an ended run, placed by precision and correction, and by loss and setting.
 
-    The longer of the two lists goes `down`, the other `across`. collapsed of known runs; never_learned; the last reward: mean,
-    least, most, and from_control, its mean difference from the control of the same loss and setting over shared seeds.
+    down, across: the arm's place; the longer of the two lists goes down. collapsed of known runs; never_learned. Of the last
+    reward: mean, least, most, and from_control, its mean difference from the control of that loss and setting by seed.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())

@@ -1,4 +1,4 @@
-"""Recorded evaluations given to the detectors again: under other definitions of a drawdown, and as a check of the record."""
+"""Running the collapse detectors again on recorded evaluations, with other definitions of a drawdown or to check a record."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from analysis.statistics.arms import order
 from harness.collapse import detect
 
 DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
-"""The definitions of a drawdown: δ x m."""
+"""The values of δ and of m that define a drawdown; every combination of the two is tried."""
 
 Curves = dict[str, list[dict[str, float]]]
-"""Run -> its rows that hold an evaluation, as detectors read them."""
+"""Run -> its rows that hold an evaluation, in the format that detectors read."""
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run. Without branches: their detectors have also seen what another run recorded."""
+    """The evaluations of each run. Branches of other runs are left out, since their detectors have seen the parent's rows too."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
@@ -29,18 +29,18 @@ def curves(steps: pd.DataFrame) -> Curves:
 
 
 def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The detectors of a run that read the held-out reward, with their parameters."""
+    """A run's detectors that read the held-out reward -> their parameters."""
     configured = config["collapse"]["detectors"]
     return {name: configured[name] for name in ("drawdown", "learning") if name in configured}
 
 
 def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
-    """The onsets by detector that these evaluations have, of the detectors that read them."""
+    """Detector -> step of onset, from running the detectors of held-out reward on these evaluations."""
     return {name: event["onset"] for name, event in detect(rows, of_reward(config)).items()}
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Runs that collapse by a drawdown alone, per arm (rows) for each (δ, m) (columns), all else as configured.
+    """Number of runs with a drawdown, a row per arm, a column per definition (δ, m), with all else as configured.
 
     A count is missing where no run of the arm has recorded the evaluations that it needs.
     """
@@ -56,8 +56,8 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
     """Whether a drawdown of each definition fires, in the order of DELTAS x LENGTHS.
 
-    A larger δ and a larger m ask more of the same rewards and the same best one. So where the first definition, the least strict,
-    does not fire, none does.
+    A larger δ or m is a stricter definition on the same rewards. So if the first, which is the least strict, does not fire, none
+    does.
     """
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
@@ -67,7 +67,7 @@ def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[boo
 
 
 def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:
-    """A sentence per detector that, given a run's rows again, finds another onset than the run recorded."""
+    """A sentence per detector that finds another onset in a run's recorded rows than the run's events state."""
     sentences = []
     for run, rows in evaluated.items():
         mine, watched = runs.loc[run], of_reward(configs[run])

@@ -3,9 +3,9 @@
 An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response is the mean over
 runs of the mean of the last LAST held-out evaluations. The arms of one correction and persistence form a curve, which begins at
 the exact control with dose 0. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, n_i runs at dose i (isotonic
-regression), and is linear in √K3 between doses: √K3 grows as the log ratio does. Beyond the largest dose it says nothing.
+regression), and is linear in √K3 between doses: √K3 grows as the log ratio does. It is undefined beyond the largest dose.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
-Bands are percentiles of draws of the runs of each arm, and of the control, with replacement. The doses stay where they were.
+Bands are percentiles of draws of the runs of each arm, and of the control, with replacement. The doses are kept fixed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from analysis.statistics.measures import median
 from analysis.statistics.tests import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
-"""Keys of the config that make the dose."""
+"""Config keys that determine the dose of synthetic noise."""
 LAST = 3
-"""Held-out evaluations of a run whose mean is its response."""
+"""Number of held-out evaluations, at the end of a run, whose mean is the run's response."""
 LEAST = 3
-"""Doses from which a curve is fitted."""
+"""Minimum number of doses to which a curve is fitted."""
 MARGIN = 0.05
-"""Loss of reward at which a dose counts as no longer tolerated, where a report names none."""
+"""Default loss of reward at which a dose counts as no longer tolerated."""
 REPS = 1000
 
 
 class Curve(NamedTuple):
-    """The arms with noise of one loss, setting, correction and persistence, and their control.
+    """A curve of reward over dose: the arms with noise of one loss, setting, correction and persistence, and their control.
 
     doses: K3 in nats, ascending [D]. responses: D arrays, a value per run. measured: median persistence over 20 syncs, NaN if
-    no run measured it. level, drawn: the fit at the control and at each dose, [1 + D] and [REPS, 1 + D]; None of too few doses.
-    reference: mean of the control in each draw, [REPS].
+    unmeasured. level: the fit at the control and at each dose [1 + D]; drawn: the fits of bootstrap draws [REPS, 1 + D]; None
+    for too few doses. reference: mean of the control in each draw [REPS].
     """
 
     policy: str
@@ -53,16 +53,16 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """policy, loss and setting, which all curves of one control share."""
+        """(policy, loss, setting), which all curves of one control share."""
         return self.policy, self.loss, self.setting
 
     @property
     def few(self) -> int:
-        """Runs of the arm that has the fewest."""
+        """Number of runs of the arm with the fewest runs."""
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """[3, ...]: the fit at these doses with the ends of its 95 % band; NaN beyond the largest dose."""
+        """The fit at these doses, and the lower and upper ends of its 95 % band, as [3, ...]; NaN beyond the largest dose."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
         return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
 
     def tolerated(self, margin: float) -> Interval:
-        """The K3 at which the fit has lost `margin` against the control; inf where it never does within the doses."""
+        """The K3 at which the fit has lost `margin` against the control; inf if it never does within the doses."""
         assert self.level is not None and self.drawn is not None
         known = np.sqrt([0.0, *self.doses])
         value = _crossing(known, self.level, self.control.mean() - margin)
@@ -79,9 +79,9 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm in a real precision, as a point beside the curves of noise.
+    """An arm in a real precision, drawn as a point beside the curves of synthetic noise.
 
-    k3: in nats. measured: persistence over 20 syncs, NaN if not measured. responses: a value per run.
+    k3: in nats. measured: persistence over 20 syncs, NaN if unmeasured. responses: a value per run.
     """
 
     policy: str
@@ -95,12 +95,12 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """policy, loss and setting."""
+        """(policy, loss, setting) of the arm, which it shares with a family of curves."""
         return self.policy, self.loss, self.setting
 
 
 def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
-    """The square of the first place at which the line through (places, level) is down at `wanted`; inf if it never is."""
+    """The square of the first place at which the line through (places, level) falls to `wanted`; inf if it never does."""
     below = np.flatnonzero(level <= wanted)
     if not len(below):
         return np.inf
@@ -122,10 +122,10 @@ def fit(responses: list[np.ndarray]) -> np.ndarray:
 def points(
     runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row per run and policy whose reward it recorded: policy, loss, setting, correction, precision, control, seed, noise,
-    persistence (of the noise), k3, measured (persistence over 20 syncs), response.
+    """A row per run and per policy whose reward the run recorded.
 
-    runs: the ended ones, named without KEYS. policies: metric of a reward -> the policy in words.
+    Columns: policy, loss, setting, correction, precision, control, seed, noise, persistence (of the noise), k3, measured
+    (persistence over 20 syncs), response. runs: the ended ones, named without KEYS. policies: metric -> policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
     measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows
@@ -147,7 +147,7 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """The curves of `points`, those without a correction first; arms without a control in the same precision are left out."""
+    """The curves of a table from `points`, uncorrected ones first. Arms without a control in the same precision are left out."""
     if table.empty:
         return []
     controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}
@@ -181,7 +181,7 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The arms of `points` without noise, in another precision than the control of their loss and setting."""
+    """The arms in a table from `points` without noise, whose precision is not that of the control of their loss and setting."""
     if table.empty:
         return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()

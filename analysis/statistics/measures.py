@@ -1,4 +1,4 @@
-"""Measures of the recorded metrics, run by run and arm by arm: mismatch, evaluations, causes, probes and cost."""
+"""Summaries of recorded metrics per run and per arm: mismatch, evaluations, causes of collapse, probes and cost."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ EVALUATED = (
     "correction/kept_tokens",
     "correction/weight_zero",
 )
-"""Metrics of a step that `evaluations` has beside its held-out reward."""
+"""Metrics that the table of evaluations shows beside the held-out reward."""
 
 
 def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
-    """The value of its run for each row of `steps`, NaN where the run has none; `values` are by run."""
+    """For each row of `steps`, its run's value in `values`, which are indexed by run; NaN if the run has none."""
     known = values.reindex(steps.run.cat.categories).to_numpy()
     return pd.Series(known[steps.run.cat.codes], index=steps.index)
 
 
 def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
-    """A row per run: final_reward and best_reward, held-out; k3, the median over steps (nats per token); ess_sequence_min;
-    log_ratio_max (nats); persistence, of the mismatch over 20 syncs, the median of what a run measured; the mean shares
-    tokens_rejected and tokens_weighted_zero.
+    """A row per run: its held-out rewards and its mismatch.
 
-    Only the steps of a collapsed run up to its onset count: what comes after is no cause of the collapse.
+    Columns: final_reward, best_reward; k3, the median over steps (nats per token); ess_sequence_min; log_ratio_max (nats);
+    persistence, the median over a run of that over 20 syncs; the mean shares tokens_rejected and tokens_weighted_zero. Of a
+    collapsed run only the steps up to its onset count, since later ones cannot have caused the collapse.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
     run = steps.run[before]
@@ -56,8 +56,8 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, the held-out reward, the metrics of the training step beside it
-    (EVALUATED), and those of probed precisions."""
+    """A row per run and evaluation: arm, seed, step, the held-out reward, and the metrics EVALUATED and of probed precisions at
+    that step."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]
@@ -67,7 +67,7 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Collapsed runs per arm, detector that dated the collapse, and cause before it; median_onset in RL steps."""
+    """Number of collapsed runs per arm, detector that dated the collapse, and cause; median_onset in RL steps."""
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
     return counted.rename(columns={"size": "runs", "median": "median_onset"})
@@ -86,7 +86,7 @@ def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
-    """A row per arm and probed precision: its mismatch, had it sampled.
+    """A row per arm and probed precision: the mismatch if that precision had sampled the rollouts.
 
     k3: median (nats per token); ess_sequence_min; log_ratio_max (nats). reached_healthy counts the ended runs of the arm with an
     evaluation of at least `healthy`.
@@ -112,6 +112,6 @@ def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: fl
 
 
 def median(values: pd.Series) -> float:
-    """The median of the known values; NaN, without numpy's warning, if none is known."""
+    """The median of the values that are not NaN; NaN without a warning if there are none."""
     known = values.dropna()
     return float(known.median()) if len(known) else np.nan

@@ -1,4 +1,4 @@
-"""Outcome of each arm, and its comparison with its reference arm."""
+"""The outcome of each arm, and its comparison with its reference arm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from analysis.statistics.performance import bootstrap, iqm, paired_difference
 RESAMPLING = 0
 """Seed of every bootstrap, so that a report is reproducible."""
 SIGNIFICANT = 0.05
-"""Level of a Holm-adjusted p."""
+"""Significance level of a Holm-adjusted p-value."""
 
 
 def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: what became of its runs, the steps gained on its reference arm, and the last reward.
+    """A row per arm: the outcomes of its runs, the steps gained on its reference arm, and the last reward.
 
     collapsed of known runs, with collapsed_share; horizon τ, common to all arms, and rmst up to it, optimizer steps; final_iqm
     and final_mean of the last reward; steps_gained and reward_gained on the `reference` arm. Each estimate x has its interval
     x_low, x_high. collapse_p and reward_p are exact, *_holm_p are Holm-adjusted over the comparisons of one `question`
-    (precision or correction), least_p is what full separation of the seeds would give. note: what weakens the comparison.
-    Shares are of runs whose outcome is known; survival times use what was seen of the others too.
+    (precision or correction), least_p is the p at full separation of the seeds. note: weaknesses of the comparison. Shares
+    are of runs whose outcome is known; survival times use the censored records of the others too.
     """
     placed = combinations.set_index("arm")[["least", "most", "from_control"]]
     tau = survival.horizon(runs)
@@ -58,14 +58,14 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """final_iqm and final_mean of last rewards, with bootstrap intervals that draw within strata."""
+    """final_iqm and final_mean of the last rewards, with bootstrap intervals stratified by setting."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """The comparison with the reference arm, of the runs that have made a step."""
+    """The comparison of an arm with its reference arm, over the runs that have made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}
@@ -99,7 +99,7 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     """A row per precision and correction: the last reward over the losses and settings (strata) that all rows have.
 
-    Bootstraps draw within each stratum. Empty without two rows, or without two strata, that could be pooled.
+    Bootstraps draw within each stratum. The table is empty if there are not two rows and two strata to pool.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])

@@ -10,13 +10,13 @@ import pandas as pd
 from analysis.statistics.tests import Interval, percentiles
 
 HEALTHY = 0.95
-"""Held-out reward that a healthy run reaches on a perfectible task."""
+"""Held-out reward that a healthy run reaches on a task that can be solved perfectly."""
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half: a quarter of the values cut off at each end, rounded down. At least one value, none of them NaN.
+    """Interquartile mean: a quarter of the values, rounded down, is cut off at each end. values: at least one, none NaN.
 
-    It hides a quarter of the runs, so read it beside the share that collapsed.
+    It hides the lowest quarter of the runs, so read it beside the share that collapsed.
     """
     n = values.shape[axis]
     kept = range(n // 4, n - n // 4)
@@ -26,7 +26,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def bootstrap(
     values: pd.Series, strata: pd.Series, statistic: Callable[..., np.ndarray], rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """`statistic` of all values, with the percentile interval of draws with replacement within each stratum.
+    """`statistic` of all values, with the percentile interval of bootstrap draws within each stratum.
 
     With one stratum of five values or fewer it covers less than 95%, so show the values too.
     """
@@ -37,7 +37,7 @@ def bootstrap(
 
 
 def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator, reps: int = 2000) -> Interval:
-    """Mean of one − other over the seeds (the index) that both have, with a percentile bootstrap over these."""
+    """Mean of one − other over the seeds (the index) that both have, with a percentile bootstrap over these seeds."""
     both = one.index.intersection(other.index)
     differences = (one[both] - other[both]).to_numpy(float)
     drawn = differences[rng.integers(0, len(differences), (reps, len(differences)))].mean(1)
@@ -45,7 +45,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run, the last and the best held-out reward: final, best. The best hides a collapse, so show both."""
+    """A row per run: final and best, its last and its best held-out reward. The best hides a collapse, so show both."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
     grouped = steps[["run", "eval/reward"]].dropna().groupby("run", observed=True)["eval/reward"]

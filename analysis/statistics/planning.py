@@ -1,7 +1,6 @@
-"""The seeds that a claim needs.
+"""The number of seeds that a claim needs.
 
-A plan takes the power of the t tests with the same spread, which an exact test (`analysis.statistics.tests`) approaches
-from below.
+A plan uses the power of t tests with the same spread. An exact test (`analysis.statistics.tests`) has slightly less.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import chi2, nct, norm, t
 
 LARGEST = 1000
-"""Seeds an arm beyond which a plan is not looked for."""
+"""Maximum number of seeds an arm that a plan considers."""
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
@@ -49,9 +48,9 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
 
 
 def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
-    """The least number of seeds an arm, from `least` on, with that power; None if LARGEST do not suffice.
+    """The smallest number of seeds an arm, at least `least`, with the wanted power; None if LARGEST do not suffice.
 
-    The power must grow with n.
+    The power must grow with the number of seeds.
     """
     if power(LARGEST) < wanted:
         return None
@@ -59,14 +58,14 @@ def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -
 
 
 def least_seeds(alpha: float, sides: int) -> int:
-    """The least n for which an exact test of n against n runs can have p ≤ alpha: sides / C(2n, n)."""
+    """The smallest n for which an exact test of n against n runs can have p ≤ alpha. Its least p is sides / C(2n, n)."""
     return next(n for n in count(2) if sides / comb(2 * n, n) <= alpha)
 
 
 def spread_of(values: np.ndarray, confidence: float = 0.8) -> tuple[float, float]:
-    """(standard deviation s between seeds, its upper limit s·√((n−1)/χ²_{1−confidence, n−1})), of normal values.
+    """(standard deviation s between seeds, its upper limit s·√((n−1)/χ²_{1−confidence, n−1})), for normal values.
 
-    Few seeds tell their spread badly: the limit of five is 1.6 times s.
+    Few seeds estimate their spread badly: the limit of five is 1.6 times s.
     """
     values = np.asarray(values, float)
     deviation = float(values.std(ddof=1))

@@ -1,4 +1,4 @@
-"""Which diagnostic warned before a collapse: its lead time, its false alarms, and its ranking of runs at any step.
+"""Diagnostics as warnings of a collapse: their lead time, their false alarms, and their ranking of runs at any step.
 
 A diagnostic alarms at the first step at which its running median over WINDOW steps passes a threshold.
 """
@@ -13,9 +13,9 @@ import pandas as pd
 from analysis.statistics.survival import ENOUGH
 
 WINDOW = 5
-"""Steps of the running median: one noisy step is no alarm."""
+"""Number of steps of the running median, so that one noisy step raises no alarm."""
 HORIZON = 50
-"""Steps ahead in which the time-dependent AUC looks for a collapse."""
+"""Number of steps ahead within which the time-dependent AUC counts a collapse."""
 
 DIAGNOSTICS = {
     "rollout_corr/k3_kl": 1,
@@ -26,11 +26,11 @@ DIAGNOSTICS = {
     "rollout_corr/training_ppl": 1,
     "correction/weight_zero": 1,
 }
-"""Metric -> +1 if a high value is the warning, −1 if a low one."""
+"""Metric -> +1 if a high value is a warning, −1 if a low value is one."""
 
 
 class Signal(NamedTuple):
-    """One diagnostic of one run: steps, and the extreme of its running median so far, signed so that high is bad."""
+    """A diagnostic of one run: its steps, and the extreme of its running median so far, signed so that high is bad."""
 
     steps: np.ndarray
     level: np.ndarray
@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
-    """The diagnostic of each run that recorded it."""
+    """Run -> its signal of a diagnostic, for the runs that recorded it."""
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
@@ -50,7 +50,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
-    """Median of the finite ones among the last WINDOW values, at each of [N] places; NaN where none is finite."""
+    """Running median of the finite values among the last WINDOW, for values [N]; NaN where none is finite."""
     padded = np.full(WINDOW - 1 + len(values), np.nan)
     padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last
@@ -59,13 +59,13 @@ def _running_median(values: np.ndarray) -> np.ndarray:
 
 
 def alarm(signal: Signal, threshold: float) -> float:
-    """The first step at or above the threshold, NaN if there is none."""
+    """The first step at which a signal is at or above the threshold; NaN if it never is."""
     at = np.searchsorted(signal.level, threshold)
     return float(signal.steps[at]) if at < len(signal.steps) else np.nan
 
 
 def auc_at(score: np.ndarray, case: np.ndarray) -> float:
-    """P(score of a case > score of a control), ties half: the area under the ROC curve. NaN where a score is."""
+    """Area under the ROC curve: P(score of a case > score of a control), ties counting half. NaN if a score is NaN."""
     if np.isnan(score).any():
         return np.nan
     cases, controls = score[case], np.sort(score[~case])
@@ -76,9 +76,9 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
     """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
 
-    Runs of one source are ranked, since K3 separates fp8 from fp32 without predicting a collapse. At t, of the runs that have not
-    collapsed, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse. Runs whose record
-    ends in between are left out. The score is the running median at t. NaN without a case and a control.
+    Runs are ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. Among the runs not collapsed
+    at t, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse. Runs whose record ends
+    in between are left out. The score is the running median at t. NaN without a case or without a control.
     """
     known = runs.loc[[run for run in runs.index if run in by_run]]
     if known.empty:
@@ -102,14 +102,14 @@ def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int
 
 
 def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
-    """The running median at these steps. Values at steps before the first recorded one mean nothing."""
+    """A signal's running median at these steps. Values before its first recorded step are meaningless."""
     return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
-    """The threshold that maximises the share detected minus the share of false alarms; NaN without both kinds of runs.
+    """The threshold that maximises the share of collapses detected minus that of false alarms; NaN without both kinds of runs.
 
-    It lies halfway between the levels that runs reached on either side of it. Among equally good thresholds it is the middle one.
+    It lies halfway between the levels that runs reached on either side. Among equally good thresholds it is the middle one.
     """
     return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
@@ -121,7 +121,7 @@ def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """`best_threshold` of runs that reached these levels [N]; `event` says which of them collapsed."""
+    """The best threshold for runs that reached these levels [N]; event [N]: whether each of them collapsed."""
     if not event.any() or event.all():
         return np.nan
     places = np.unique(levels[levels > -np.inf])
@@ -132,7 +132,7 @@ def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
 
 
 def _passing(levels: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Share of the levels at or above each threshold."""
+    """For each threshold, the share of levels at or above it."""
     return (levels >= thresholds[:, None]).mean(1)
 
 
@@ -141,8 +141,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     alarm, and auc, `HORIZON` steps ahead.
 
     The threshold that judges a run was chosen on the runs of the other seeds. Sources of mismatch without a collapse are left
-    out: a run without mismatch raises no false alarm. Without a collapsed run, another run and a second seed the cells are
-    missing, and `note` says why.
+    out: a run without mismatch raises no false alarm. The cells are missing, and `note` gives the
+    reason, without a collapsed run, a run without a collapse, and two seeds.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]
@@ -177,7 +177,7 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """(lead of each collapsed run, NaN if there was no alarm before; whether each other run had a false alarm)."""
+    """Results by leaving out a seed: (lead of each collapsed run or NaN, whether each other run had a false alarm)."""
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):

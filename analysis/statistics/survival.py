@@ -13,13 +13,13 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Runs of an arm up to which each is shown.
+"""Maximum number of runs of an arm for which each run is shown.
 
 The median of three runs hides one collapse. No interval within the range of so few values covers 95%: all n values lie on one
 side of the median with probability 2^(1−n), which is 0.0625 for five.
 """
 ENOUGH = 10
-"""Collapses from which on times to collapse are drawn and diagnostics ranked: the best of several at a handful is chance."""
+"""Minimum number of collapses for drawing times to collapse and for ranking diagnostics; with fewer a ranking is chance."""
 
 
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
@@ -45,12 +45,12 @@ def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
 
 
 def _moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """E X and E X² of Beta(a, b); 1 and 1 where b = 0."""
+    """The moments E X and E X² of Beta(a, b); both are 1 where b = 0."""
     return a / (a + b), a * (a + 1) / ((a + b) * (a + b + 1))
 
 
 def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: float) -> np.ndarray:
-    """Quantile of the Beta with these moments about 0, `sure` where it has no variance."""
+    """Quantile of the Beta distribution with these two moments about 0; `sure` if the variance is 0."""
     variance = second - first**2
     known = variance > 1e-15
     scale = (first - second) / np.where(known, variance, 1.0)
@@ -60,7 +60,7 @@ def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: fl
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
     """Restricted mean survival time ∫₀^τ Ŝ(t) dt, in steps, over the last axis of [..., n] samples.
 
-    With nobody censored before τ it is the mean of min(T, τ).
+    Without censoring before τ it is the mean of min(T, τ).
     """
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
     # At equal times collapses count before the record's ends, as a run that ended there was still at risk.
@@ -79,8 +79,8 @@ def rmst_difference(
 ) -> Interval:
     """RMST(arm) − RMST(reference), optimizer steps, with a percentile bootstrap over seeds.
 
-    The frames have seed, time and event. Equal sets of seeds are drawn together, since arms of one seed share the warm start
-    and the order of prompts.
+    The DataFrames have the columns seed, time and event. Two arms with equal seeds are resampled together, since runs of one seed
+    share the warm start and the order of prompts.
     """
     one, other = arm.sort_values("seed"), reference.sort_values("seed")
     picks = rng.integers(0, len(one), (reps, len(one)))
@@ -94,14 +94,14 @@ def rmst_difference(
 
 
 def paired_by_seed(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    """Whether two arms have the same seeds, once each."""
+    """Whether two arms have the same seeds, each seed once."""
     return sorted(one.seed) == sorted(other.seed)
 
 
 def horizon(runs: pd.DataFrame) -> float:
-    """τ common to all arms, in optimizer steps, up to which the curve of each arm is known.
+    """The horizon τ in optimizer steps, up to which the survival curve of every arm is known.
 
-    An arm's curve is known up to its longest time. If only collapses stand there, it has reached 0 and is known for good.
+    An arm's curve is known up to its longest time. If all runs at that time collapsed, the curve is 0 and known for good.
     Arms without a run of known outcome are left out, since they would cut the comparison of all others short.
     """
     ends = [_known_until(mine) for _, mine in runs.groupby("arm") if (mine.outcome != "unfinished").any()]

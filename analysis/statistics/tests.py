@@ -1,11 +1,11 @@
 """Every p-value of the project: permutation, sign flips, claims against a margin, log-rank; Holm's adjustment; exact intervals.
 
 Each test enumerates the rearrangements of the runs that its null hypothesis makes equally likely, and p is the share of them
-whose statistic is at least as extreme as the observed one. Up to ENUMERATED rearrangements all are enumerated. Of more a sample
-is drawn, and p counts the observed one too.
+whose statistic is at least as extreme as the observed one. Up to ENUMERATED rearrangements all are enumerated. If there are
+more, a sample is drawn, and p counts the observed one too.
 
 x and y are the endpoints of two arms, a value per run, and δ = E x − E y.
-    unpaired   the values are dealt to the two arms anew:      C(n + m, n) subsets
+    unpaired   the values are assigned to the two arms anew:      C(n + m, n) subsets
     paired     the sign of each difference x_i − y_i is drawn:  2^n patterns
 Both are exact if the arms differ by a shift alone.
 """
@@ -20,11 +20,11 @@ import numpy as np
 from scipy.special import betaincinv  # a fifth of the time that scipy.stats takes to import
 
 ENUMERATED = 200_000
-"""Rearrangements up to which all are enumerated; of more a tenth of as many is drawn."""
+"""Maximum number of rearrangements that are all enumerated; if there are more, a tenth of this number is sampled."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95% interval; without limits (NaN) where the data cannot give any."""
+    """An estimate with its 95% interval; the limits are NaN if the data cannot give any."""
 
     value: float
     lower: float
@@ -34,8 +34,8 @@ class Interval(NamedTuple):
 class Rearranged(NamedTuple):
     """A statistic under the null hypothesis.
 
-    observed: its value in the data. sums: its values in the rearrangements [N]. drawn: 1 if these are a sample, to which the
-    observed one is added, and 0 if they are all that there are.
+    observed: its value in the data. sums: its values in the rearrangements [N]. drawn: 1 if the rearrangements are a sample, to
+    which the observed one is added, and 0 if they are complete.
     """
 
     observed: float
@@ -44,12 +44,12 @@ class Rearranged(NamedTuple):
 
     @property
     def two_sided(self) -> float:
-        """Share of the rearrangements whose |sum| is at least the observed one."""
+        """Two-sided p: the share of the rearrangements whose |sum| is at least the observed one."""
         return self._share(np.abs(self.sums) >= abs(self.observed) - 1e-9)
 
     @property
     def upper(self) -> float:
-        """Share of the rearrangements whose sum is at least the observed one."""
+        """One-sided p: the share of the rearrangements whose sum is at least the observed one."""
         return self._share(self.sums >= self.observed - 1e-9)
 
     def _share(self, extreme: np.ndarray) -> float:
@@ -86,10 +86,10 @@ def _rearranged(x: np.ndarray, y: np.ndarray, paired: bool, rng: np.random.Gener
 
 
 def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.random.Generator | None = None) -> float:
-    """Two-sided exact p of H0: δ = 0. paired: x_i and y_i share a seed or a regime. rng: a fixed one where none is given.
+    """Two-sided exact p of H0: δ = E x − E y = 0. paired: x_i and y_i share a seed or a regime. rng: by default a fixed one.
 
-    Five unpaired seeds an arm give p ≥ 0.008, five pairs p ≥ 0.06. Where runs of one seed are alike, the unpaired test errs
-    towards 1.
+    Five unpaired seeds an arm give p ≥ 0.008, five pairs p ≥ 0.06. If runs of one seed are alike, the p of the unpaired test is
+    too large.
     """
     return _rearranged(x, y, paired, rng or np.random.default_rng(0)).two_sided
 
@@ -97,9 +97,9 @@ def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.ran
 def non_inferior_p(
     x: np.ndarray, y: np.ndarray, margin: float, paired: bool = False, rng: np.random.Generator | None = None
 ) -> float:
-    """One-sided exact p of H0: δ ≤ −margin. Small: x is worse by less than the margin, or better.
+    """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p: x is worse by less than the margin, or better.
 
-    The margin is in the units of the endpoint. It may be 0, for a claim that x is better. H0 is refuted when x + margin lies
+    The margin is in the units of the endpoint. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
     above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it moves the mean and is not in most small samples, so a
     claim needs the share of collapses that the seeds leave possible beside it.
     """
@@ -109,7 +109,7 @@ def non_inferior_p(
 def equivalent_p(
     x: np.ndarray, y: np.ndarray, margin: float, paired: bool = False, rng: np.random.Generator | None = None
 ) -> float:
-    """Exact p of H0: |δ| ≥ margin, the larger of two one-sided ones (TOST).
+    """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST).
 
     Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin and the limits are those of `non_inferior_p`.
     """
@@ -118,7 +118,7 @@ def equivalent_p(
 
 
 def logrank_p(time: np.ndarray, event: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
-    """Two-sided exact p of the log-rank statistic |O − E| of the runs where `group` is True; all arguments are [n].
+    """Two-sided exact p of the log-rank statistic |O − E|, over the runs where `group` is True; all arguments are [n].
 
     O − E = Σ_{i in group} (δ_i − Λ̂(t_i)), δ_i the event and Λ̂ the Nelson-Aalen estimate of all runs: a sum of fixed scores.
     """
@@ -130,7 +130,7 @@ def logrank_p(time: np.ndarray, event: np.ndarray, group: np.ndarray, rng: np.ra
 
 
 def smallest_p(n: int, m: int) -> float:
-    """The least two-sided p of a permutation test of n against m runs, at full separation: 2/C(n+m, n), 1/C if n ≠ m."""
+    """The smallest two-sided p of a permutation test of n against m runs: 2/C(n+m, n) if n = m, else 1/C(n+m, n)."""
     return (2 if n == m else 1) / comb(n + m, n)
 
 
@@ -146,20 +146,20 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
-    """`holm` of the comparisons that have runs. Those that were `planned` and have none count with p = 1."""
+    """Holm's adjustment of these p-values in a family of `planned` comparisons. Those without runs count with p = 1."""
     return holm(np.array(p + [1.0] * (planned - len(p))))[: len(p)]
 
 
 def percentiles(value: float, drawn: np.ndarray) -> Interval:
-    """The percentile interval of bootstrap draws. Equal draws give no limits: an interval of width 0 would claim certainty."""
+    """The percentile interval of bootstrap draws. Its limits are NaN if all draws are equal: width 0 would claim certainty."""
     lower, upper = np.quantile(drawn, [0.025, 0.975])
     return Interval(float(value), *((float(lower), float(upper)) if lower < upper else (np.nan, np.nan)))
 
 
 def fraction(count: int, n: int) -> Interval:
-    """count/n with Clopper and Pearson's exact interval, quantiles of Beta(count, n − count + 1) and Beta(count + 1, n − count).
+    """The share count/n with Clopper and Pearson's exact interval; NaN for n = 0.
 
-    NaN of no runs at all.
+    The limits are quantiles of Beta(count, n − count + 1) and Beta(count + 1, n − count).
     """
     if n == 0:
         return Interval(np.nan, np.nan, np.nan)

@@ -61,7 +61,7 @@ class OldPrefix(LocalEngine):
         return super()._forward(tokens, at, cache, padding, replay)
 
 
-class Drawn(NamedTuple):
+class LoggedTokens(NamedTuple):
     """What the sampler drew and both sides say of it, each [B, T]."""
 
     tokens: Tensor
@@ -95,60 +95,60 @@ class Bed:
         engine.load_weights((weights or dict(self.net.named_parameters())).items(), 0)
         return engine
 
-    def batch(self, drawn: Drawn) -> Batch:
+    def batch(self, drawn: LoggedTokens) -> Batch:
         """The batch of a dump."""
         mask = drawn.tokens != PAD
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
-    def case(self, fault: str, size: float, precision: str) -> Drawn:
+    def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
         """A fault at a size, or "clean"."""
         return CASES[fault](self, size, precision)
 
-    def sampled(self, engine: LocalEngine, old: LocalEngine | None = None, prompts: Tensor | None = None) -> Drawn:
+    def sampled(self, engine: LocalEngine, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
         """What an engine samples and logs, and what the trainer, or `old`, says of it, by these prompts or the sampler's."""
         rollout = engine.generate(self.prompts, self.uniforms)
         score = (old or self.trainer).score(self.prompts if prompts is None else prompts, rollout.tokens)
-        return Drawn(rollout.tokens, rollout.logp, score)
+        return LoggedTokens(rollout.tokens, rollout.logp, score)
 
 
-def _clean(bed: Bed, size: float, precision: str) -> Drawn:
+def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:
     return bed.sampled(bed.engine(precision))
 
 
-def _temperature(bed: Bed, size: float, precision: str) -> Drawn:
+def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The sampler's temperature is `size`, and it says so; the trainer's is 1."""
     return bed.sampled(bed.engine(precision, temperature=size))
 
 
-def _raw(bed: Bed, size: float, precision: str) -> Drawn:
+def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """Both have the temperature `size`, and the sampler logs what it had before."""
     drawn = bed.sampled(bed.engine(precision, temperature=size), bed.engine("fp32", temperature=size))
     return drawn._replace(logp_rollout=bed.engine(precision).score(bed.prompts, drawn.tokens))
 
 
-def _top_p(bed: Bed, size: float, precision: str) -> Drawn:
+def _top_p(bed: Bed, size: float, precision: str) -> LoggedTokens:
     return bed.sampled(bed.engine(precision, top_p=size))
 
 
-def _top_k(bed: Bed, size: float, precision: str) -> Drawn:
+def _top_k(bed: Bed, size: float, precision: str) -> LoggedTokens:
     return bed.sampled(bed.engine(precision, top_k=int(size)))
 
 
-def _bos(bed: Bed, size: float, precision: str) -> Drawn:
+def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The trainer's prompts lack their first token."""
     without = bed.prompts.clone()
     without[torch.arange(len(without)), (without != PAD).long().argmax(1)] = PAD
     return bed.sampled(bed.engine(precision), prompts=without)
 
 
-def _template(bed: Bed, size: float, precision: str) -> Drawn:
+def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The trainer's prompts lack their first turn, the system's: all before the second token that opens a turn."""
     opens = bed.prompts == bed.prompts.gather(1, (bed.prompts != PAD).long().argmax(1)[:, None])
     kept = opens.cumsum(1) >= 2
     return bed.sampled(bed.engine(precision), prompts=torch.where(kept, bed.prompts, PAD))
 
 
-def _layer(bed: Bed, size: float, precision: str) -> Drawn:
+def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """Matrices of one layer in the middle are as they were before the weights were loaded."""
     parts = {1: ("mlp.down_proj",), 2: ("mlp.",), 3: ("mlp.", "self_attn.")}[int(size)]
     layer = f"model.layers.{bed.net.config.num_hidden_layers // 2}."
@@ -162,7 +162,7 @@ def _layer(bed: Bed, size: float, precision: str) -> Drawn:
     return bed.sampled(bed.engine(precision, weights=weights))
 
 
-def _prefix(bed: Bed, size: float, precision: str) -> Drawn:
+def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The sampler's cache of the prompt is by weights that differ by noise of the relative size `size`."""
     noise = Noise(size, 0.0, bed.seed)
     named = {name.removeprefix("model."): weight.detach() for name, weight in bed.net.named_parameters()}
@@ -171,26 +171,26 @@ def _prefix(bed: Bed, size: float, precision: str) -> Drawn:
     return bed.sampled(engine)
 
 
-def _eos(bed: Bed, size: float, precision: str) -> Drawn:
+def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The trainer scores the first token of its vocabulary where the sampler drew its end of sequence."""
     rollout = bed.engine(precision).generate(bed.prompts, bed.uniforms)
     swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
-    return Drawn(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
+    return LoggedTokens(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
 
 
-def _prompt_in_mask(bed: Bed, size: float, precision: str) -> Drawn:
+def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The last tokens of the prompt count as response, scored by both."""
     n, engine = int(size), bed.engine(precision)
     rollout = engine.generate(bed.prompts, bed.uniforms)
     whole = torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
-    return Drawn(whole, engine.score(bed.prompts[:, :-n], whole), bed.trainer.score(bed.prompts[:, :-n], whole))
+    return LoggedTokens(whole, engine.score(bed.prompts[:, :-n], whole), bed.trainer.score(bed.prompts[:, :-n], whole))
 
 
-def _rope(bed: Bed, size: float, precision: str) -> Drawn:
+def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
     return bed.sampled(bed.engine(precision), bed.engine("fp32", rope=size))
 
 
-def _penalty(bed: Bed, size: float, precision: str) -> Drawn:
+def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """A token that the response holds is drawn with its logit less `size`; the log-probability is from before."""
     seen: Tensor | None = None
 
@@ -206,7 +206,7 @@ def _penalty(bed: Bed, size: float, precision: str) -> Drawn:
     return _drawn_by(bed, precision, odds, drew)
 
 
-def _draft(bed: Bed, size: float, precision: str) -> Drawn:
+def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """A share of the tokens is drawn at another temperature and logged as the sampler's own."""
     foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
 
@@ -218,7 +218,7 @@ def _draft(bed: Bed, size: float, precision: str) -> Drawn:
 
 def _drawn_by(
     bed: Bed, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
-) -> Drawn:
+) -> LoggedTokens:
     """Tokens drawn by other odds than the engine's own, which it logs."""
     engine = bed.engine(precision)
 
@@ -229,10 +229,10 @@ def _drawn_by(
         return drawn, engine._unstopped(drawn)
 
     tokens, logp, _ = engine._walk(bed.prompts, bed.length, pick)
-    return Drawn(tokens, logp, bed.trainer.score(bed.prompts, tokens))
+    return LoggedTokens(tokens, logp, bed.trainer.score(bed.prompts, tokens))
 
 
-CASES: dict[str, Callable[[Bed, float, str], Drawn]] = {
+CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
     "clean": _clean,
     "temperature": _temperature,
     "raw_logprobs": _raw,

@@ -69,7 +69,7 @@ class Problem(NamedTuple):
         return f"row {self.row}, column {self.column}: {self.what}"
 
 
-class Responses(NamedTuple):
+class DumpedResponses(NamedTuple):
     """Responses as flat arrays. The values of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
 
     mask bool, logp_* and advantages float32 or float64 (nats), version, segments and tokens int64: one value per token, [n].
@@ -93,7 +93,7 @@ class Responses(NamedTuple):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def rows(self, index: np.ndarray) -> Responses:
+    def rows(self, index: np.ndarray) -> DumpedResponses:
         """The responses of these numbers, in this order."""
         lengths = np.diff(self.offsets)[index]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -103,7 +103,7 @@ class Responses(NamedTuple):
             name: None if values is None else values[places if COLUMNS[name].per_token else index]
             for name, values in columns.items()
         }
-        return Responses(offsets, **taken)
+        return DumpedResponses(offsets, **taken)
 
 
 def problems(table: pa.Table) -> list[Problem]:
@@ -124,7 +124,7 @@ def absent(table: pa.Table) -> list[str]:
     return [name for name, column in COLUMNS.items() if column.required and name not in table.column_names]
 
 
-def responses(table: pa.Table) -> Responses:
+def responses(table: pa.Table) -> DumpedResponses:
     """The arrays of a table without problems."""
     lengths = _lengths(table, "logp_rollout")
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -135,9 +135,9 @@ def responses(table: pa.Table) -> Responses:
         return _flat(table, name) if COLUMNS[name].per_token else table[name].to_numpy()
 
     mask = _mask_of(table, np.ones(len(table), dtype=bool), lengths)
-    names = [name for name in Responses._fields if name not in ("offsets", "mask")]
+    names = [name for name in DumpedResponses._fields if name not in ("offsets", "mask")]
     columns: dict[str, Any] = {name: column(name) for name in names}  # without problems none that is required is None
-    return Responses(offsets, mask, **columns)
+    return DumpedResponses(offsets, mask, **columns)
 
 
 def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:

@@ -11,7 +11,7 @@ import torch
 from algos.diagnostics.pareto import pareto_k
 from faultline.tools.replay.family import Family, FlatTokens, by_row
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds, share
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 
 ADVISED = (
     Family("truncate", "token"),
@@ -78,7 +78,7 @@ class Advisor:
         self.k3 = np.zeros((2, GROUPS))  # tokens and Σ (ρ − 1 − log ρ) of each group
         self.samples, self.by_prompt = 0, True
 
-    def add(self, responses: Responses) -> None:
+    def add(self, responses: DumpedResponses) -> None:
         """Take in one batch. A response without tokens is no sample."""
         tokens = FlatTokens(responses)
         present = tokens.count > 0

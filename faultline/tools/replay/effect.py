@@ -15,7 +15,7 @@ from algos.diagnostics.correction import applied_rows, finish_applied
 from algos.diagnostics.positions import BINS, bin_of
 from algos.diagnostics.rows import Rows, count, row_sum, share
 from algos.ratios import Ratio
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 
 CELLS = 2**22
 """Values of a padded block: 16 MB an array in fp32."""
@@ -23,7 +23,7 @@ WHOLE = 2**28
 """Values of a padded batch that is taken whole, for the corrections that need it: 1 GB an array in fp32."""
 
 
-def padded(responses: Responses) -> Batch:
+def padded(responses: DumpedResponses) -> Batch:
     """Flat responses as a padded batch, in the dump's own precision."""
     rollout, mask, old = (padded_column(responses, c) for c in (responses.logp_rollout, responses.mask, responses.logp_old))
     advantages, segments = (
@@ -33,7 +33,7 @@ def padded(responses: Responses) -> Batch:
     return Batch(rollout, mask, old, advantages, segments, prompt=prompt)
 
 
-def padded_column(responses: Responses, column: np.ndarray) -> Tensor:
+def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
     """A column with one value per token as [B, T], 0 beyond the end of a response."""
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
@@ -41,7 +41,7 @@ def padded_column(responses: Responses, column: np.ndarray) -> Tensor:
     return torch.zeros(used.shape, dtype=values.dtype).masked_scatter_(used, values)
 
 
-def blocks(responses: Responses, cells: int = CELLS) -> Iterator[Responses]:
+def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
     """The responses in blocks that pad to at most `cells` values, of lengths within a factor of two.
 
     One block, in the dump's order, where all of them pad to no more. A response longer than `cells` is a block of its own.
@@ -60,7 +60,7 @@ def blocks(responses: Responses, cells: int = CELLS) -> Iterator[Responses]:
         start = end
 
 
-def missing(spec: Correction, responses: Responses) -> str | None:
+def missing(spec: Correction, responses: DumpedResponses) -> str | None:
     """The reason why `spec` cannot be replayed on a dump with these columns, or None."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
     if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):

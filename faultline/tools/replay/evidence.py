@@ -14,7 +14,7 @@ from algos.diagnostics.identity import by_place
 from algos.diagnostics.pairs import LogpPairs, Mean
 from algos.faults.diagnose import Diagnosis, diagnose
 from faultline.tools.replay.effect import padded, padded_column
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 
@@ -67,11 +67,11 @@ class Evidence:
 
     def __init__(self, facts: Known):
         self.known = facts
-        self.batches: list[Responses] = []
+        self.batches: list[DumpedResponses] = []
         self.lags: list[np.ndarray | None] = []
         self.seen, self.every = 0, 1
 
-    def add(self, responses: Responses) -> None:
+    def add(self, responses: DumpedResponses) -> None:
         """Take in one batch, or pass over it where the dump is too large to be diagnosed whole."""
         self.seen += 1
         if (self.seen - 1) % self.every:
@@ -84,7 +84,7 @@ class Evidence:
     def _cells(self) -> int:
         return sum(map(len, self.batches)) * max(int(np.diff(one.offsets).max(initial=0)) for one in self.batches)
 
-    def _lag(self, responses: Responses) -> np.ndarray | None:
+    def _lag(self, responses: DumpedResponses) -> np.ndarray | None:
         """Versions that each token's weights are known to be behind; None where nothing says that they are."""
         version = responses.version
         if version is None:
@@ -114,7 +114,7 @@ class Evidence:
         )
 
 
-def _thinned(responses: Responses) -> Responses:
+def _thinned(responses: DumpedResponses) -> DumpedResponses:
     """Every k-th prompt, or response where prompts are unknown, so that at most CELLS values remain."""
     lengths = np.diff(responses.offsets)
     times = -(-len(responses) * int(lengths.max(initial=0)) // CELLS)
@@ -124,11 +124,11 @@ def _thinned(responses: Responses) -> Responses:
     return responses.rows(np.flatnonzero(number % times == 0))
 
 
-def _joined(batches: list[Responses]) -> Responses:
+def _joined(batches: list[DumpedResponses]) -> DumpedResponses:
     """One batch, in which the prompts of each have numbers of their own. A column that not all have is None."""
     columns: dict[str, Any] = {}
     starts = np.cumsum([0, *map(len, batches[:-1])])
-    for name in Responses._fields[1:]:
+    for name in DumpedResponses._fields[1:]:
         parts = [getattr(one, name) for one in batches]
         if any(part is None for part in parts):
             columns[name] = None
@@ -137,4 +137,4 @@ def _joined(batches: list[Responses]) -> Responses:
             parts = [start + np.unique(part, return_inverse=True)[1] for start, part in zip(starts, parts, strict=True)]
         columns[name] = np.concatenate(parts)
     lengths = np.concatenate([np.diff(one.offsets) for one in batches])
-    return Responses(np.concatenate([[0], np.cumsum(lengths)]), **columns)
+    return DumpedResponses(np.concatenate([[0], np.cumsum(lengths)]), **columns)

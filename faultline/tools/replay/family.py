@@ -14,7 +14,7 @@ import numpy as np
 
 from algos.corrections.spec import Correction, Reject, Weight
 from algos.ratios import LOG_RATIO_BOUND
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 1e100
 """Nats: beyond every bound, and the sum of its squares over a response is finite."""
@@ -46,7 +46,7 @@ class Groups(NamedTuple):
 class FlatTokens:
     """The response tokens of a batch in fp64, flat. l: log π_old − log μ, nats. row: number of the response, ascending."""
 
-    def __init__(self, responses: Responses):
+    def __init__(self, responses: DumpedResponses):
         mask, lengths = responses.mask, np.diff(responses.offsets)
         self.rows = len(lengths)
         used = slice(None) if mask.all() else mask  # a view where nothing is left out

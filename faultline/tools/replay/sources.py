@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from faultline.tools.replay import readers
 from harness.dumps import files
-from harness.dumps.schema import Problem, Responses, absent, problems, responses
+from harness.dumps.schema import DumpedResponses, Problem, absent, problems, responses
 from harness.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
@@ -35,7 +35,7 @@ class Dump:
         self.files = _files(path)
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
-    def batches(self) -> Iterator[Responses]:
+    def batches(self) -> Iterator[DumpedResponses]:
         """One training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
@@ -50,13 +50,13 @@ class Dump:
         if self.rows == self.bad:
             raise UserError(f"{self.path}: no sound row among {self.rows}")
 
-    def _batch(self, tables: list[pa.Table]) -> Responses:
+    def _batch(self, tables: list[pa.Table]) -> DumpedResponses:
         """Tables of one batch as responses, with log-probabilities of at least LOWEST."""
         joined = _joined(tables)
         old, rollout = joined.logp_old, joined.logp_rollout
         self.fills += int((joined.mask & ((old < FILL) | (rollout < FILL))).sum())
         bounded = {"logp_old": np.maximum(old, LOWEST), "logp_rollout": np.maximum(rollout, LOWEST)}
-        return Responses(**joined._asdict() | bounded)  # `_replace` asks for the length, which is the number of responses
+        return DumpedResponses(**joined._asdict() | bounded)  # `_replace` asks for the length, which is the number of responses
 
     def _tables(self) -> Iterator[pa.Table]:
         for path in self.files:
@@ -143,7 +143,7 @@ def _step(table: pa.Table) -> int | None:
     return table["step"][0].as_py()
 
 
-def _joined(tables: list[pa.Table]) -> Responses:
+def _joined(tables: list[pa.Table]) -> DumpedResponses:
     """Tables of one batch as one. A column that not all have is left out, but for the mask: without one all tokens count."""
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]

@@ -14,7 +14,7 @@ import pandas as pd
 
 from algos.ratios import LOG_RATIO_BOUND
 from faultline.tools.replay.family import Family, FlatTokens, Units, by_row, families
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 
 ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Bounds that people use."""
@@ -43,7 +43,7 @@ class Thresholds:
         self.sums: dict[Family, Sums] = {}
         self.tokens = self.responses = self.exact_sq = 0.0
 
-    def add(self, responses: Responses) -> None:
+    def add(self, responses: DumpedResponses) -> None:
         """Take in one batch, in fp64. Once a batch has no segments, the families at their levels are left out."""
         if responses.segments is None:
             self.families = [family for family in self.families if not family.level.startswith("segment")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.dumps.schema import Responses
+from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 300.0
 """Nats: log ρ is clamped here in ρ, ρ² and K3, so that their sums are finite and K3 is never negative."""
@@ -19,7 +19,7 @@ class Versions:
         self.known = True
         self.sums: dict[int, np.ndarray] = {}
 
-    def add(self, responses: Responses) -> None:
+    def add(self, responses: DumpedResponses) -> None:
         """Take in one batch. Once a batch has no versions, the table is empty."""
         if responses.version is None:
             self.known = False

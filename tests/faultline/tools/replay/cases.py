@@ -5,7 +5,7 @@ import numpy as np
 from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
-from harness.dumps.schema import Responses, responses
+from harness.dumps.schema import DumpedResponses, responses
 
 CONSISTENT = Diagnosis("consistent", None, None, "it is", {}, None, 0.0, {"identity/mean": 1.0, "identity/error": 1e-3}, 4e-3)
 """The diagnosis of a dump in which only rounding differs."""
@@ -28,7 +28,7 @@ def random_columns(rows=24, length=20, seed=0, dtype=np.float64, scale=0.4):
     }
 
 
-def as_responses(columns) -> Responses:
+def as_responses(columns) -> DumpedResponses:
     return responses(files.tabulate(columns))
 
 
