@@ -31,7 +31,7 @@ def advantage(*needs: str) -> Callable:
 
 @advantage()
 def reinforce(rewards: Tensor) -> Tensor:
-    """No baseline: A = R.
+    """REINFORCE without a baseline: the advantage is the reward, A = R.
 
     Where R = `rewards`. Source: Williams 1992, doi 10.1007/BF00992696; NeMo-RL's raw_reward without its whitening.
     """
@@ -40,7 +40,7 @@ def reinforce(rewards: Tensor) -> Tensor:
 
 @advantage()
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """Group mean as baseline: A = R − mean_g R.
+    """Dr. GRPO: the reward less the group mean, A = R − mean_g R.
 
     Where R = `rewards`, mean_g over the responses of the prompt. Source: Dr. GRPO, arXiv 2503.20783 section 3.2.
     Limits: equal rewards or a single response give 0.
@@ -50,7 +50,7 @@ def dr_grpo(rewards: Tensor) -> Tensor:
 
 @advantage()
 def grpo(rewards: Tensor) -> Tensor:
-    """Group-standardised reward: A = (R − mean_g R)/(std_g R + 1e-6), std with n − 1.
+    """GRPO: the reward standardised within its group, A = (R − mean_g R)/(std_g R + 1e-6), std with n − 1.
 
     Where R = `rewards`, mean and std over the n responses of the prompt. Source: arXiv 2402.03300 section 4.1.2.
     Limits: equal rewards or a single response give 0.
@@ -60,11 +60,10 @@ def grpo(rewards: Tensor) -> Tensor:
 
 @advantage()
 def grpo_batch_std(rewards: Tensor) -> Tensor:
-    """Group mean as baseline, the std of the whole batch as scale: A = (R − mean_g R)/(std R + 1e-6), std with n − 1.
+    """GRPO with the std of the whole batch: A = (R − mean_g R)/(std R + 1e-6), std with n − 1.
 
-    Where R = `rewards`, mean over the responses of the prompt, std over all responses of the batch given, which must be
-    the global one. Source: Lite PPO, arXiv 2508.08221; TRL's scale_rewards=batch. Limits: equal rewards in each group
-    give 0.
+    Where R = `rewards`, mean over the responses of the prompt, std over all responses of the given batch. This must be the global
+    batch. Source: Lite PPO, arXiv 2508.08221; TRL's scale_rewards=batch. Limits: equal rewards in each group give 0.
     """
     return dr_grpo(rewards) / (_std(rewards.view(1, -1)) + STD_FLOOR)
 
@@ -73,10 +72,10 @@ def grpo_batch_std(rewards: Tensor) -> Tensor:
 def gpg(rewards: Tensor) -> Tensor:
     """Group policy gradient: A = (N/N_informative)·(R − mean_g R).
 
-    Where R = `rewards`, mean over the responses of the prompt, N the responses of the batch given, which must be the
-    global one, and N_informative those of prompts whose rewards are not all equal: the scale makes up for the
-    responses that give no gradient. Source: GPG, arXiv 2504.02546. Limits: no two rewards of a prompt differ: 0;
-    every prompt is informative: `dr_grpo`.
+    Where R = `rewards`, mean over the responses of the prompt. N counts the responses of the given batch, which must be the
+    global one. N_informative counts those of prompts whose rewards are not all equal. The scale makes up for the responses that
+    give no gradient. Source: GPG, arXiv 2504.02546. Limits: 0 if no two rewards of a prompt differ; `dr_grpo` if every prompt is
+    informative.
     """
     informative = rewards.shape[-1] * (rewards.amin(-1) < rewards.amax(-1)).sum()
     return dr_grpo(rewards) * rewards.numel() / informative.clamp(min=1)
@@ -120,10 +119,10 @@ def maxrl(rewards: Tensor) -> Tensor:
 
 @advantage("greedy")
 def remax(rewards: Tensor, *, greedy: Tensor) -> Tensor:
-    """Greedy baseline: A = R − R_greedy.
+    """ReMax: the reward of the greedy response is the baseline, A = R − R_greedy.
 
-    Where R = `rewards`, R_greedy = `greedy` [P], the reward of the prompt's greedy response. Source: arXiv 2310.10505
-    algorithm 1. No other response enters the baseline.
+    Where R = `rewards`, R_greedy = `greedy` [P], the reward of the prompt's greedy response. Source: arXiv 2310.10505 algorithm
+    1. No other response enters the baseline.
     """
     assert greedy.shape == rewards.shape[:1]
     return rewards - greedy[:, None]
@@ -131,11 +130,10 @@ def remax(rewards: Tensor, *, greedy: Tensor) -> Tensor:
 
 @advantage("lengths")
 def opo(rewards: Tensor, *, lengths: Tensor) -> Tensor:
-    """Length-weighted baseline: A = R − Σ_g n·R/Σ_g n.
+    """OPO: the baseline is the group's mean reward weighted by length, A = R − Σ_g n·R/Σ_g n.
 
-    Where R = `rewards`, n = `lengths` [P, G] in tokens, sums over the responses of the prompt. Source: arXiv
-    2505.23585 (the variance-optimal baseline when |∇log π|² grows with the length). Limits: equal lengths give
-    `dr_grpo`.
+    Where R = `rewards`, n = `lengths` [P, G] in tokens, sums over the responses of the prompt. Source: arXiv 2505.23585 (the
+    variance-optimal baseline when |∇log π|² grows with the length). Limits: equal lengths give `dr_grpo`.
     """
     n = lengths.to(rewards.dtype)
     return rewards - (n * rewards).sum(-1, keepdim=True) / n.sum(-1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The batch of responses that every algorithm takes, from the rollout to the gradient."""
+"""The batch of responses that every algorithm reads, from the rollout to the gradient."""
 
 from __future__ import annotations
 

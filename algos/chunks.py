@@ -35,7 +35,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
         part = batch.rows(numbers)
         used = part.mask.any(0).nonzero()
         width = int(used[-1]) + 1 if len(used) else 1
-        if batch.segments is not None:  # whose numbers may be any below T
+        if batch.segments is not None:  # their ids may be any number below T
             width = columns
         cut = Batch._make(t if t is None or t.ndim == 1 else t[:, :width] for t in part)
         yield numbers, Ratio(cut, policy[numbers][:, :width])

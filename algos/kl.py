@@ -68,7 +68,7 @@ def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
 
 @estimator(anchored=False)
 def k3_k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """The value of k3 with the gradient of k2 (verl's `low_var_kl+`): sg(k3) + k2 − sg(k2)."""
+    """The value of k3 with the gradient of k2 (verl's `low_var_kl+`): sg(k3) + k2 − sg(k2), where sg stops the gradient."""
     gradient = k2(logp, logp_ref, mask)
     return k3(logp, logp_ref, mask).detach() + gradient - gradient.detach()
 

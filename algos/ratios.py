@@ -22,9 +22,9 @@ LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geomet
 
 
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
-    """l = log π − log μ in nats on response tokens, 0 elsewhere; [B, T] in the wider of the two dtypes, at least fp32.
+    """The log ratio l = log π − log μ in nats on response tokens, 0 elsewhere, [B, T].
 
-    Padding is masked, not multiplied by 0, because it may hold NaN.
+    The dtype is the wider of the two, at least fp32. Padding is masked, not multiplied by 0, because it may hold NaN.
     """
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
@@ -32,10 +32,10 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
 
 
 class Ratio:
-    """The mismatch ratio ρ = π/μ of a batch and the quantities made of it, each computed once and when it is read.
+    """The mismatch ratio ρ = π/μ of a batch and quantities derived from it, each computed once, when first read.
 
-    policy: log π of the sampled tokens [B, T] in nats, such as log π_θ; None for π_old, the batch's `logp_old`. Raises
-    ValueError when there is neither.
+    policy: log π of the sampled tokens [B, T] in nats, such as log π_θ; None for π_old, the batch's `logp_old`. Raises ValueError
+    when there is neither.
     """
 
     def __init__(self, batch: Batch, policy: Tensor | None = None):

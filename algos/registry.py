@@ -36,12 +36,12 @@ class Registry:
         self._targets = _claimed(self.kind, self._targets, name, lambda: plugin)
 
     def names(self) -> list[str]:
-        """All known names, sorted."""
+        """Sorted names of all plug-ins of the registry, the installed ones included."""
         self._discover()
         return sorted(self._targets)
 
     def __getitem__(self, name: str) -> Any:
-        """The plug-in called `name`. Raises RegistryError; its cause is the plug-in's own error when it fails to load."""
+        """The plug-in called `name`. Raises RegistryError if it is unknown, or with the cause if it fails to load."""
         self._discover()
         if name not in self._loaded:
             target = self._targets.get(name, name if ":" in name else None)
@@ -86,7 +86,7 @@ def _import(path: str) -> Any:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # one that the plug-in imports
+            raise  # a module that the plug-in imports is missing
         raise _Absent(f"there is no module {error.name}") from None
     if not hasattr(loaded, attribute):
         raise _Absent(f"module {module} has no {attribute!r}")

@@ -29,7 +29,7 @@ def main() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     net = Qwen3ForCausalLM(shape)
-    torch.nn.init.normal_(net.lm_head.weight, std=0.1)  # of a trained model's sharpness
+    torch.nn.init.normal_(net.lm_head.weight, std=0.1)  # as sharp as a trained model's logits
     ways = _ways(net, torch.randint(0, VOCABULARY, (1, TOKENS + 1)))
     for what, backward in (("with gradient", True), ("without gradient", False)):
         runs = {name: _run(net, score, backward) for name, score in ways.items()}

@@ -65,6 +65,6 @@ def _trl(config) -> list[float]:
 
     def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
         assert all(len(ids) == LENGTH for ids in completion_ids)
-        return [len(set(ids)) / LENGTH for ids in completion_ids]  # whatever differs within a group
+        return [len(set(ids)) / LENGTH for ids in completion_ids]  # any reward that differs within a group
 
     return list(grpo(hub_model(config.model), config, reward, tokenizer, prompts, LENGTH, STEPS).values())

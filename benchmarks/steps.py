@@ -14,7 +14,7 @@ from harness.validate import check
 
 @contextmanager
 def trainer(root: str, *overrides: str) -> Iterator[Trainer]:
-    """A run's trainer before its first step, in a folder under `root`."""
+    """A context with the trainer of a run before its first step; the run's folder is created under `root`."""
     config = parse(compose(*overrides, "tracking=disabled", f"run.root={root}"))
     with RunFolder(config.path).claim() as folder:
         yield Trainer(check(config), folder)

@@ -84,7 +84,7 @@ def grpo(
             self.began = time.process_time()
 
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
-        os.environ.pop("LOCAL_RANK", None)  # set by the run, it would make accelerate wrap the model for several processes
+        os.environ.pop("LOCAL_RANK", None)  # the run sets it, and it would make accelerate wrap the model for several processes
         settings = GRPOConfig(
             folder, per_device_train_batch_size=config.rollout.prompts * config.rollout.group_size, gradient_accumulation_steps=1,
             num_generations=config.rollout.group_size, max_completion_length=length, max_steps=steps, beta=0.0,

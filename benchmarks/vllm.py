@@ -48,7 +48,7 @@ def main() -> None:
                 "local": LocalEngine(net.config, precision),
             }
             rounds = [{name: _round(engine, net, prompts, uniforms, version) for name, engine in engines.items()}
-                      for version in range(ROUNDS + 1)][1:]  # fmt: skip  # in the first kernels are chosen
+                      for version in range(ROUNDS + 1)][1:]  # fmt: skip  # kernels are chosen in the first
             (sync, speed), (own_sync, own) = (_medians([turn[name] for turn in rounds], uniforms.numel()) for name in engines)
             print(f"  {precision.name}: vLLM {speed:,.0f} tokens/s, local {own:,.0f}, ratio {speed / own:.2f}; "
                   f"sync of vLLM {sync:.3f} s, of local {own_sync:.3f} s", flush=True)  # fmt: skip

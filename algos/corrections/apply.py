@@ -85,8 +85,8 @@ def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
 def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
     """The mean of `weights` [B, T] over the tokens, responses or segments of `level`; a fp64 scalar.
 
-    A token of a unit of n tokens counts 1/n, so that each unit counts once, whatever its length. The mean is 1 when no
-    weight is left, so that dividing by it changes nothing.
+    Each token of a response or segment of n tokens counts 1/n, so that each of these counts once, whatever its length. The mean
+    is 1 when no weight is left, so that dividing by it changes nothing.
     """
     share = torch.where(batch.mask, 1.0 / sizes(batch.mask, level, batch.segments).double(), 0.0)
     total = (weights * share).sum()
@@ -94,7 +94,7 @@ def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
 
 
 def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens that every `Reject` keeps, [B, T] bool."""
+    """The tokens that every `Reject` filter of the correction keeps, [B, T] bool."""
     kept = ratio.mask
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):

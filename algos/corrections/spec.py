@@ -39,7 +39,7 @@ REDUCTIONS = (
     "seq_mean_token_sum_norm",
     "prompt_mean",
 )
-"""How token losses become a scalar; `reductions.reduce` gives the equations."""
+"""Ways to reduce token losses to a scalar; `reductions.reduce` gives the equations."""
 
 
 @dataclass(frozen=True)

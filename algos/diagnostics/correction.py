@@ -131,11 +131,11 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """verl's rollout_rs_<name>_* of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
+    """verl's rollout_rs_<name>_* statistics of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
     mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, before `when` excuses any.
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: over the responses' means.
-    masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: of responses with such a token.
+    masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: share of responses with such a token.
     """
     filters = _rejects(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})

@@ -14,7 +14,7 @@ STRATA = 20
 
 
 def drift(pairs: LogpPairs) -> dict[str, float]:
-    """Correlation of a response's mean l with its mean advantage, and its z clustered over prompts.
+    """Correlation of a response's mean l = log π − log μ with its mean advantage, and its z clustered over prompts.
 
     An update raises log π of responses with positive advantages, and of similar ones in the next batch. A trainer that is updates
     ahead of the sampler therefore has cov(l̄_i, A_i) > 0. Rounding does not depend on the reward, but it does depend on how
@@ -44,7 +44,7 @@ def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
 
 
 def _usual(pairs: LogpPairs) -> Tensor:
-    """For each token, the mean of l over all tokens in its bin of log μ, [n]."""
+    """For each token, the mean log ratio over all tokens in its bin of log μ, [n]."""
     rank = pairs.mu.argsort().argsort()
     stratum = rank * STRATA // len(rank)
     total = torch.zeros(STRATA, dtype=torch.float64).index_add(0, stratum, pairs.l)

@@ -48,7 +48,7 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
 
 
 def exponent(l: Tensor) -> float:
-    """The a > 0 with E[e^(a·l)] = 1, by bisection over [1/8, 8]; NaN where there is none.
+    """The exponent a > 0 with E[e^(a·l)] = 1, l = log π − log μ, by bisection over [1/8, 8]; NaN where there is none.
 
     E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root. It is a = 1 under the identity. Two columns in
     base-2 or base-10 logarithms have l/ln 2 or l/ln 10, and so a = 0.693 or 2.303.

@@ -40,7 +40,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
 
 
 def ratio_sums(ratio: Ratio) -> Rows:
-    """Sums of ρ and of ρ − 1 over each response, with ρ bounded as in `Ratio.excess`."""
+    """Sums of ρ and of ρ − 1 over the tokens of each response, with ρ bounded as in `Ratio.excess`."""
     rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
     rho = torch.where(ratio.mask, rho, 0.0)
     return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}

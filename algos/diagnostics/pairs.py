@@ -90,12 +90,12 @@ class LogpPairs:
         return (logit(self.pi) - logit(self.mu)).clamp(-FARTHEST, FARTHEST)
 
     def mean(self, values: Tensor, chosen: Tensor | None = None) -> Mean:
-        """Σ values/n over the tokens, or over the `chosen` [n] bool, with a standard error clustered over prompts.
+        """The mean of `values` over all tokens, or over the `chosen` [n] bool, with a standard error clustered over prompts.
 
             error² = C/(C − 1)·Σ_c (S_c − mean·n_c)²/n²
 
-        where S_c is the sum and n_c the count of cluster c, and C counts the clusters that have a token. It is the
-        linearised variance of a ratio of two totals (Cochran, Sampling Techniques, section 6.4).
+        where S_c is the sum and n_c the count of cluster c, and C counts the clusters that have a token. It is the linearised
+        variance of a ratio of two totals (Cochran, Sampling Techniques, section 6.4).
         """
         cluster = self.cluster
         if chosen is not None:

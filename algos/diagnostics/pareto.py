@@ -1,4 +1,4 @@
-"""Heaviness of the tail of importance weights: the shape k̂ of a generalised Pareto distribution fitted to it."""
+"""Heaviness of the tail of importance weights: the shape k̂ of a generalised Pareto distribution fitted to the tail."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SMALLEST_TAIL = 5
 
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
-    """k̂ of the largest weights w = exp(`log_weights`) ([N], nats, −∞ for an absent one); a fp64 scalar.
+    """The Pareto shape k̂ of the largest weights w = exp(`log_weights`) ([N], nats, −∞ for an absent one); a fp64 scalar.
 
-    The M = ⌈min(N/5, 3√N)⌉ largest weights beyond the next one, u, follow w − u ~ GPD(k, σ). Below 1/2 the variance of
-    w is finite, above 0.7 importance sampling is unreliable, at 1 its mean is infinite. Estimator: Zhang and Stephens
-    2009 (doi 10.1198/tech.2009.08017) with the prior of PSIS (arXiv 1507.02646 appendix C): k̂ ← (M·k̂ + 5)/(M + 10).
+    The M = ⌈min(N/5, 3√N)⌉ largest weights exceed the next one, u, by w − u ~ GPD(k, σ). Below 1/2 the variance of w is finite,
+    above 0.7 importance sampling is unreliable, at 1 the mean of w is infinite. Estimator: Zhang and Stephens 2009 (doi
+    10.1198/tech.2009.08017) with the prior of PSIS (arXiv 1507.02646 appendix C): k̂ ← (M·k̂ + 5)/(M + 10).
     NaN when the tail has fewer than 5 weights or does not vary (equal policies): there is no tail then.
     """
     w = log_weights.double().sort(descending=True).values

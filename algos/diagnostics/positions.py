@@ -45,7 +45,7 @@ def finish_positions(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_position(rows: Rows) -> dict[str, Tensor]:
-    """Tokens, kl = E[−l] and k3 (nats per token) of each bin over the whole batch, [BINS]; 0 in an empty bin."""
+    """Tokens, kl = E[−l] and k3 (nats per token) over the whole batch by bin of position, [BINS]; 0 in an empty bin."""
     tokens = rows["tokens"].sum(0)
     n = tokens.clamp(min=1)
     return {"tokens": tokens, "kl": -rows["l"].sum(0) / n, "k3": rows["k3"].sum(0) / n}
@@ -53,9 +53,9 @@ def by_position(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_length(rows: Rows) -> dict[str, Tensor]:
-    """Responses, mean sum of l (nats per response) and k3 (nats per token) by the length of the response, [BINS].
+    """Responses, mean sum of l (nats per response) and k3 (nats per token) by bin of the response's length, [BINS].
 
-    A weight at level sequence is exp of that sum: how it drifts with length is the length trap.
+    A weight at level sequence is exp of that sum, so its drift with the length shows here.
     """
     length = rows["tokens"].sum(-1)
     bins, present = bin_of(length.clamp(min=1).long()), length > 0

@@ -14,12 +14,12 @@ flips than the mean."""
 
 
 def flipped(ids: Tensor, other: Tensor) -> Tensor:
-    """Whether two choices are different sets of experts, [B, T, layers]."""
+    """Whether two choices of experts differ as sets, [B, T, layers] bool."""
     return (ids.sort(-1).values != other.sort(-1).values).any(-1)
 
 
 def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
-    """[layers, experts] fp64: each expert's share of the slots of the tokens in `mask` [B, T]; 1/experts if balanced."""
+    """Each expert's share of the routing slots of the tokens in `mask` [B, T], [layers, experts] fp64; 1/experts if balanced."""
     slots = ids[mask].transpose(0, 1).flatten(1).long()  # [layers, tokens·k]
     counts = torch.zeros(len(slots), experts, dtype=torch.float64, device=ids.device)
     counts.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float64))

@@ -27,7 +27,7 @@ def row_sum(values: Tensor) -> Tensor:
 
 
 def squares(values: Tensor) -> Tensor:
-    """Sum of the squares of each row, without a tensor of squares."""
+    """Sum of the squares of each row, computed without allocating the squares."""
     return torch.linalg.vecdot(values, values)
 
 

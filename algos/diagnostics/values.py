@@ -17,7 +17,7 @@ FEWEST = 3
 FLOOR = -15.0
 """Bound in nats: a value below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
 FAR = 0.5
-"""Minimum mean |l| in nats of the tokens with a fill value. A token that is certain in both columns has both near 0."""
+"""Minimum mean |log ratio| in nats at a fill value. A token that is certain in both columns has both near 0."""
 
 
 class Fill(NamedTuple):

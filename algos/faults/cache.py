@@ -13,7 +13,7 @@ PLACE = 4
 
 def _signature(s: Statistics) -> float | None:
     if s["size/lag_spread"] > 0:
-        return None  # known older weights at some places of a response explain such a profile
+        return None  # weights known to be older at some places explain such a profile
     return beyond(ratio(s["places/after"], s["places/before"]) / TIMES, s["places/onset_z"] / SURE, s["places/onset"] / PLACE)
 
 

@@ -81,7 +81,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """The question and a sentence of evidence where rounding explains a statistic no longer; None where it explains all."""
+    """The question and a sentence of evidence if rounding does not explain the statistics; None if it does."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

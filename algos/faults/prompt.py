@@ -11,7 +11,7 @@ SURE_IN_EXCESS = 1.5
 
 def _signature(s: Statistics) -> float | None:
     if s["size/lag_spread"] > 0:
-        return None  # known older weights at some places of a response explain such a profile
+        return None  # weights known to be older at some places explain such a profile
     times, z = ratio(s["places/head"], s["places/rest"]), s["places/head_z"]
     if excess(s) >= 1:
         return beyond(times / TIMES_IN_EXCESS, z / SURE_IN_EXCESS)

@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""Minimum kurtosis E[d⁴]/E[d²]² of the moved logits: 30 or less for most dense models, 36 or more for mixtures of experts."""
+"""Minimum kurtosis of the moves of logits: 30 or less for most dense models, 36 or more for mixtures of experts."""
 SHARE = 0.5
 """Minimum share of K3 in the 1 % of the tokens with the largest."""
 

@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
 
 CORRELATION = 0.37
-"""Minimum correlation of a response's mean l with its advantage; 0.335 was the maximum of fresh weights."""
+"""Minimum correlation of a response's mean log ratio with its advantage; 0.335 was the maximum of fresh weights."""
 SURE = 4.5
 EXPLAINED = 0.6
 """Maximum share of the moved logits that one slope explains: a larger share means another temperature."""

@@ -1,4 +1,4 @@
-"""Losses: pure functions from log-probabilities to an unreduced token loss; `base` has the signature."""
+"""Losses: pure functions from log-probabilities to an unreduced token loss; `losses.base` has the signature."""
 
 from algos.losses.base import TokenLoss, loss
 from algos.losses.clipped import ppo

@@ -1,4 +1,4 @@
-"""Losses that clip the ratio of two policies token by token."""
+"""Losses that clip the ratio of two policies token by token, such as PPO."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ Coefficient = Annotated[float, Interval(ge=0, le=1e6), "a coefficient ≥ 0, up 
 
 
 def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """cov_t = (log π_t − mean log π)·(A_t − mean A), the means over all tokens of `mask`; [B, T] fp64, 0 off the mask.
+    """The covariance cov_t = (log π_t − mean log π)·(A_t − mean A) of each token, [B, T] fp64, 0 off the mask.
 
-    Source: arXiv 2505.22617 section 4.
+    The means are over all tokens of `mask`. Source: arXiv 2505.22617 section 4.
     """
     tokens = mask.sum().clamp(min=1)
     logp, advantages = torch.where(mask, logp.double(), 0.0), torch.where(mask, advantages.double(), 0.0)

@@ -71,5 +71,5 @@ def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, l
 
 
 def _straight_through(log_value: Tensor, log_gradient: Tensor) -> Tensor:
-    """exp(log_value), with the gradient of exp(log_gradient) scaled to that value."""
+    """The value exp(log_value), with the gradient of exp(log_gradient) scaled to that value."""
     return bounded_exp(log_value) * (log_gradient - log_gradient.detach()).exp()
