@@ -11,9 +11,10 @@ from harness.config import Config
 
 
 def learning_rates(config: Config) -> Callable[[int], float]:
-    """Optimizer steps so far → the rate of the next one, by transformers' `get_scheduler`.
+    """Return the learning-rate schedule: a function from the number of optimizer steps so far to the next step's rate.
 
-    It depends on that number alone, which a checkpoint holds: so a resumed run has the rates of one that was never stopped.
+    The rate comes from transformers' `get_scheduler` and depends on that number alone, which a checkpoint holds. So a resumed run
+    has the rates of one that was never stopped.
     """
     lr, schedule = config.actor.lr, config.actor.schedule
     name: str = schedule.name
