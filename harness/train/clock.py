@@ -35,6 +35,6 @@ class Clock:
         sampling."""
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         times["time/step"] = time.perf_counter() - self.began
-        if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
+        if "generate" in self.seconds:  # absent at the end of a stale run, when everything is sampled
             times["throughput/rollout_tokens"] = self.sampled_tokens / self.seconds["generate"]
         return times

@@ -24,7 +24,7 @@ class DeepSpeedCritic(DeepSpeedModel):
     """A value model under DeepSpeed ZeRO, with its own optimizer. All settings but the learning rate are the actor's."""
 
     def __init__(self, net: PreTrainedModel, config: Config):
-        join()  # which chooses this rank's device
+        join()  # chooses this rank's device
         net = net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         if config.actor.gradient_checkpointing:
             net.gradient_checkpointing_enable({"use_reentrant": False})
@@ -57,11 +57,11 @@ class Critic:
             for part in self._parts(prompts[rows], tokens[rows]):
                 own = rows[part]
                 values[own] = self.model.values(prompts[own], tokens[own])
-        return self.ranks.sum(values)  # of the other ranks' rows each has 0
+        return self.ranks.sum(values)  # a rank has 0 in the rows of the others
 
     def update(self, batch: TrainingBatch, order: list[Tensor]) -> dict[str, Tensor]:
         """Take one optimizer step per mini-batch of `order`, on the mean value loss of its tokens. Returns the metrics."""
-        assert batch.values is not None and batch.returns is not None  # of a run with a critic
+        assert batch.values is not None and batch.returns is not None  # a run with a critic has both
         norms, sums = [], []
         for rows in order:
             sums.append(self._accumulate_gradient(batch.rows(rows)))

@@ -19,7 +19,7 @@ from harness.train.scorer import Scorer
 
 
 class Question(NamedTuple):
-    """Which policy answers which prompts in an evaluation. split: held_out or train. policy: own (the trainer's) or rollout."""
+    """A pair of prompts and the policy that answers them. split: held_out or train. policy: own (the trainer's) or rollout."""
 
     split: str
     policy: str
@@ -56,7 +56,7 @@ class Evaluator:
         judged = {first: engine if policy == "rollout" else self.scorer.own_policy}
         if policy == "both":
             judged["rollout"] = engine
-        exact = self.scorer.policy is engine  # then the other policy is the first one
+        exact = self.scorer.policy is engine  # then both policies are the same
         asked = {"held_out": self.prompts} | ({"train": self.train_prompts} if len(self.train_prompts) else {})
         answers: dict[Question, np.ndarray] = {}
         for split, prompts in asked.items():

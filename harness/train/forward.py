@@ -48,7 +48,7 @@ class TrainingForward:
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
-        return self.ranks.sum(logp)  # of the other ranks' rows each has 0
+        return self.ranks.sum(logp)  # a rank has 0 in the rows of the others
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
@@ -59,4 +59,4 @@ class TrainingForward:
             logp[rows], routes = self.actor.route(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))
             shares.append(routes)
         own = Routes.cat(shares).of(torch.cat(parts).argsort())
-        return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks share a mini-batch out in order
+        return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks hold the rows of a mini-batch in order

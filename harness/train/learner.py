@@ -69,8 +69,9 @@ class Learner:
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """Take one optimizer step per mini-batch of `order`.
 
-        Returns (metrics, log π_θ [B, T]), each token's just before the last optimizer step on it. If the loss or the correction
-        takes π_θ/μ, the metrics include its mismatch and the applied correction. complete: with the statistics of filters.
+        Returns (metrics, log π_θ [B, T]). A token's log π_θ is that just before the last optimizer step on it. If the loss or the
+        correction takes π_θ/μ, the metrics include its mismatch and the applied correction. complete: with the statistics of
+        filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []

@@ -47,7 +47,7 @@ class Persistence:
     def measure(self, step: int) -> dict[str, float]:
         """Return mismatch/persistence_k at k steps into a window; {} at other steps, or if no token's probabilities differ."""
         age = None if self.every is None else step % self.every
-        if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # of one policy all log ratios are 0
+        if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
         with self.sampler.clock.phase("persistence"):
             if age == 0:

@@ -42,7 +42,7 @@ class Ranks(NamedTuple):
         """Concatenate the rows of all ranks in order; `part` is this rank's share. Collective: every rank calls it."""
         if self.size == 1:
             return part
-        if part.dtype in (torch.int16, torch.bool):  # which no backend exchanges
+        if part.dtype in (torch.int16, torch.bool):  # no backend exchanges these
             return self.gather(part.contiguous().view(torch.uint8)).view(part.dtype)
         rows = part.new_empty(self.size * len(part), *part.shape[1:])
         dist.all_gather_single(rows, part.contiguous())

@@ -23,7 +23,7 @@ def learning_rates(config: Config) -> Callable[[int], float]:
         name, more = "cosine_with_min_lr", {"min_lr_rate": schedule.min_lr_ratio}
     elif name == "constant" and schedule.warmup_steps:
         name = "constant_with_warmup"
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)  # get_scheduler asks for one, and nothing steps it
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)  # get_scheduler asks for an optimizer, which nothing steps
     made = get_scheduler(
         name, optimizer, num_warmup_steps=schedule.warmup_steps, num_training_steps=config.updates, scheduler_specific_kwargs=more
     )

@@ -130,7 +130,7 @@ def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.
     net = build(shape, derive(w.seed, "init"))
     net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    rise = 0.2 if w.steps == 10 else 0.1  # of 10 steps a tenth would be a rise without length, by which torch divides
+    rise = 0.2 if w.steps == 10 else 0.1  # torch divides by the rise's length, which is 0 for a tenth of 10 steps
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=rise)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
     has_experts = bool(expert_count(shape))

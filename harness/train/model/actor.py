@@ -72,8 +72,8 @@ class DeepSpeedActor(DeepSpeedModel):
     """An actor under ZeRO stage 0 to 3 on all ranks, with AdamW and clipping by global norm. temperature: divides the logits."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
-        join()  # which chooses this rank's device
-        # Before a GPU holds it: a whole model in fp32 may not fit. DeepSpeed's own cast, which comes next, finds nothing to do.
+        join()  # chooses this rank's device
+        # Cast before a GPU holds the model, which may not fit in fp32. DeepSpeed's own cast then finds nothing to do.
         model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
         self.routing = RoutingHooks(model)
         if config.precision is not None:
@@ -82,7 +82,7 @@ class DeepSpeedActor(DeepSpeedModel):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         scoring = ScoringModel(model, temperature)
         if config.compile:
-            scoring.model.compile(dynamic=True)  # equal rows leave another number of rows in each step
+            scoring.model.compile(dynamic=True)  # the number of distinct rows differs by step
         super().__init__(scoring, config, shares=can_share(model.config))
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:

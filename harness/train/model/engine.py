@@ -55,7 +55,7 @@ class DeepSpeedModel:
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
         # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
-        # leave a lock on which later starts hang. To look which could be runs a C compiler.
+        # leave a lock on which later starts hang. Even listing the compatible ones runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
         self.config, self.shares = config, shares
         optimizer = torch.optim.AdamW(
@@ -129,7 +129,7 @@ class DeepSpeedModel:
         self.engine._config.load_universal_checkpoint = False
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
-        # A checkpoint brings the settings of the run that wrote it, which may be another: see `faultline branch`.
+        # A checkpoint holds the settings of the run that wrote it, which may be another run: see `faultline branch`.
         c = self.config
         for group in self.engine.optimizer.param_groups:
             group |= {"lr": c.lr, "betas": tuple(c.betas), "eps": c.eps, "weight_decay": c.weight_decay}

@@ -90,7 +90,7 @@ def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | No
     ⌈V/8⌉]."""
     logp = _log_softmax(hidden, weight, support, temperature)
     policy = logp.exp()
-    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # a gradient would need the memory that it saves
+    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # in place, unless a gradient needs the operand
     return logp.gather(-1, targets[:, None])[:, 0], -terms.sum(-1)
 
 
@@ -177,7 +177,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, tempera
 @torch.no_grad()
 def _has_plain_head(net: PreTrainedModel) -> bool:
     """Whether a model's logits are W h: no bias, no cap, no scale."""
-    ids = torch.arange(3, device=net.device)[None]  # padding, whose embedding may be zero, is one of them at most
+    ids = torch.arange(3, device=net.device)[None]  # at most one of them is padding, whose embedding may be zero
     hidden = net.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     logits = net(input_ids=ids, use_cache=False).logits
     return torch.allclose(logits, hidden @ net.get_output_embeddings().weight.t(), rtol=1e-6, atol=1e-6)

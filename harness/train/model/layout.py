@@ -94,10 +94,7 @@ def can_share(config: PretrainedConfig) -> bool:
 
 
 def _visible(present: Tensor, prompt: int, after: int) -> Tensor:
-    """[U, 1, L, L]: whether a place sees another: of the prompt or of its own response, not later, and no padding.
-
-    Each sees itself, since attention to nothing is no number.
-    """
+    """Attention mask [U, 1, L, L]: a place sees the prompt and its own response, no later place and no padding."""
     place = torch.arange(present.shape[1], device=present.device)
     response = torch.where(place < prompt, -1, (place - prompt) // max(after, 1))
     of_prompt_or_own = (response == -1)[None] | (response[:, None] == response[None])

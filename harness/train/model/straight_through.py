@@ -42,7 +42,7 @@ class _Fused:
 
     def forward(self, number: int, x: Tensor) -> Tensor:
         """Output [..., N] of linear layer `number` for x [..., K]."""
-        if number not in self._waiting:  # the first of them in this pass casts for all
+        if number not in self._waiting:  # the first layer of this pass casts for all
             self._waiting = dict(enumerate(self._cast()))
         module, weight = self.modules[number], self._waiting.pop(number)
         y = _CastProduct.apply(x.flatten(0, -2), module.weight, module.bias, self.arithmetic, weight)

@@ -20,7 +20,7 @@ class GreedyBaseline(Option):
     """Option that generates a greedy response to each prompt before sampling, while nothing else uses the engine."""
 
     def sample(self, number: int) -> Responses:
-        """The responses of a draw, with the greedy ones' rewards and lengths."""
+        """Sample the responses of draw `number`, and add the rewards and lengths of the greedy responses to its prompts."""
         greedy = self._greedy(self.inner.engine, self.inner.draw_prompts(number))
         return self.inner.sample(number)._replace(of_prompts=greedy)
 
@@ -42,5 +42,5 @@ class GreedyBaseline(Option):
         lengths = (tokens != PAD).sum(1)
         inner.clock.sampled_tokens += int(lengths.sum())
         rewards = torch.from_numpy(inner.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
-        # The values of rank 0, since every rank asked for all of them.
+        # Every rank asked for all values; those of rank 0 are kept.
         return {name: inner.ranks.gather(part)[: len(distinct)] for name, part in ((GREEDY, rewards), (GREEDY_LENGTHS, lengths))}

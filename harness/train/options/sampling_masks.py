@@ -16,7 +16,7 @@ class SamplingMasks(Option):
     def describe(self, responses: Responses) -> dict[str, Tensor]:
         """Metrics of responses, including the mean number of tokens that could be sampled at a place."""
         rollout = responses.rollout
-        assert rollout.support is not None  # of an engine that records it, as harness.validate has checked
+        assert rollout.support is not None  # harness.validate has checked that the engine records it
         support = sizes(rollout.support)[rollout.written].double().mean()
         return self.inner.describe(responses) | {"rollout/support_tokens": support}
 

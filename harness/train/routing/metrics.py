@@ -1,4 +1,4 @@
-"""The effect of the choice of experts on the mismatch, measured every diagnostics.every steps of a mixture of experts."""
+"""Metrics of how the choice of experts affects the mismatch, taken every diagnostics.every steps of a mixture of experts."""
 
 from __future__ import annotations
 
