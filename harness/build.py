@@ -46,8 +46,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on a plug-in without its
-    decorator."""
+    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on an undecorated plug-in."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None

@@ -112,8 +112,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
 
 
 def _built(config: Config, tasks: Tasks) -> tuple[Task, PretrainedConfig]:
-    """Take the task of a config and its policy's shape from `tasks`, or build them. Raises UserError on data that cannot be
-    used."""
+    """Take a config's task and its policy's shape from `tasks`, or build them. Raises UserError on data that cannot be used."""
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in tasks:
         task = build_task(config)
@@ -142,8 +141,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if sampling masks are replayed in vain, or cannot be. refusal: why the engine cannot record them, or
-    None."""
+    """Raise UserError if sampling masks are replayed in vain, or cannot be. refusal: why the engine cannot record any."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return

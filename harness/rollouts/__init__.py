@@ -78,8 +78,7 @@ class Rollout(NamedTuple):
 
     @property
     def mask(self) -> Tensor:
-        """Mask of the tokens that can be trained on: the policy's own, with a finite log-probability from the engine. [B, T]
-        bool."""
+        """Mask of the tokens that can be trained on, [B, T] bool: written by the policy, with a finite log-probability."""
         return self.written & self.logp.isfinite()
 
 
@@ -95,14 +94,12 @@ class RolloutEngine(ABC):
     """
 
     tolerance: float | None = None
-    """Maximum mean difference from the actor's log-probabilities after a load, in nats (`check_weights.py`). None if no load can
-    go wrong."""
+    """Maximum mean difference from the actor's log-probabilities after a load, in nats; None if no load can go wrong."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot run with these settings on this machine. Builds
-        nothing."""
+        """Raise UserError, naming the alternatives, if this engine cannot run so on this machine. Builds nothing."""
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:

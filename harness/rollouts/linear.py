@@ -43,8 +43,7 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
 }
 INT8_EXACT_WIDTH = 1040
-"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Wider sums take
-fp64."""
+"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Above: fp64."""
 
 
 class EngineMatrix(NamedTuple):
@@ -116,8 +115,7 @@ def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor
 
 
 def _sum_of_blocks(codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-    """Product y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], added in fp32, with g the blocks of 128 along
-    K."""
+    """Product y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], in fp32 over blocks g of 128 along K."""
     assert weight.scale is not None
     y = codes.new_zeros(len(codes), weight.codes.shape[1])
     blocks = zip(codes.split(casts.FP8_BLOCK, 1), weight.codes.split(casts.FP8_BLOCK), weight.scale, strict=True)

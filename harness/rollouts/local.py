@@ -170,8 +170,7 @@ class LocalEngine(RolloutEngine):
         return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses along the path of `generate`: with unchanged weights, a response in parts has the bits of a whole
-        one."""
+        """Continue responses along the path of `generate`: with unchanged weights, parts have the bits of a whole response."""
         uniforms = uniforms.to(self.device, torch.float64)
         begun, going = begun.to(self.device), going.to(self.device)
         start = begun.shape[1]
@@ -233,8 +232,7 @@ class LocalEngine(RolloutEngine):
     def _decode(
         self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None, support: Tensor | None
     ) -> tuple[Tensor, Tensor, Recorded]:
-        """Return (tokens, log-probabilities, records). Tokens and log-probabilities are [B, length], PAD and 0 after the end of a
-        row.
+        """Return (tokens, log-probabilities, records). The first two are [B, length], PAD and 0 after the end of a row.
 
         Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
         routes to replay, rows of one node also agree in these. support: tokens to renormalise over (`Recorded`), instead of this
@@ -305,8 +303,7 @@ class LocalEngine(RolloutEngine):
         return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Set logits to −inf outside the top_k most probable tokens, and outside the fewest of these that hold top_p of their
-        mass."""
+        """Set logits to −inf outside the top_k most probable tokens, and outside the fewest of these with top_p of their mass."""
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
             logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)

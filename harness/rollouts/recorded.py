@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
 
 
 def pack(support: Tensor) -> Tensor:
-    """Pack a mask of the tokens that may be sampled, [..., V] bool, to bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v //
+    """Pack a mask of tokens that may be sampled, [..., V] bool, to bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v //
     8."""
     eights = F.pad(support, (0, -support.shape[-1] % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
     return (eights << _places(support)).sum(-1, dtype=torch.uint8)

@@ -15,7 +15,7 @@ def differs(rows: Tensor) -> Tensor:
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
     """Group rows into the nodes of the next place, by the key [B] of each row's parent and token. Returns (key of each node in
-    ascending order, node of each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their
+    ascending order, node of each row, routes to replay of each node). Rows of one key with other routes get nodes of their
     own."""
     if replay is None:
         return (*keys.unique(return_inverse=True), None)

@@ -213,8 +213,7 @@ class VllmEngine(RolloutEngine):
         return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Score tokens by a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 only (see
-        `check`)."""
+        """Score tokens by a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 only."""
         self._loaded_version()
         length = tokens.shape[1]
         if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more
@@ -248,7 +247,7 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """vLLM's answers to this rank's rows [B, L], without their PAD. sampling: one setting per row of all ranks, or one for
+        """vLLM's answers to this rank's rows [B, L], without their PAD. sampling: one setting per row of all ranks, or for
         all."""
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
@@ -384,8 +383,7 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 @functools.cache
 def _keep_scales_alive() -> None:
-    """Keep the scales of int8 products alive. In vLLM 0.32 on a CPU a product's handle points at them, and a reload frees
-    them."""
+    """Keep the scales of int8 products alive: in vLLM 0.32 on a CPU a reload frees them, although kernels point at them."""
     from vllm import _custom_ops
 
     ops: Any = _custom_ops

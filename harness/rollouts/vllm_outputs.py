@@ -39,8 +39,7 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """Make `Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its
-    prompt."""
+    """Make `Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, from the first token of its prompt on."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

@@ -43,8 +43,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective: every rank calls it. replay: see
-        `Actor.logp`."""
+        """log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective. replay: see `Actor.logp`."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]

@@ -153,8 +153,7 @@ class Learner:
         return logp_all, sums
 
     def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """(log π_θ, entropy) of some rows, with the training forward's gradient. At π_old this log π_θ is `logp_old` to the
-        bit."""
+        """(log π_θ, entropy) of some rows, with gradient. At π_old, log π_θ is `logp_old` to the bit."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 

@@ -103,8 +103,7 @@ class Watch(threading.Thread):
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """Seconds between polls; polls without a sign of life until a rank counts as dead; the same number after a failed
-    collective."""
+    """Seconds between polls; polls without a sign of life until a rank counts as dead; the same after a failed collective."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
     """Key of the store under which a rank announces that all must end -> exit code of the other ranks.

@@ -41,8 +41,7 @@ class Trainer:
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
-        """Run a step: prompts → rollout → reward → π_old → advantages → correction → objective and optimizer step per
-        mini-batch."""
+        """Run a step: prompts → rollout → reward → π_old → advantages → correction → objective and optimizer steps."""
         sampler, learner = self.sampler, self.learner
         self.clock.restart()
         seed_globals(self.config.seed, step)
@@ -79,8 +78,7 @@ class Trainer:
         return metrics
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the policies that evaluation.policy names on held-out prompts, and the probes. Rewards per prompt are
-        recorded."""
+        """Evaluate the policies that evaluation.policy names on held-out prompts, and the probes. Records rewards per prompt."""
         with self.clock.phase("evaluate"):
             metrics, questions = self.evaluator.judge()
             self.folder.log_questions(step, {f"{split}/{policy}": means.tolist() for (split, policy), means in questions.items()})

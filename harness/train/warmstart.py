@@ -80,8 +80,7 @@ def start(config: Config, task: Task) -> Start:
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """The warm start of a config, read from the cache under `<run.root>/.warmstart` or made now. Processes wait for one
-    another."""
+    """The warm start of a config, read from the cache under `<run.root>/.warmstart` or made now. Processes take turns."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     with ExitStack() as held:
         with writing(folder):

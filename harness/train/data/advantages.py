@@ -44,8 +44,7 @@ class AdvantageEstimator:
         self.needs: tuple[str, ...] = estimator.func.needs  # type: ignore[attr-defined]  # a function's attributes have no type
 
     def __call__(self, responses: Responses, penalty: Tensor | None = None) -> Advantages:
-        """Compute the advantages of the tokens of `responses`. penalty: KL penalty [B, T] subtracted from the rewards; None:
-        none."""
+        """Compute the advantages of the tokens of `responses`. penalty: KL penalty [B, T] to subtract from the rewards."""
         mask, rewards = responses.rollout.mask, responses.rewards
         values = None if self.critic is None else self.critic.values(responses.prompts, responses.rollout.tokens)
         provided = {**responses.of_prompts, "lengths": mask.sum(-1).view_as(rewards), "mask": mask, "values": values}

@@ -57,11 +57,9 @@ class Actor(Saved, Protocol):
         """Add the gradient of `loss` to that of the coming optimizer step. last: whether this is the step's last micro-batch."""
 
     def step(self, lr: float | None = None) -> float | None:
-        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None for the
-        config's.
+        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the config's.
 
-        Returns the global gradient norm before clipping; None if the step was skipped, for example because fp16 gradients
-        overflowed.
+        Returns the global gradient norm before clipping; None if the step was skipped, for example as fp16 gradients overflowed.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -38,10 +38,9 @@ class ScoringModel(nn.Module):
     def forward(
         self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, at: Tensor | None = None, **places: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. at: flat places that predict them; None: the last
-        T.
+        """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. support: [B, T, ⌈V/8⌉] packed; None: all tokens.
 
-        support: [B, T, ⌈V/8⌉], packed by `recorded.pack`; None: all tokens.
+        at: flat places that predict the targets; None: the last T places of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return self.lm_head(_before(hidden, targets, at), targets, support)
@@ -86,8 +85,7 @@ class ScoringHead(nn.Module):
 
 
 def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Compute (log π, H), [N] each, with all logits at once. hidden: [N, H]. weight: [V, H]. targets: [N]. support: [N,
-    ⌈V/8⌉]."""
+    """Compute (log π, H), [N] each, with all logits at once: hidden [N, H], weight [V, H], targets [N], support [N, ⌈V/8⌉]."""
     logp = _log_softmax(hidden, weight, support, temperature)
     policy = logp.exp()
     terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # in place, unless a gradient needs the operand

@@ -88,8 +88,7 @@ class Layout(NamedTuple):
 
 
 def can_share(config: PretrainedConfig) -> bool:
-    """Whether responses may share a row of this model: it is known, dense (routes belong to rows) and without a sliding
-    window."""
+    """Whether responses may share a row of this model: known, dense (routes belong to rows) and without a sliding window."""
     return config.model_type in MODELS and not expert_count(config) and getattr(config, "sliding_window", None) is None
 
 

@@ -21,8 +21,7 @@ class RolloutQueue:
 
     Life cycle: at each step the engine loads its weights, then `next` is called.
 
-    sample: function (step, rollout so far or None) → the rollout of all ranks with one more part, by the engine's present
-    weights.
+    sample: function (step, rollout so far or None) → the rollout of all ranks with one more part, by the engine's weights.
     length: maximum number of tokens in a response. part: tokens of one part; None for whole responses.
     """
 
