@@ -1,4 +1,4 @@
-"""From the names in a config to the plug-ins, with their parameters checked and bound."""
+"""Builds the plug-ins that a config names, with their parameters checked and bound."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs of an estimator by token: it takes and gives [B, T]. Values are a critic's, which learns A + V."""
+"""Inputs of advantage estimators by token, which take and give [B, T]. Values are those of a critic, which learns A + V."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
-"""Inputs that a run has for an advantage estimator, besides the rewards."""
+"""Inputs that a run can give an advantage estimator, besides the rewards."""
 
 
 class Plan(NamedTuple):
-    """Everything that a run builds from its config, checked and built once; `harness.validate.check` gives it.
+    """Everything that a run builds from its config, checked and built once; `harness.validate.check` returns it.
 
     shape: the transformers config of the policy. advantage: the estimator with its parameters bound. engine: makes the rollout
     engine. detectors: make the collapse detectors, by name. has_critic: whether the run learns values.
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """loss x correction x proximal x reduction of a config. Raises UserError on a plug-in that is not decorated."""
+    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on an undecorated plug-in."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
@@ -59,7 +59,7 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """The advantage estimator of a config.
+    """Build the advantage estimator of a config.
 
     Raises UserError if it needs an input that a run does not have, or does not declare its inputs.
     """
@@ -75,7 +75,7 @@ def build_advantage(config: Config) -> functools.partial:
 
 
 def _check_alone(estimator: functools.partial, needs: Sequence[str], name: str) -> None:
-    """Raise UserError if responses without others to the same prompt have no advantage, whatever their rewards."""
+    """Raise UserError if an estimator gives advantage 0 to the only response to a prompt, whatever its reward."""
     rewards = torch.tensor([[1.0], [0.0]])
     inputs = {"lengths": torch.ones(2, 1, dtype=torch.long), "greedy": torch.zeros(2)}
     if not estimator(rewards, **{key: inputs[key] for key in needs}).any():
@@ -86,7 +86,7 @@ def _check_alone(estimator: functools.partial, needs: Sequence[str], name: str) 
 
 
 def has_critic(config: Config) -> bool:
-    """Whether the run learns values. Raises UserError where the section critic says otherwise than the advantage."""
+    """Whether the run learns values. Raises UserError if the section `critic` contradicts the advantage estimator."""
     name, lr = config.advantage.name, config.critic.lr
     reads = "values" in ADVANTAGES[name].needs
     if reads and lr is None:
@@ -97,7 +97,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """The rollout engine of a config, with all its parameters bound: a call makes it. Raises UserError on what is no engine."""
+    """Bind all parameters of the rollout engine of a config; a call makes it. Raises UserError on a class that is no engine."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
@@ -116,13 +116,13 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
 
 
 def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
-    """An embedded engine for the policy of a run, at the run's temperature. truncation: further fields of `Sampling`."""
+    """Make an embedded engine for the policy of a run, at the run's temperature. truncation: further fields of `Sampling`."""
     sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
     return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
 
 def build_task(config: Config) -> Task:
-    """The task of a config. Raises UserError on data that cannot be used."""
+    """Build the task of a config. Raises UserError on data that cannot be used."""
     tokenizer = hub_tokenizer(config.model) if isinstance(config.model, HubConfig) else None
     make = TASKS[config.task.name]
     check(f"task.name={config.task.name}", make, {}, inputs=("config", "tokenizer"))
@@ -130,7 +130,7 @@ def build_task(config: Config) -> Task:
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """The collapse detectors of a config by name; each is made by a call without arguments."""
+    """Bind the parameters of a config's collapse detectors, by name. A call without arguments makes each."""
     detectors = config.collapse.detectors
     for name in detectors:
         _check_marked(DETECTORS, "collapse.detectors", name, "role", "its role; see harness/collapse")
@@ -140,9 +140,9 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
 def bind(
     plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
 ) -> functools.partial:
-    """`plugin` with `params` bound to its keyword-only parameters; a run passes `inputs` and those in `provided` later.
+    """Bind `params` to keyword-only parameters of `plugin`; a run passes `inputs` and those in `provided` later.
 
-    Raises UserError as `algos.parameters.check` raises ValueError.
+    Raises UserError if `algos.parameters.check` refuses them.
     """
     try:
         check(key, plugin, params, inputs=inputs, provided=provided)
@@ -152,7 +152,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """Raise UserError on a plug-in of another kind: it lacks the attribute `mark`, which says `what`."""
+    """Raise UserError if a plug-in lacks the attribute `mark`, which its decorator sets. what: its meaning, for the message."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 
@@ -171,12 +171,12 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether a rollout has the bits of the trainer's own policy: the embedded engine in the actor's precision, nothing else
-    changed, with the weights of the step."""
+    """Whether a rollout has the bits of the trainer's own policy: the embedded engine samples it in the actor's precision, with
+    the weights of the step and nothing else changed."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)
     parameters = inspect.signature(ENGINES["local"]).parameters
-    decisive = parameters.keys() - {"noise_seed"}  # of no noise
+    decisive = parameters.keys() - {"noise_seed"}  # it matters only with noise
     plain = all(parameters[name].default == value for name, value in r.engine.params.items() if name in decisive)
     return r.engine.name == "local" and same and whole and plain

@@ -1,4 +1,4 @@
-"""The checks of a config that need torch: whether its plug-ins, its model and its data can be used together on this machine."""
+"""Checks of a config that need torch: whether its plug-ins, its model and its data can be used together on this machine."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from harness.tasks import EnvironmentTask, Task, TurnTask
 from harness.train.warmstart import most_held_out
 
 Tasks = dict[str, tuple[Task, PretrainedConfig]]
-"""Tasks with the shapes of their policies, by the sections task and model of a config."""
+"""Built tasks with the transformers configs of their policies, by the sections `task` and `model` of a config as JSON."""
 
 
 def check(config: Config, tasks: Tasks | None = None) -> Plan:
-    """Refuse a config that no run could use, before anything is launched; else return what was built for the checks.
+    """Refuse a config that no run could use, before anything is launched; else return the plan that was built for the checks.
 
-    tasks: built before, to which this one is added. A grid passes one dictionary, so that equal data is tokenised once.
-    Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own traceback is
-    seen.
+    tasks: tasks built so far, to which this config's is added. A grid passes one dictionary, so that equal data is tokenised
+    once. Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own traceback
+    is seen.
     """
     try:
         return _checked(config, {} if tasks is None else tasks)
@@ -57,7 +57,7 @@ def check(config: Config, tasks: Tasks | None = None) -> Plan:
 
 
 def _checked(config: Config, tasks: Tasks) -> Plan:
-    """The plan of a config. The parts that need no data are built first, so that their errors come at once."""
+    """Check a config and return its plan. Parts that need no data are built first, so that their errors come at once."""
     objective = build_objective(config)
     check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
     _try_out(objective)
@@ -95,7 +95,7 @@ def _check_anchor(config: Config, objective: Objective) -> None:
 
 
 def _check_scoring(config: Config, objective: Objective) -> None:
-    """actor.scoring=none saves the forward pass of π_old, and corrects each micro-batch by itself: nothing may need more."""
+    """Raise UserError if anything needs π_old, or a correction of more than a micro-batch, which actor.scoring=none saves."""
     correction = config.correction
     needs = {
         f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
@@ -112,7 +112,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
 
 
 def _built(config: Config, tasks: Tasks) -> tuple[Task, PretrainedConfig]:
-    """The task of a config and the shape of its policy, from `tasks` or built. Raises UserError on data that cannot be used."""
+    """Take a config's task and its policy's shape from `tasks`, or build them. Raises UserError on data that cannot be used."""
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in tasks:
         task = build_task(config)
@@ -130,7 +130,7 @@ def _check_persistence(config: Config) -> None:
 
 
 def _check_held_out(config: Config, most: int) -> None:
-    """Raise UserError if more prompts are asked for than `most`, which can be held out; a warm start may keep fewer."""
+    """Raise UserError if more held-out prompts are asked for than `most`, the maximum; a warm start may keep fewer."""
     persistence = config.diagnostics.persistence
     wanted = {"evaluation.prompts": config.evaluation.prompts}
     if persistence.every is not None:
@@ -141,7 +141,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError where a replay of sampling masks has no effect. refusal: why the engine cannot record them, or None."""
+    """Raise UserError if sampling masks are replayed in vain, or cannot be. refusal: why the engine cannot record any."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return
@@ -190,7 +190,7 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Refuse settings that a response of several requests to the engine cannot have."""
+    """Raise UserError on settings that do not work with responses of several turns, each a request to the engine."""
     name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
     if config.overlong.buffer is not None:
         raise UserError(
@@ -211,7 +211,7 @@ def _check_environment(config: Config) -> None:
 
 
 def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
-    """Check that the training forward can be cast as the embedded engine casts."""
+    """Check that the training forward can cast to `precision` as the embedded engine does."""
     try:
         LocalEngine.check(shape, precision, "compute")
     except UserError as error:
@@ -221,23 +221,23 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
 
 
 def _check_compile(shape: PretrainedConfig) -> None:
-    """Check that torch.compile has what it needs, and that no hook of ours is compiled away."""
+    """Check that torch.compile can run on this machine, and that it would not compile away the hooks on routers."""
     if expert_count(shape):
         raise UserError("actor.compile=true: routes of a mixture of experts are recorded between its operations; set false")
     compiler = os.environ.get("CXX", "g++")
-    if device().type == "cpu" and shutil.which(compiler) is None:  # on a GPU it compiles to Triton
+    if device().type == "cpu" and shutil.which(compiler) is None:  # on a GPU torch compiles to Triton
         raise UserError(f"actor.compile=true: the C++ compiler {compiler} was not found; install it, set CXX, or set false")
 
 
 def _check_task(config: Config, task: Task) -> None:
-    """Check that the task has what the other sections ask of its answers."""
+    """Check that the task fits what the other sections of the config ask of its answers."""
     if isinstance(task, EnvironmentTask):
         _check_environment(config)
     _check_overlong(config, bool(task.stop), task.answer_length)
 
 
 def _check_model(config: Config, shape: PretrainedConfig) -> None:
-    """Check that actor, engine and own policy compute this model in their precisions here."""
+    """Check that actor, rollout engine and own policy can compute this model in their precisions on this machine."""
     rollout, engine = config.rollout, ENGINES[config.rollout.engine.name]
     engine.check(shape, rollout.precision, rollout.kv_cache, **rollout.engine.params)
     if config.actor.precision is not None:

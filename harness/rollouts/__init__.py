@@ -1,4 +1,4 @@
-"""Rollout engines, which sample the responses: their interface and their registry. `local` is embedded, `vllm` is vLLM."""
+"""Interface and registry of the rollout engines, which sample the responses. `local` is built in; `vllm` calls vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 
 
 ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
-"""How much an engine reports of the routes of a mixture: `Rollout.expert_ids` and `Rollout.expert_weights`."""
+"""Extent of an engine's report on the experts of a mixture: `Rollout.expert_ids`, and also `Rollout.expert_weights`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Sampling:
     temperature: float = 1.0
     """Softmax temperature."""
     top_p: float = 1.0
-    """Sample from the most probable tokens of this much mass; 1 for all."""
+    """Probability mass of the most probable tokens that can be sampled; 1 for all tokens."""
     top_k: int = 0
-    """Sample from at most so many of the most probable tokens; 0 for all."""
+    """Maximum number of tokens that can be sampled, the most probable ones; 0 for all tokens."""
     stop: tuple[int, ...] = ()
     """Tokens that end a response."""
     record_support: bool = False
-    """Give `Rollout.support`, the tokens that top_p and top_k left. See `RolloutEngine.support_refusal`."""
+    """Whether rollouts have `Rollout.support`, the tokens that top_p and top_k left. See `RolloutEngine.support_refusal`."""
 
     @property
     def truncated(self) -> bool:
-        """Whether top_p or top_k cuts probability away."""
+        """Whether top_p or top_k excludes tokens from sampling."""
         return self.top_p < 1 or self.top_k > 0
 
 
@@ -51,14 +51,14 @@ UNTRUNCATED = Sampling()
 
 
 class Rollout(NamedTuple):
-    """One batch of responses, [B, T] each.
+    """One batch of responses, as tensors [B, T].
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
-    the forward pass that drew it; 0 on PAD. version: int64, of the weights that drew the token. expert_ids, expert_weights: the
-    routes taken by that pass (`routes.Routes`); None of a dense model, or where the engine does not report them. support: the
-    tokens that top_p and top_k left at each place (`recorded.Recorded`); None without `Sampling.record_support`.
-    turns: int64, the number of the token's turn. environment: bool, the tokens that the environment wrote; their logp is 0. Both
-    are None for a task without an environment (`turns.py`).
+    the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
+    expert_weights: routes that this pass took (`routes.Routes`); None for a dense model, or if the engine does not report them.
+    support: tokens that top_p and top_k left at each place (`recorded.Recorded`); None without `Sampling.record_support`.
+    turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote; their logp is 0. Both are None
+    for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -72,61 +72,62 @@ class Rollout(NamedTuple):
 
     @property
     def written(self) -> Tensor:
-        """[B, T] bool: the tokens that the policy wrote."""
+        """Mask of the tokens that the policy wrote, [B, T] bool."""
         present = self.tokens != PAD
         return present if self.environment is None else present & ~self.environment
 
     @property
     def mask(self) -> Tensor:
-        """[B, T] bool: the tokens that can be trained on, since the engine reported a finite log-probability."""
+        """Mask of the tokens that can be trained on, [B, T] bool: written by the policy, with a finite log-probability."""
         return self.written & self.logp.isfinite()
 
 
 class RolloutEngine(ABC):
-    """Samples responses with the weights that it was given.
+    """Interface of an engine that samples responses with the weights that it was given.
 
     Life cycle: `check`, then built as `Engine(shape, precision, sampling, **params)`. Then for each version of the weights
-    `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` at last.
+    `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` comes last.
 
     shape: the transformers config.
-    params: keyword-only and an engine's own. The config names them under `rollout.engine`, and the signature bounds them.
+    params: keyword-only parameters of one engine. The config names them under `rollout.engine`; the signature bounds their
+    values.
     """
 
     tolerance: float | None = None
-    """Nats by which a load may be off the actor's log-probabilities (`check_weights.py`); None if a load cannot go wrong."""
+    """Maximum mean difference from the actor's log-probabilities after a load, in nats; None if no load can go wrong."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot compute so on this machine. Builds nothing."""
+        """Raise UserError, naming the alternatives, if this engine cannot run so on this machine. Builds nothing."""
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """How much the rollouts of a mixture of experts report of their routes on this machine."""
+        """Extent to which rollouts of a mixture of experts report their routes on this machine."""
         return "nothing"
 
     @classmethod
     def support_refusal(cls, top_k: int) -> str | None:
-        """Why this engine cannot report the tokens that truncation left; None where it can, by `Sampling.record_support`."""
+        """Reason why this engine cannot record the tokens that truncation left; None if `Sampling.record_support` works."""
         return "it does not tell the tokens that it sampled from; use rollout/engine=local"
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the trainer's weights under their transformers names and cast them to the engine's own precision.
 
-        After an exception the engine holds no weights that could be sampled from.
+        After an exception the engine holds no usable weights.
         """
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """One response per row. prompts: [B, P] int64, PAD on the left of shorter ones. uniforms: [B, T] in [0, 1), the only
-        source of randomness."""
+        """Sample one response per row. prompts: [B, P] int64, shorter ones with PAD on the left. uniforms: [B, T] in [0, 1), the
+        only source of randomness."""
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
+        """Sample n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
 
         uniforms: [B, n]. The present weights compute everything anew. Tokens, log-probabilities, versions and support are [R, n];
-        routes are of prompt, beginning and new tokens together.
+        routes cover prompt, beginning and new tokens.
         """
         there = going.to(uniforms.device)
         return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
@@ -143,7 +144,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
-        """Tokens [B, length] as in a Rollout, the most probable one at each place."""
+        """Generate the most probable token at each place: [B, length], with PAD after a stop token."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
-        """Free device memory and end processes."""
+        """Free the engine's device memory and end its processes."""

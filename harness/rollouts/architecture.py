@@ -1,7 +1,8 @@
-"""One description of Llama, Qwen2, Qwen3 and Qwen3-MoE, which the embedded engine computes, read off a transformers config.
+"""Description of the models that the embedded engine computes: Llama, Qwen2, Qwen3 and Qwen3-MoE.
 
-All are the same decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU. They differ in which
-matrices have a bias, in whether queries and keys are normalised per head, and in whether the SwiGLU is a mixture of experts.
+It is read off a transformers config. All are the same decoder: RMS norms before attention and MLP, rotary positions, grouped
+queries, a SwiGLU. They differ in which matrices have a bias, in whether queries and keys are normalised per head, and in whether
+the SwiGLU is a mixture of experts.
 """
 
 from __future__ import annotations
@@ -22,46 +23,46 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""The matrices of a layer as an engine multiplies them, and the weights that each consists of."""
+"""Matrices of a layer as an engine multiplies them, and the modules whose weights each matrix joins."""
 SCALED_ROPES = ("linear", "llama3", "yarn")
-"""Rotary variants whose frequencies do not depend on the length of the sequence."""
+"""Variants of rotary embedding whose frequencies do not depend on the length of the sequence."""
 
 
 class Architecture(NamedTuple):
-    """The sizes and variants of a decoder."""
+    """Sizes and variants of a decoder model."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
-    """Added to the mean square in an RMS norm."""
+    """Constant added to the mean square in an RMS norm."""
     biased: frozenset[str]
-    """The keys of FUSED with a bias."""
+    """Keys of FUSED whose matrices have a bias."""
     qk_norm: bool
     """Whether queries and keys are normalised per head."""
     tied: bool
-    """Whether the head is the embedding."""
+    """Whether the output head is the embedding matrix."""
     frequencies: Tensor
-    """[head_dim/2]: radians per position."""
+    """Rotary frequencies [head_dim/2], in radians per position."""
     magnitude: float
-    """Factor on the rotated queries and keys."""
+    """Factor on queries and keys after their rotation."""
     experts: int
-    """Experts of each layer's mixture, 0 for a dense model."""
+    """Number of experts in each layer's mixture; 0 for a dense model."""
     per_token: int
-    """Experts for a token."""
+    """Number of experts that compute each token."""
     renormalise: bool
     """Whether the weights of a token's experts sum to 1."""
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables [positions, 1, head_dim] in fp32; the sign of the rotation is in the sine's first half."""
+        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32. The sine's first half is negated."""
         angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * self.frequencies
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """The architecture of a config. Raises UserError, with what is possible instead, on one that is not computed."""
+    """Read the architecture off a transformers config. Raises UserError, naming the alternatives, if it cannot be computed."""
     kind = config.model_type
     if kind not in MODELS:
         raise _refused(f"computes {', '.join(MODELS)}, not {kind}")
@@ -92,7 +93,7 @@ def architecture_of(config: PretrainedConfig) -> Architecture:
 
 
 def expert_count(config: PretrainedConfig) -> int:
-    """How many experts each layer of a model has; 0 for a dense one."""
+    """Number of experts in each layer of a model; 0 for a dense one."""
     return getattr(config, "num_experts", None) or 0
 
 
@@ -113,7 +114,7 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def _frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """θ_i = base^(−2i/head_dim), in radians per position, and the factor on the tables."""
+    """Rotary frequencies θ_i = base^(−2i/head_dim), in radians per position, and the factor on the rotary tables."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":

@@ -1,7 +1,7 @@
 """Number formats of inference engines, exact in value: quantise to codes and a scale, both held in fp32.
 
 A value x is represented as code · scale. `quantize_*` return (codes, scale) such that codes are exactly representable in the
-format; the product of two codes is exact in fp32, so a matrix product of codes accumulated in fp32, times both scales, is what
+format. The product of two codes is exact in fp32. So a matrix product of codes accumulated in fp32, times both scales, is what
 the hardware computes up to the order of the sum.
 """
 
@@ -106,6 +106,6 @@ def e2m1(x: Tensor) -> Tensor:
 
 
 def _amax(x: Tensor, dim: int | None) -> Tensor:
-    """max|x|, at least the smallest normal fp32 so that a row of zeros has codes 0."""
+    """max|x|, bounded below by a small normal fp32 number so that a row of zeros has codes 0."""
     amax = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return amax.clamp(min=torch.finfo(torch.float32).tiny * 2**10)

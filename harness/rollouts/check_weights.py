@@ -1,4 +1,4 @@
-"""Whether an engine that another library loads really holds the actor's new weights.
+"""Check that an engine whose weights another library loads really holds the actor's new weights.
 
 The engine samples a few responses and the actor scores them. *Wrong or half-loaded weights*: the two log-probabilities differ by
 more than the engine's precision explains. *Stale weights*: the engine answers with the same bits as before, although the actor's
@@ -19,37 +19,37 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Mean |log μ − log π| in nats that is let pass for weights, activations or a KV cache of 8 bits.
+"""Tolerated mean |log μ − log π| in nats for an engine with quantised weights, activations or KV cache.
 
 The weights of another policy give several nats. Unquantised engines have the tolerance of their compute dtype.
 """
 UNNOTICED = 0.1
-"""Share of the tolerance by which the actor's scores may move before an engine that answers the same bits counts as stale."""
+"""Share of the tolerance by which the actor's scores may move before an engine with unchanged answers counts as stale."""
 
 
 def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
-    """How far an engine in this precision may be off the actor, in nats."""
+    """Tolerated mean difference between the log-probabilities of an engine in this precision and of the actor, in nats."""
     return COMPUTE[precision.compute].tolerance if precision.weights is None and kv_cache == "compute" else QUANTISED
 
 
 class TrainedPolicy(Protocol):
-    """The actor, with which an engine is compared."""
+    """Interface of the actor, whose log-probabilities an engine's are compared with."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
-        """log π [B, T] in nats of given tokens, and whatever else."""
+        """Return (log π [B, T] of given tokens in nats, anything else)."""
 
 
 class SyncCheck:
-    """Called after each load of the actor's current weights. prompts: [n, P]. uniforms: [n, T], the same every time."""
+    """Checks an engine after each load of the actor's weights. prompts: [n, P]. uniforms: [n, T], the same every time."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
         self.before: tuple[Rollout, Tensor] | None = None
-        """The last answer of the engine that differed from the one before, and the actor's scores of it."""
+        """The engine's last answer that differed from its answer before, and the actor's scores of it."""
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Mean |log μ − log π| in nats; None if the actor's are not finite. UserError if the engine holds other weights."""
+        """Mean |log μ − log π| in nats; None if log π is not finite. Raises UserError if the engine holds other weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -18,7 +18,7 @@ from harness.models import DTYPES
 from harness.rollouts import casts
 
 Cast = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-"""Values -> codes and scale."""
+"""A cast: function from values to (codes, scale). The scale is None if the codes are the values."""
 
 
 def _whole(x: Tensor) -> tuple[Tensor, None]:
@@ -43,7 +43,7 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
 }
 INT8_EXACT_WIDTH = 1040
-"""127² · 1040 < 2²⁴: up to this width a sum of int8 products is exact in fp32, as it is in a kernel's int32; beyond, fp64."""
+"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Above: fp64."""
 
 
 class EngineMatrix(NamedTuple):
@@ -54,7 +54,7 @@ class EngineMatrix(NamedTuple):
     bias: Tensor | None = None
 
     def values(self) -> Tensor:
-        """code · scale, [K, N]."""
+        """Values of the matrix [K, N]: code · scale."""
         if self.scale is None:
             return self.codes
         blocks = self.scale.repeat_interleave(casts.FP8_BLOCK, 0)[: len(self.codes)] if self.scale.ndim == 2 else self.scale
@@ -73,7 +73,7 @@ class Arithmetic:
         return casts.round_to(x, self.compute)
 
     def weight(self, weight: Tensor, bias: Tensor | None = None) -> EngineMatrix:
-        """A weight [N, K] in the precision's format."""
+        """Cast a weight [N, K] to the precision's format."""
         codes, scale = WEIGHT_CASTS[self.weights](weight)
         if self.weights == "fp8_block":
             assert scale is not None
@@ -83,18 +83,18 @@ class Arithmetic:
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
     def activation(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows x [B, K] in the precision's format: codes, and a scale for each row, or for each 128 values of a row."""
+        """Cast rows x [B, K] to the precision's format: codes, and a scale for each row, or for each 128 values of a row."""
         return ACTIVATION_CASTS[self.activations](x)
 
     @staticmethod
     def values(codes: Tensor, scale: Tensor | None) -> Tensor:
-        """code · scale of what `activation` gave, [B, K]."""
+        """Values [B, K] of cast rows: code · scale."""
         if scale is None:
             return codes
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-        """The product of rows that `activation` gave and a weight: [B, N], rounded once."""
+        """Product [B, N] of rows cast by `activation` and a weight, rounded once."""
         if self.weights == "fp8_block":
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:
@@ -104,7 +104,7 @@ class Arithmetic:
         return self.round(y if weight.bias is None else y.add_(weight.bias))
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        """x [B, K] times a weight."""
+        """Product [B, N] of rows x [B, K] and a weight, with x cast first."""
         return self.product(*self.activation(x), weight)
 
 
@@ -115,7 +115,7 @@ def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor
 
 
 def _sum_of_blocks(codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-    """y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], added in fp32, g the blocks of 128 along K."""
+    """Product y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], in fp32 over blocks g of 128 along K."""
     assert weight.scale is not None
     y = codes.new_zeros(len(codes), weight.codes.shape[1])
     blocks = zip(codes.split(casts.FP8_BLOCK, 1), weight.codes.split(casts.FP8_BLOCK), weight.scale, strict=True)

@@ -1,4 +1,4 @@
-"""Responses as lists, whose lengths differ, into tensors."""
+"""Conversion of lists of different lengths to one padded tensor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def padded(rows: list[list], length: int, value: float, dtype: torch.dtype, *, left: bool = False) -> Tensor:
-    """[B, length]: the rows with `value` after their end, or before their start with `left`."""
+    """Tensor [B, length] of the rows, filled up with `value` after their end, or before their start if `left`."""
     gaps = [[value] * (length - len(row)) for row in rows]
     return torch.tensor([gap + row if left else row + gap for row, gap in zip(rows, gaps, strict=True)], dtype=dtype)

@@ -29,41 +29,41 @@ from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Per layer, keys and values, [B, H, L, D]: the places of a head lie together. With a stride of many rows between them the
-products of a long context take up to eight times as long."""
+"""KV cache: keys and values of each layer, [B, H, L, D], so that the places of a head lie together. With a stride of many rows
+between them the products of a long context take up to eight times as long."""
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""(t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each of these rows, which of them
-go on after it, None if all do)."""
+"""Function that chooses tokens: (t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each
+of these rows, which of them go on after it or None if all do)."""
 
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a tree of samples at one place."""
+    """Nodes of a tree of samples, all at one place."""
 
     logits: Tensor
-    """[N, V], of the token after each node."""
+    """Logits [N, V] of the token after each node."""
     routes: Routes | None
-    """The experts that computed these nodes; None of a dense model."""
+    """Experts that computed these nodes; None for a dense model."""
     cache: Cache
     padding: Tensor | None
-    """[N]: how many of the first places of a node hold nothing; None where all hold something."""
+    """Number of leading places of each node that hold nothing, [N]; None if all places hold something."""
 
     def routes_of(self, node: Tensor) -> Routes:
-        """The routes of rows, by the node at which each stands. Of a mixture of experts alone."""
+        """Routes of rows, by the node at which each stands. For a mixture of experts only."""
         assert self.routes is not None
         return self.routes.of(node)
 
 
 class LocalEngine(RolloutEngine):
-    """Batched sampling from a transformers model. See RolloutEngine; `score` walks the same path with given tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` walks the same path as sampling, with given tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
-    head_dtype: the same of the head.
+    head_dtype: "fp32" keeps the output head in fp32.
     noise: size of synthetic noise on the weights of the linear layers, before their cast (`noise.py`).
-    noise_persistence: φ of that noise.
+    noise_persistence: correlation φ of `noise` from one version of the weights to the next.
     router_noise: size of synthetic noise on the choice of experts; their weights come from the router without it.
-    router_noise_persistence: φ of that noise.
+    router_noise_persistence: correlation φ of `router_noise` from one version of the weights to the next.
     noise_seed: seed of both noises; in a config null is the seed of the run.
     """
 
@@ -120,7 +120,7 @@ class LocalEngine(RolloutEngine):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Cast the trainer's weights. Raises KeyError when one is missing, ValueError on one that is not of this model."""
+        """Cast the trainer's weights. Raises KeyError if one is missing, ValueError on one that the model does not have."""
         self.version = None  # until all have been taken: what an exception leaves is of two versions
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         own = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
@@ -165,12 +165,12 @@ class LocalEngine(RolloutEngine):
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample by inverting the cumulative distribution at `uniforms`: no hidden random state."""
+        """Sample each token by inverting the cumulative distribution at its uniform number, without hidden random state."""
         everyone = torch.ones(len(prompts), dtype=torch.bool)
         return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Walks the tree of `generate` through what has begun: by unmoved weights a response in parts has the bits of a whole."""
+        """Continue responses along the path of `generate`: with unchanged weights, parts have the bits of a whole response."""
         uniforms = uniforms.to(self.device, torch.float64)
         begun, going = begun.to(self.device), going.to(self.device)
         start = begun.shape[1]
@@ -198,11 +198,14 @@ class LocalEngine(RolloutEngine):
         return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate`: the same tree, so the same bits."""
+        """Log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate` and therefore with the same bits."""
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """`score` with the routes taken, None of a dense model. replay: records of other weights or of another engine."""
+        """Return (log-probabilities [B, T] of given tokens, routes taken or None for a dense model).
+
+        replay: records of other weights or of another engine.
+        """
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -229,10 +232,11 @@ class LocalEngine(RolloutEngine):
     def _decode(
         self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None, support: Tensor | None
     ) -> tuple[Tensor, Tensor, Recorded]:
-        """(tokens, log-probabilities) [B, length], PAD and 0 after the end of a row, and what there is to record.
+        """Return (tokens, log-probabilities, records). The first two are [B, length], PAD and 0 after the end of a row.
 
         Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
-        routes to replay, rows of one node also agree in these. support: see `Recorded`, instead of this engine's own truncation.
+        routes to replay, rows of one node also agree in these. support: tokens to renormalise over (`Recorded`), instead of this
+        engine's own truncation.
         """
         width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
@@ -242,8 +246,8 @@ class LocalEngine(RolloutEngine):
         if replay is not None:
             first |= differs(replay.of(slice(None), asked).groups()[:, None])
         nodes = self._roots(prompts[first], start + length, None if replay is None else replay.of(first, asked))
-        rows = torch.arange(len(prompts), device=self.device)  # that go on
-        node = first.cumsum(0) - 1  # where in the tree each of them stands
+        rows = torch.arange(len(prompts), device=self.device)  # rows that go on
+        node = first.cumsum(0) - 1  # the node at which each of these rows stands
         tokens = torch.full((len(prompts), length), PAD, device=self.device)
         chosen = torch.zeros(len(prompts), length, device=self.device)
         routes = self._unrouted(len(prompts), width + length - 1)
@@ -273,7 +277,7 @@ class LocalEngine(RolloutEngine):
         return tokens, chosen, Recorded(routes, recorded)
 
     def _roots(self, prompts: Tensor, places: int, replay: Routes | None) -> _Nodes:
-        """The nodes of different prompts [N, P], with room for so many places."""
+        """Root nodes of different prompts [N, P], with a cache for `places` places."""
         if places > self.config.max_position_embeddings:
             raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
@@ -283,7 +287,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(*self._forward(prompts.clamp(min=0), 0, cache, padding, replay), cache, padding)
 
     def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
-        """The nodes after `nodes`: each comes from one of them by a token at the place `at`."""
+        """Child nodes of `nodes`: each follows one of its `parents` by a token at the place `at`."""
         cache, padding = nodes.cache, nodes.padding
         if not torch.equal(parents, torch.arange(len(nodes.logits), device=self.device)):
             cache = self._branch(cache, parents, at)
@@ -299,19 +303,19 @@ class LocalEngine(RolloutEngine):
         return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """−inf but for the top_k most probable tokens, and of those the fewest that hold top_p of what the top_k hold."""
+        """Set logits to −inf outside the top_k most probable tokens, and outside the fewest of these with top_p of their mass."""
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
             logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
         if top_p < 1:
             ranked, places = logits.sort(-1, descending=True)
             probability = ranked.softmax(-1)
-            beyond = probability.cumsum(-1) - probability >= top_p  # of the mass before it: the first always stays
+            beyond = probability.cumsum(-1) - probability >= top_p  # tests the mass before a token: the first always stays
             logits = logits.masked_fill(beyond.gather(-1, places.argsort(-1)), -torch.inf)
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Every child starts with its parent's keys and values; those of a node without children are given up."""
+        """Copy each parent's keys and values to all its children. Those of a node without children are dropped."""
         grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -321,10 +325,10 @@ class LocalEngine(RolloutEngine):
     def _forward(
         self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None, replay: Routes | None
     ) -> tuple[Tensor, Routes | None]:
-        """(logits [B, V] after the last of `tokens` [B, n], routes of them), which enter the cache at places at..at+n−1.
+        """Return (logits [B, V] after the last of `tokens` [B, n], routes of these tokens).
 
-        padding [B]: how many of the first places of a row hold nothing; its positions are counted after them. None: none.
-        replay: the routes to take.
+        The tokens enter the cache at places at..at+n−1. padding [B]: number of leading places of a row that hold nothing; its
+        positions are counted after them. None: no padding. replay: the routes to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
@@ -345,14 +349,14 @@ class LocalEngine(RolloutEngine):
         return logits if self.exact_head else self._round(logits), Routes.stack(taken, rows) if taken else None
 
     def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Rotary tables of these places: [n, 1, D], or [B, n, 1, D] where rows begin at different places."""
+        """Rotary tables of places at..at+n−1: [n, 1, D], or [B, n, 1, D] if rows begin at different places."""
         if padding is None:
             return self._cos[at : at + n], self._sin[at : at + n]
         positions = (torch.arange(at, at + n, device=self.device) - padding[:, None]).clamp(min=0)
         return self._cos[positions], self._sin[positions]
 
     def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
-        """The places hidden from a query, [1 or B, 1, L, groups·n]: later ones, and those before its row begins."""
+        """Mask of the places hidden from a query, [1 or B, 1, L, groups·n]: later ones, and those before its row begins."""
         groups = self.heads // self.kv_heads
         later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
         if padding is None:
@@ -402,9 +406,9 @@ class LocalEngine(RolloutEngine):
         return self._round(self._round(x * inverse).mul_(weight))
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding of x [B, n, H, D] by tables [n, 1, D]."""
+        """Apply the rotary embedding to x [B, n, H, D] by tables [n, 1, D]."""
         half = self.head_dim // 2
-        turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)  # its sign is in the sine
+        turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)  # the sign is in the sine
         return self._round(torch.addcmul(x * cos, turned, sin))
 
     def _allocate(self, rows: int, length: int) -> Cache:
@@ -413,6 +417,6 @@ class LocalEngine(RolloutEngine):
 
 
 def _within(support: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """log-probabilities [N] of tokens, renormalised over the tokens of `support` [N, ⌈V/8⌉]."""
+    """Log-probabilities [N] of tokens, renormalised over the tokens of `support` [N, ⌈V/8⌉]."""
     logp = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf).log_softmax(-1)
     return logp.gather(-1, tokens[:, None])[:, 0]

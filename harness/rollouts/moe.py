@@ -2,7 +2,8 @@
 
 With p = softmax(W_r·x) and S the k largest of p:   y = Σ_{e in S} w_e · W_down,e·(silu(W_gate,e·x) ⊙ W_up,e·x)
 where w_e = p_e, divided by Σ_S p if the model renormalises. As in vLLM and transformers the softmax is in fp32. Each expert is
-quantised by itself; activations are quantised once per token before the experts, and once per slot between their two layers.
+quantised by itself; activations are quantised once per token before the experts, and once per expert and token between the
+experts' two layers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from harness.rollouts.routes import Routes, has_route
 
 
 class Router(NamedTuple):
-    """gate [hidden, E]. picker [hidden, E]: what the experts are picked by when that is not the gate (synthetic noise on the
-    selection); their weights come from the gate always. per_token: experts for a token. renormalise: whether their weights sum
-    to 1. exact: fp32 throughout, not the precision's compute dtype."""
+    """Router of a mixture-of-experts block.
+
+    gate: [hidden, E], which gives the weights of experts. picker: [hidden, E], which picks the experts if not the gate does
+    (synthetic noise on the selection). per_token: experts per token. renormalise: whether their weights sum to 1. exact: computes
+    in fp32 throughout, not in the precision's compute dtype.
+    """
 
     gate: Tensor
     picker: Tensor | None
@@ -30,16 +34,16 @@ class Router(NamedTuple):
 
 
 class Mixture:
-    """One block. experts: for each, the weights of its two layers."""
+    """A mixture-of-experts block. experts: for each expert, the weights of its two layers."""
 
     def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[EngineMatrix, EngineMatrix]]):
         self.arithmetic, self.router, self.experts = arithmetic, router, experts
 
     def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:
-        """(y [N, hidden], routes [N, k] and [N]) of rows x [N, hidden]. replay: the experts to use, and their weights if it has
-        any, where it has a route."""
+        """Return (outputs y [N, hidden], routes [N, k] and [N]) of rows x [N, hidden]. replay: experts to use where it has a
+        route, with its weights if it has any."""
         routes = self.route(x, replay)
-        order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, by expert
+        order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, sorted by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
         codes, scale = self.arithmetic.activation(x)
         rows = order // self.router.per_token
@@ -49,12 +53,12 @@ class Mixture:
         grouped = self._grouped(*self.arithmetic.activation(inner), counts, 1)
         slots = torch.empty_like(grouped)
         slots[order] = grouped
-        assert routes.weights is not None  # a route of this engine has them
+        assert routes.weights is not None  # routes of this engine have weights
         weighted = slots.view(len(x), self.router.per_token, -1) * routes.weights[..., None]
         return self.arithmetic.round(weighted.sum(1)), routes
 
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
-        """The experts of rows x [N, hidden], int64 ids; weights are gathered from the probabilities of these very rows."""
+        """Choose the experts of rows x [N, hidden], as int64 ids. Weights are gathered from the probabilities of these rows."""
         k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)
         top = probabilities.topk(k + 1, dim=-1)
@@ -76,7 +80,7 @@ class Mixture:
         return x if self.router.exact else self.arithmetic.round(x)
 
     def _grouped(self, codes: Tensor, scale: Tensor | None, counts: list[int], layer: int) -> Tensor:
-        """The products of slots in the order of their experts, `counts` for each."""
+        """Products of rows that are sorted by expert, `counts` rows for each expert, with one of the experts' two layers."""
         scales = [None] * len(counts) if scale is None else scale.split(counts)
         parts = zip(codes.split(counts), scales, self.experts, strict=True)
         return torch.cat([self.arithmetic.product(part, s, weights[layer]) for part, s, weights in parts if len(part)])

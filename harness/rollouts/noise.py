@@ -1,4 +1,4 @@
-"""Synthetic noise on weights: a mismatch of a chosen size and persistence, to tell what a real format's mismatch does by each.
+"""Synthetic noise on weights: a mismatch of a chosen size and persistence, to measure the effect of each.
 
 A weight w becomes w·(1 + size·ε), ε ~ N(0, 1) for each value. Over versions of the weights ε is a stationary AR(1) process:
     ε_0 = ξ_0,    ε_v = φ·ε_(v−1) + √(1 − φ²)·ξ_v,    ξ ~ N(0, 1) independent
@@ -22,10 +22,11 @@ Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 
 class Noise:
-    """size: relative, 0 for none. persistence φ in [0, 1]: correlation from one version to the next. seed: of ξ.
+    """Noise on weights, relative to them. size: 0 for none. persistence: φ in [0, 1], its correlation from one version to the
+    next. seed: of ξ.
 
-    ε is a function of (seed, name, version) alone, so a resume goes on with the same noise. It costs one draw for each version
-    that the object has not seen: one at a sync, all versions so far at a resume when 0 < φ < 1.
+    ε is a function of (seed, name, version) alone, so a resumed run has the same noise. It costs one draw for each version that
+    the object has not seen: one at a sync, all versions so far at a resume when 0 < φ < 1.
     """
 
     def __init__(self, size: float, persistence: float, seed: int | None):
@@ -35,17 +36,17 @@ class Noise:
         self._last: dict[str, tuple[int, Tensor]] = {}
 
     def __call__(self, name: str, weight: Tensor, version: int) -> Tensor:
-        """The weight of this name at this version with its noise."""
+        """Apply the noise to the weight of this name at this version."""
         return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
 
     def on_linear(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """Weights by their names in a state dict, those of the linear layers with their noise."""
+        """Iterate over the weights of a state dict by name, with noise on those of the linear layers."""
         for name, weight in weights:
             linear = name.endswith(("_proj.weight", "_proj"))  # "_proj" alone: stacked experts
             yield name, self(name.removeprefix("model."), weight.detach(), version) if self.size and linear else weight
 
     def draw(self, name: str, shape: torch.Size, version: int) -> Tensor:
-        """ε of this name at this version, on the CPU."""
+        """Noise ε of the weight of this name at this version, on the CPU."""
         phi = self.persistence
         if phi == 1:
             version = 0
@@ -65,7 +66,7 @@ class Noise:
 
 
 def check_noise(params: Mapping[str, Any], *sizes: str) -> None:
-    """UserError if the parameters of an engine say how its noise is drawn, and it has none. sizes: the names of its noises."""
+    """Raise UserError if an engine's parameters describe noise that it does not have. sizes: parameter names of the noises."""
     for key in sizes:
         if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
             raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")

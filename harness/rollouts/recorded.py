@@ -1,4 +1,4 @@
-"""Records of an engine while it samples, which a later pass over the same responses replays: experts, and sampling masks."""
+"""Records that an engine makes while it samples, for later passes over the responses to replay: experts and sampling masks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from harness.rollouts.routes import Routes
 
 
 class Recorded(NamedTuple):
-    """What a pass over B responses replays."""
+    """Records of B responses that a forward pass replays."""
 
     routes: Routes | None = None
-    """The experts to take; None: each pass chooses its own."""
+    """Experts that a pass takes; None if each pass chooses its own."""
     support: Tensor | None = None
-    """[B, T, ⌈V/8⌉] uint8: the tokens that top_p and top_k left at each place, as `pack` makes it; all 0 after a response's end.
+    """Tokens that top_p and top_k left at each place, [B, T, ⌈V/8⌉] uint8 as `pack` makes it; all 0 after a response's end.
 
-    A pass renormalises over them; None: over all tokens."""
+    A pass renormalises over these tokens; None: over all tokens.
+    """
 
     def of(self, rows: Any) -> Recorded:
         """The records of some rows."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
-        """The records with `function` applied to each tensor that is there."""
+        """Apply `function` to each tensor that is there, and return the records of the results."""
         routes = None if self.routes is None else self.routes.map(function)
         return Recorded(routes, None if self.support is None else function(self.support))
 
     def groups(self) -> Tensor:
-        """[B]: the number of each row's group; rows with the same routes and masks share one."""
+        """Group number of each row, [B]. Rows with the same routes and masks share one."""
         parts = [] if self.routes is None else [self.routes.groups()]
         if self.support is not None:
             parts.append(self.support.flatten(1).unique(dim=0, return_inverse=True)[1])
@@ -40,18 +41,19 @@ class Recorded(NamedTuple):
 
 
 def pack(support: Tensor) -> Tensor:
-    """Which tokens may be sampled, [..., V] bool, as bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v // 8."""
+    """Pack a mask of tokens that may be sampled, [..., V] bool, to bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v //
+    8."""
     eights = F.pad(support, (0, -support.shape[-1] % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
     return (eights << _places(support)).sum(-1, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, vocabulary: int) -> Tensor:
-    """Bits of `pack` as [..., V] bool."""
+    """Unpack the bits that `pack` made to a mask [..., V] bool."""
     return (bits[..., None] >> _places(bits) & 1).flatten(-2)[..., :vocabulary].bool()
 
 
 def sizes(bits: Tensor) -> Tensor:
-    """[...] int64: how many tokens may be sampled, in the memory of the bits."""
+    """Number of tokens that may be sampled, [...] int64, counted without unpacking the bits."""
     counts = [(bits >> place & 1).sum(-1, dtype=torch.int64) for place in range(8)]
     return torch.stack(counts).sum(0)
 

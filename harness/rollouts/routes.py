@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 class Routes(NamedTuple):
-    """The experts of L places in each of B rows. Places are those that an engine computes to sample T tokens after a prompt of P:
-    L = P + T − 1, and place P − 1 + t predicts token t. The last token is never computed and has no route.
+    """Experts that computed L places in each of B rows. To sample T tokens after a prompt of P, an engine computes L = P + T − 1
+    places, and place P − 1 + t predicts token t. The last token is never computed and has no route.
 
     ids [B, L, layers, k], uint8 or int16: the experts in the order of their slots. Where a place was not computed, as in padding
     and after the end of a row, every slot holds the largest number of the dtype (`no_route`).
-    weights [B, L, layers, k] fp32: what the outputs of these experts were multiplied by. None when nothing reads them.
-    margin [B, L, layers] fp32: p_k − p_(k+1), the probability by which the last expert that was picked was ahead of the next.
+    weights [B, L, layers, k] fp32: factors on the outputs of these experts. None when nothing reads them.
+    margin [B, L, layers] fp32: p_k − p_(k+1), the probability by which the last picked expert is ahead of the next.
     """
 
     ids: Tensor
@@ -25,23 +25,23 @@ class Routes(NamedTuple):
 
     @classmethod
     def unrouted(cls, rows: int, places: int, layers: int, top_k: int, experts: int, device: torch.device) -> Routes:
-        """Nothing computed yet."""
+        """Routes of a batch in which no place has been computed yet."""
         dtype = id_dtype(experts)
         ids = torch.full((rows, places, layers, top_k), no_route(dtype), dtype=dtype, device=device)
         return cls(ids, torch.zeros(ids.shape, device=device), torch.zeros(ids.shape[:-1], device=device))
 
     @classmethod
     def stack(cls, layers: list[Routes], rows: int) -> Routes:
-        """The routes of all layers, from those of each for the rows x places [B·L, ...]."""
+        """Stack the routes of each layer for the rows x places [B·L, ...] to the routes of all layers."""
         return cls(*(torch.stack(parts, 1).unflatten(0, (rows, -1)) for parts in zip(*layers, strict=True)))
 
     @classmethod
     def cat(cls, parts: list[Routes]) -> Routes:
-        """The rows of all, one after another."""
+        """Concatenate the rows of several `Routes`."""
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def layer(self, number: int) -> Routes:
-        """The routes of one layer for the rows x places [B·L, ...]: the counterpart of `stack`."""
+        """Routes of one layer for the rows x places [B·L, ...]; `stack` is the inverse."""
         return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
@@ -49,32 +49,32 @@ class Routes(NamedTuple):
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
-        """The function of each tensor that is there."""
+        """Apply `function` to each tensor that is there, and return the routes of the results."""
         weights, margin = (None if part is None else function(part) for part in self[1:])
         return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
-        """Write what `other` has into some rows, at some places."""
+        """Write the tensors of `other` into some rows, at some places. A tensor that either lacks is left out."""
         for mine, theirs in zip(self, other, strict=True):
             if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:
-        """[B]: the number of each row's group; rows with the same routes share one."""
+        """Group number of each row, [B]. Rows with the same routes share one."""
         parts = [part.flatten(1).double() for part in self[:2] if part is not None]
         return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
 
 
 def id_dtype(experts: int) -> torch.dtype:
-    """The smallest integer type that holds every expert and `no_route`."""
+    """The smallest integer dtype that holds the number of every expert and `no_route`."""
     return torch.uint8 if experts < torch.iinfo(torch.uint8).max else torch.int16
 
 
 def no_route(dtype: torch.dtype) -> int:
-    """The number in place of an expert where nothing was computed."""
+    """Number that stands in place of an expert where nothing was computed: the largest of the dtype."""
     return torch.iinfo(dtype).max
 
 
 def has_route(ids: Tensor) -> Tensor:
-    """Whether each place was computed: ids [..., k] -> bool [...]."""
+    """Whether each place has a route, since it was computed: expert ids [..., k] -> bool [...]."""
     return ids[..., 0] != no_route(ids.dtype)

@@ -9,18 +9,19 @@ from harness.rollouts.routes import Routes
 
 
 def differs(rows: Tensor) -> Tensor:
-    """Whether each row [B, n] differs from the one before it; the first does."""
+    """Whether each row [B, n] differs from the row before it; always true for the first."""
     return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
 
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """The nodes of the next place, from the key [B] of each row's parent and token: (key of each node in ascending order, node of
-    each row, routes to replay of each node). Rows of one key whose routes differ become nodes of their own."""
+    """Group rows into the nodes of the next place, by the key [B] of each row's parent and token. Returns (key of each node in
+    ascending order, node of each row, routes to replay of each node). Rows of one key with other routes get nodes of their
+    own."""
     if replay is None:
         return (*keys.unique(return_inverse=True), None)
     group = replay.groups()
     groups = int(group.max()) + 1
     nodes, node = (keys * groups + group).unique(return_inverse=True)
     row = torch.empty_like(nodes)
-    row[node] = torch.arange(len(keys), device=keys.device)  # one of each node
+    row[node] = torch.arange(len(keys), device=keys.device)  # one row of each node
     return nodes // groups, node, replay.of(row)

@@ -1,7 +1,7 @@
 """Responses of several turns: the policy writes, the environment answers, and the policy goes on.
 
-A turn is sampled after the token ids of all before it. These are kept as they were sampled and are never decoded and tokenised
-again: a tokenizer would write the same text in other tokens, and π would be asked about a history that μ has not seen.
+A turn is sampled after the token ids of all earlier turns. These are kept as they were sampled and are never decoded and
+tokenised again: a tokenizer would write the same text in other tokens, and π would be asked about a history that μ has not seen.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from harness.rollouts.lists import padded
 from harness.tasks import PAD, EnvironmentTask, Task
 
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
-"""(contexts [n, L] with PAD on the left, their rows [n], the place [n] in its answer where each goes on, most tokens to write)
--> what the policy writes, [n, most tokens] each."""
+"""Function that writes a turn of the policy: (contexts [n, L] with PAD on the left, their rows [n], the place [n] in its answer
+where each goes on, maximum number of tokens) -> rollout [n, maximum number of tokens]."""
 
 
 def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor) -> Rollout:
-    """One response per row, as `RolloutEngine.generate` gives it, with the turns of a task that has an environment.
+    """Sample one response per row, in turns if the task has an environment.
 
     The token at place t of an answer is drawn by the uniform number at t, so that a response depends on its own row alone.
     """
@@ -37,7 +37,7 @@ def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor
 
 
 def respond_greedily(engine: RolloutEngine, task: Task, prompts: Tensor) -> Tensor:
-    """Tokens [B, task.answer_length], the most probable one at each place of a turn."""
+    """Generate greedy responses [B, task.answer_length]: the most probable token at each place that the policy writes."""
     if not isinstance(task, EnvironmentTask):
         return engine.greedy(prompts, task.answer_length)
 
@@ -49,7 +49,7 @@ def respond_greedily(engine: RolloutEngine, task: Task, prompts: Tensor) -> Tens
 
 
 def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
-    """How many turns a response has, and how much of it the environment wrote; {} for a task without an environment."""
+    """Mean turns per response, and mean tokens that the environment wrote; {} for a task without an environment."""
     if rollout.turns is None or rollout.environment is None:
         return {}
     turns = torch.where(rollout.written, rollout.turns + 1, 0).amax(1)
@@ -60,7 +60,7 @@ def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
 
 
 class _Answer:
-    """One response while it grows. Each list has a value per token."""
+    """A response of several turns while it grows. Each list has a value per token."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -72,7 +72,7 @@ class _Answer:
         self.ended = False
 
     def room(self, task: EnvironmentTask) -> int:
-        """How many tokens the policy may still write in this turn."""
+        """Number of tokens that the policy may still write in this turn."""
         return 0 if self.ended else task.turn_length - (len(self.tokens) - self.start)
 
     def extend(self, tokens: list[int], logp: list[float], version: list[int], environment: bool) -> None:
@@ -89,12 +89,12 @@ class _Answer:
         if reply and self.turn + 1 < task.turns:
             self.extend(reply, [0.0] * len(reply), [self.version[-1]] * len(reply), environment=True)
             self.turn, self.start = self.turn + 1, len(self.tokens)
-        elif reply or last not in task.pauses:  # asked in vain, at its end, or cut off
+        elif reply or last not in task.pauses:  # no turn is left, the answer is complete, or it was cut off
             self.ended = True
 
 
 def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
-    """Answers to prompts [B, P], each turn of all rows in one call of `write` where they have the same room."""
+    """Sample answers to prompts [B, P]. In each turn, rows with the same room share one call of `write`."""
     asked = [row[row != PAD].tolist() for row in prompts.cpu()]
     answers = [_Answer() for _ in asked]
 

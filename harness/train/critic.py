@@ -1,4 +1,4 @@
-"""PPO's critic: a model of the values, DeepSpeed ZeRO around it, and how it learns."""
+"""PPO's critic: a value model under DeepSpeed ZeRO, and its training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from harness.train.ranks import join
 
 
 class DeepSpeedCritic(DeepSpeedModel):
-    """The values of a model. Engine, optimizer and weights are its own; all settings but the learning rate are the actor's."""
+    """A value model under DeepSpeed ZeRO, with its own optimizer. All settings but the learning rate are the actor's."""
 
     def __init__(self, net: PreTrainedModel, config: Config):
-        join()  # which chooses this rank's device
+        join()  # chooses this rank's device
         net = net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
         if config.actor.gradient_checkpointing:
             net.gradient_checkpointing_enable({"use_reentrant": False})
@@ -32,17 +32,17 @@ class DeepSpeedCritic(DeepSpeedModel):
         super().__init__(ValueModel(net), settings, shares=can_share(net.config))
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """V of the state before each token [B, T], with gradient; 0 on padding. Equal rows are computed once."""
+        """Values V of the states before each token, [B, T], with gradient; 0 on padding. Equal rows are computed once."""
         prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
         (values,) = self.by_token(prompts, tokens)
         return values[place]
 
 
 class Critic:
-    """Learns V, the value of each state of a response, from A + V of the responses that were sampled.
+    """Learns the value V of each state of a response. Its targets are the returns A + V of the sampled responses.
 
     Life cycle: for each step `values` of the responses, then `update` with them. Every rank makes the same calls.
-    net: a model of its own, which may be a copy of the policy.
+    net: the model to train, separate from the policy; it may be a copy of it.
     """
 
     def __init__(self, net: PreTrainedModel, config: Config):
@@ -51,17 +51,17 @@ class Critic:
 
     @torch.no_grad()
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """V [B, T] of all ranks' rows, as many at a time as a mini-batch has."""
+        """Values V [B, T] of the rows of all ranks, without gradient. One mini-batch of rows is computed at a time."""
         values = torch.zeros(tokens.shape, device=tokens.device)
         for rows in torch.arange(len(tokens)).chunk(self.config.actor.num_minibatches):
             for part in self._parts(prompts[rows], tokens[rows]):
                 own = rows[part]
                 values[own] = self.model.values(prompts[own], tokens[own])
-        return self.ranks.sum(values)  # of the other ranks' rows each has 0
+        return self.ranks.sum(values)  # a rank has 0 in the rows of the others
 
     def update(self, batch: TrainingBatch, order: list[Tensor]) -> dict[str, Tensor]:
-        """One optimizer step per mini-batch of `order` along the mean value loss of its tokens; returns the metrics."""
-        assert batch.values is not None and batch.returns is not None  # of a run with a critic
+        """Take one optimizer step per mini-batch of `order`, on the mean value loss of its tokens. Returns the metrics."""
+        assert batch.values is not None and batch.returns is not None  # a run with a critic has both
         norms, sums = [], []
         for rows in order:
             sums.append(self._accumulate_gradient(batch.rows(rows)))
@@ -78,7 +78,7 @@ class Critic:
         return metrics
 
     def _accumulate_gradient(self, mini: TrainingBatch) -> Tensor:
-        """This rank's part of (loss, share of clipped tokens), [2], whose gradient is left in the model."""
+        """Add a mini-batch's gradient to the model. Returns this rank's part of (value loss, share of clipped tokens), [2]."""
         assert mini.values is not None and mini.returns is not None
         tokens = mini.batch.mask.sum().clamp(min=1)
         sums = torch.zeros(2, dtype=torch.float64, device=mini.tokens.device)
@@ -95,9 +95,9 @@ class Critic:
         return micro_batches(self.ranks, self.config.actor.micro_tokens, prompts, tokens)
 
     def save(self, folder: Path) -> None:
-        """Write model and optimizer under `folder`; see `Saved`."""
+        """Write the critic's weights and optimizer state under `folder`."""
         self.model.save(folder)
 
     def load(self, folder: Path, ranks: int) -> None:
-        """Read what `save` wrote on `ranks` ranks; see `Saved`."""
+        """Read the weights and optimizer state that `save` wrote on `ranks` ranks."""
         self.model.load(folder, ranks)

@@ -1,4 +1,4 @@
-"""The held-out reward of a policy, with the same prompts and the same random numbers every time."""
+"""Evaluation of policies by their held-out reward, always with the same prompts and the same random numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from harness.train.scorer import Scorer
 
 
 class Question(NamedTuple):
-    """Who answers which prompts in an evaluation. split: held_out or train. policy: own or rollout."""
+    """A pair of prompts and the policy that answers them. split: held_out or train. policy: own (the trainer's) or rollout."""
 
     split: str
     policy: str
 
 
 class Evaluator:
-    """Judges any policy that can sample. prompts: [N, P], held out from training.
+    """Evaluates any policy that can sample. prompts: [N, P], held out from training.
 
-    Raises UserError if evaluation.prompts or evaluation.train_prompts asks for more than there are.
+    Raises UserError if evaluation.prompts or evaluation.train_prompts asks for more prompts than there are.
     """
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
@@ -38,25 +38,25 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """[number · samples, P]: the first prompts, a row per response."""
+        """The first `number` prompts, one row per response: [number · samples, P]. Raises UserError if there are fewer."""
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)
 
     def judge(self) -> tuple[dict[str, float], dict[Question, np.ndarray]]:
-        """The metrics of an evaluation, and behind them the mean reward of each prompt, [prompts] fp64.
+        """Return (metrics of an evaluation, mean reward of each prompt [prompts] fp64 by question).
 
-        eval/reward is that of the policy that `evaluation.policy` names. With "both" it is that of the trainer's own, and beside
-        it stand eval/rollout_reward, eval/rollout_stderr and eval/gap = eval/reward − eval/rollout_reward. Likewise
-        eval/train_reward and eval/train_rollout_reward on training prompts. Both policies answer the same prompts by the same
-        random numbers.
+        eval/reward is the reward of the policy that `evaluation.policy` names. With "both" it is that of the trainer's own
+        policy. The rollout engine's is then eval/rollout_reward, with eval/rollout_stderr, and eval/gap = eval/reward −
+        eval/rollout_reward. eval/train_reward and eval/train_rollout_reward are rewards on training prompts. Both policies answer
+        the same prompts by the same random numbers.
         """
         policy, engine = self.config.policy, self.sampler.engine
         first = "rollout" if policy == "rollout" else "own"
         judged = {first: engine if policy == "rollout" else self.scorer.own_policy}
         if policy == "both":
             judged["rollout"] = engine
-        exact = self.scorer.policy is engine  # then the other policy is the first one
+        exact = self.scorer.policy is engine  # then both policies are the same
         asked = {"held_out": self.prompts} | ({"train": self.train_prompts} if len(self.train_prompts) else {})
         answers: dict[Question, np.ndarray] = {}
         for split, prompts in asked.items():
@@ -75,14 +75,14 @@ class Evaluator:
         return metrics, {question: rewards.mean(1) for question, rewards in answers.items()}
 
     def rewards_of(self, policy: RolloutEngine, prompts: Tensor) -> np.ndarray:
-        """[prompts, samples] fp64: the reward of each response of a policy, with the weights that it holds."""
+        """Reward of each response of a policy with its present weights, [prompts, samples] fp64."""
         sampler, share = self.sampler, self.sampler.ranks.share
         own = respond(policy, sampler.task, share(prompts), share(self._uniforms(prompts))).tokens
         reward = sampler.reward(prompts, sampler.ranks.gather(own)).cpu().double().numpy()
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """The mismatch that other precisions would have for the actor's weights."""
+        """Metrics of the mismatch that other precisions would have with the actor's weights."""
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:
@@ -90,9 +90,9 @@ class Evaluator:
 
 
 def summary(rewards: np.ndarray) -> dict[str, float]:
-    """eval/reward of the rewards [P, samples], and its standard error, clustered by prompt.
+    """Mean of rewards [P, samples], its standard error clustered by prompt, and the number of samples, as `eval/` metrics.
 
-    With R_p the mean reward of the responses to prompt p, which are not independent, and R the mean of all P of them:
+    Responses to one prompt are not independent. With R_p their mean reward for prompt p, and R the mean over all P prompts:
     stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
     """
     stderr = float(rewards.mean(1).std(ddof=1)) / len(rewards) ** 0.5

@@ -1,4 +1,4 @@
-"""Training forwards: the rows of a mini-batch in micro-batches, shared out to the ranks."""
+"""Training forward passes over a mini-batch, whose rows are shared among the ranks and split into micro-batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from harness.train.ranks import Ranks
 
 
 def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-    """The micro-batches of this rank, as numbers of rows of a mini-batch. Every rank has as many.
+    """Row numbers of this rank's micro-batches within a mini-batch. Every rank has the same number of micro-batches.
 
-    micro_tokens: prompt and response tokens of one forward, padding included; None for no limit. Equal rows meet in one
-    micro-batch, where they are computed once, and count there as often as they were sampled.
+    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. Equal rows are put
+    in one micro-batch, where they are computed once but each counts towards the limit.
     """
     own = ranks.share(torch.arange(len(tokens)))
     if micro_tokens is None:
@@ -29,33 +29,33 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 
 
 class TrainingForward:
-    """log π_θ of a mini-batch, in the very shapes in which it is trained on: an unmoved policy gives the same bits.
+    """Computes log π_θ of a mini-batch in exactly the shapes of training, so that unchanged weights give the same bits.
 
-    micro_tokens: see `micro_batches`.
+    micro_tokens: maximum tokens of one forward pass; None for no limit.
     """
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The micro-batches of this rank, as numbers of rows of a mini-batch; see the function."""
+        """Row numbers of this rank's micro-batches within a mini-batch, with at most `micro_tokens` tokens each."""
         return micro_batches(self.ranks, self.micro_tokens, prompts, tokens)
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """log π_θ of a whole mini-batch, [B, T] in nats, without a gradient. Collective. replay: see `Actor.logp`."""
+        """log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective. replay: see `Actor.logp`."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
-        return self.ranks.sum(logp)  # of the other ranks' rows each has 0
+        return self.ranks.sum(logp)  # a rank has 0 in the rows of the others
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """(log π_θ [B, T] of a mini-batch, the routes that the forward took), for a mixture of experts. Collective."""
+        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts. Collective."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:
             logp[rows], routes = self.actor.route(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))
             shares.append(routes)
         own = Routes.cat(shares).of(torch.cat(parts).argsort())
-        return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks share a mini-batch out in order
+        return self.ranks.sum(logp), own.map(self.ranks.gather)  # ranks hold the rows of a mini-batch in order

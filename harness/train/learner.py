@@ -1,4 +1,4 @@
-"""Batch -> metrics: one optimizer step per mini-batch, and the diagnostics of the mismatch and of its correction."""
+"""Trains the actor on a step's batch, one optimizer step per mini-batch, and diagnoses the mismatch and its correction."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Part = Literal["batch", "mini_batch", "micro_batch"]
 
 
 def corrected_part(config: Config) -> Part:
-    """The part of a step that is corrected at once.
+    """The part of a step to which the correction is applied at once: batch, mini-batch or micro-batch.
 
-    batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with a forward pass of its own before each
-    optimizer step. micro_batch: by π_θ/μ of the forward pass that is differentiated, where no π_old is scored.
+    batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with an extra forward pass before each optimizer
+    step. micro_batch: by π_θ/μ of the forward pass that is differentiated, if no π_old is scored.
     """
     if config.actor.scoring == "none":
         return "micro_batch"
@@ -49,7 +49,7 @@ def corrected_part(config: Config) -> Part:
 
 
 class Learner:
-    """Moves the actor along the gradient of the objective.
+    """Trains the actor by the gradient of the objective.
 
     Life cycle: for each step `minibatch_order`, then `update`. `updates` counts the optimizer steps: the version of the weights.
     """
@@ -61,16 +61,17 @@ class Learner:
         self.learning_rate, self.updates = learning_rates(config), 0
 
     def minibatch_order(self, step: int) -> list[Tensor]:
-        """The rows of each mini-batch, every epoch in an order of its own."""
+        """Row numbers of each mini-batch of a step. Every epoch has its own random order."""
         a, random = self.config.actor, generator(self.config.seed, "minibatches", step)
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
 
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
-        """One optimizer step per mini-batch of `order`.
+        """Take one optimizer step per mini-batch of `order`.
 
-        Returns the metrics, and log π_θ [B, T] of each token just before its own, last optimizer step. Where the loss or the
-        correction takes π_θ/μ, the metrics have its mismatch and the applied correction. complete: see `trained_metrics`.
+        Returns (metrics, log π_θ [B, T]). A token's log π_θ is that just before the last optimizer step on it. If the loss or the
+        correction takes π_θ/μ, the metrics include its mismatch and the applied correction. complete: with the statistics of
+        filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []
@@ -91,7 +92,7 @@ class Learner:
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
     def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
-        """log π_θ [B, T] of each token in a step without an optimizer step, such as one of a critic's warm-up."""
+        """log π_θ [B, T] of the tokens in a step without an optimizer step, such as one of a critic's warm-up."""
         if made.batch.logp_old is not None:
             return made.batch.logp_old
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -101,17 +102,20 @@ class Learner:
         return logp
 
     def _step_scale(self, batch: Batch) -> float:
-        """The factor of actor.ess_scaling on the learning rate of a mini-batch."""
+        """Factor by which actor.ess_scaling multiplies the learning rate of a mini-batch."""
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.config.actor.ess_scaling]
         return float(ess_share(batch)) ** power if power else 1.0
 
     @property
     def follows_current(self) -> bool:
-        """Whether the loss or the correction takes π_θ/μ: bypass mode, or a correction of the current ratio."""
+        """Whether the loss or the correction takes the current ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
-        """(the correction of a mini-batch, None where each micro-batch has its own; the rows of one that was made here)."""
+        """Return (correction of a mini-batch, its diagnostic rows).
+
+        The correction is None if each micro-batch makes its own; the rows are None unless the correction was made here.
+        """
         match self.corrected_part:
             case "batch":
                 return mini.corrected, None
@@ -122,9 +126,10 @@ class Learner:
                 return None, None
 
     def _accumulate_gradient(self, mini: TrainingBatch, corrected: Corrected | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradient of a mini-batch, over this rank's micro-batches. corrected: None if each of these is to be corrected.
+        """Add up the gradient of a mini-batch over this rank's micro-batches.
 
-        Returns log π_θ [b, T], 0 on the rows of other ranks, and this rank's part of the metrics.
+        corrected: correction of the mini-batch; None if each micro-batch makes its own. Returns log π_θ [b, T], 0 on the rows of
+        other ranks, and this rank's part of the metrics.
         """
         counted = mini.batch.mask if corrected is None else corrected.counted
         mini = mini._replace(batch=self.objective.select(mini.batch, counted))
@@ -148,16 +153,16 @@ class Learner:
         return logp_all, sums
 
     def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """(log π_θ, entropy) of some rows, with gradient: at π_old this is `logp_old` to the bit, with the forward's gradient."""
+        """(log π_θ, entropy) of some rows, with gradient. At π_old, log π_θ is `logp_old` to the bit."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
     def diagnose(self, made: TrainingBatch, logp: Tensor, step: int) -> dict[str, Tensor]:
-        """The mismatch and the effect of the correction; every diagnostics.every steps also filters, probabilities, positions.
+        """Metrics of the mismatch and of the correction; every diagnostics.every steps also filters, probabilities and positions.
 
-        logp: log π_θ as `update` returns it, in the place of a π_old that was not scored. With ratio=current the correction of
-        π_old/μ is not the applied one, which `update` describes: it is named `old/…`. A metric that does not exist is absent,
-        all of them for a batch without a token.
+        logp: log π_θ from `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of
+        π_old/μ is not the applied one, and its metrics are named `old/…`. Undefined metrics are absent: all of them for a batch
+        without tokens.
         """
         batch, spec, due = made.batch, self.config.correction, self.config.diagnostics.due(step)
         if not batch.mask.any():
@@ -176,7 +181,7 @@ class Learner:
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
-    """log π_θ as log π_old plus the change of the training forward since: 0 to the bit until the policy moves."""
+    """log π_θ as log π_old plus the training forward's change since π_old, which is 0 to the bit until the policy moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)

@@ -1,6 +1,7 @@
-"""Metrics of the policy that is trained: its mismatch, and the correction that was applied, in each mini-batch.
+"""Metrics of the policy being trained: its mismatch and the applied correction in each mini-batch.
 
-π_θ moves from mini-batch to mini-batch. Where the loss or the correction takes π_θ/μ, what π_old/μ says is not what was done.
+π_θ changes with every mini-batch. If the loss or the correction takes π_θ/μ, statistics of π_old/μ do not describe what was
+applied.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import Rows
 
 CURRENT, OLD = "current/", "old/"
-"""Prefixes of metric names: the mismatch π_θ/μ, and a correction of π_old/μ that was not the one applied."""
+"""Prefixes of metric names: `current/` for the mismatch π_θ/μ, `old/` for a correction of π_old/μ that was not applied."""
 UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
-"""Prefixes of the metrics that are NaN where they do not exist, such as the length of dropped responses when none is dropped."""
+"""Prefixes of metrics that are NaN when undefined, such as the length of dropped responses when none is dropped."""
 
 
 def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
-    """The rows of a whole mini-batch that `trained_metrics` reads. policy: log π_θ [B, T] at which it was trained, in nats."""
+    """Per-row statistics of a whole mini-batch, for `trained_metrics`. policy: log π_θ [B, T] in nats at which it was trained."""
     return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
 
 def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """The mismatch π_θ/μ of a whole mini-batch under `current/`, and with ratio=current `correction_metrics`.
+    """Mismatch π_θ/μ of a whole mini-batch under `current/`, and with correction.ratio=current `correction_metrics`.
 
-    They are fp64 scalars, and none for a mini-batch without a token. complete: with the statistics of filters.
+    Values are fp64 scalars; a mini-batch without tokens has none. complete: with the statistics of filters.
     """
     if not rows["n"].any():
         return {}
@@ -37,14 +38,14 @@ def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """Metrics of a correction, from the rows of `correct_with_diagnostics`; complete: with the statistics of its filters."""
+    """Metrics of a correction, from the rows of `correct_with_diagnostics`. complete: with the statistics of its filters."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 
 
 def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """One value of each metric, over the mini-batches where it exists: the largest where "max" is in its name, the smallest
-    where "min" is, else the mean. verl's reduce_metrics does so."""
+    """Reduce each metric over the mini-batches that have it, as verl's reduce_metrics does: the maximum if "max" is in its name,
+    the minimum if "min" is, else the mean."""
     metrics = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = torch.stack([part[name] for part in parts if name in part])
@@ -56,12 +57,12 @@ def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def is_optional(name: str) -> bool:
-    """Whether a NaN of this metric means that it does not exist."""
+    """Whether a NaN of the metric `name` means that the metric is undefined."""
     return name.removeprefix(CURRENT).removeprefix(OLD).startswith(UNDEFINED)
 
 
 def norm_metrics(model: str, norms: list[float | None]) -> dict[str, Tensor]:
-    """The share of a model's optimizer steps that was skipped, and the largest gradient norm of the others."""
+    """Share of a model's optimizer steps that were skipped, and the largest gradient norm of the others."""
     taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
     metrics = {f"{model}/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
     if len(taken):

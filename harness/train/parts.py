@@ -1,4 +1,4 @@
-"""From a plan to the parts of a step: the core, and around it the options that the config asks for."""
+"""Builds the parts of a training step from a plan: the core, wrapped in the options that the config asks for."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """Whatever a step is made of, around one actor.
+    """The parts of a training step, around one actor.
 
-    critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation alone.
+    critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation only.
     """
 
     actor: DeepSpeedActor
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 def build_parts(plan: Plan) -> Parts:
-    """The parts of a run at its start, from the pretrained model or the warm start."""
+    """Build the parts of a run at its start, from the pretrained model or the warm start."""
     config = plan.config
     net, prompts, held_out = start(config, plan.task)
     critic_net = copy.deepcopy(net) if plan.has_critic else None
@@ -53,7 +53,7 @@ def build_parts(plan: Plan) -> Parts:
 
 
 def _with_options(sampler: Sampler, plan: Plan) -> Sampler:
-    """A sampler in the options of the config; each has all methods of the one that it wraps."""
+    """Wrap a sampler in the options of the config. Each option has all methods of the sampler that it wraps."""
     rollout, wrapped = plan.config.rollout, cast(Any, sampler)
     if rollout.partial_tokens is not None:
         wrapped = PartialRollouts(wrapped, rollout.partial_tokens)

@@ -1,9 +1,9 @@
-"""How long a mismatch lasts: the same responses scored by engine and trainer after syncs that are 1, 5 and 20 apart.
+"""Persistence of the mismatch: engine and trainer score the same responses again 1, 5 and 20 syncs of the weights later.
 
 l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. Over k syncs
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
-summed over response tokens. 1: the error stays, as between two policies. 0: each sync draws a fresh one. The means are not
-taken off, since an offset common to all tokens persists too.
+summed over response tokens. 1 means that the error stays, as between two policies; 0 that each sync draws a new one. Means are
+not subtracted, since an offset common to all tokens persists too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from harness.train.sampler import Sampler
 from harness.train.scorer import Scorer
 
 LAGS = (1, 5, 20)
-"""Syncs apart."""
+"""Numbers of syncs after which the responses of a window are scored again."""
 
 
 class Persistence:
-    """Measured in windows of `diagnostics.persistence.every` steps, at four syncs of each.
+    """Measures the persistence of the mismatch in windows of `diagnostics.persistence.every` steps, at four syncs of each.
 
     A window starts with responses of the rollout engine to held-out prompts [R, P]. They are scored then and LAGS syncs later.
     Life cycle: `measure` after each sync and before the step's rollout, `state` and `restore` with a checkpoint.
@@ -45,9 +45,9 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """mismatch/persistence_k at k steps into a window, {} at other steps and where no token's probabilities differ."""
+        """Return mismatch/persistence_k at k steps into a window; {} at other steps, or if no token's probabilities differ."""
         age = None if self.every is None else step % self.every
-        if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # of one policy all log ratios are 0
+        if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
         with self.sampler.clock.phase("persistence"):
             if age == 0:
@@ -71,12 +71,12 @@ class Persistence:
         return torch.where(usable, own - rollout, 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        """The responses of the window and their first log ratios, for a checkpoint."""
+        """Responses of the current window and their first log ratios, for a checkpoint."""
         parts = {"tokens": self.tokens, "written": self.written, "first": self.first}
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take back the tensors of `state`. Older checkpoints do not say who wrote a token: all were the policy's."""
+        """Restore the tensors that `state` returned. Older checkpoints lack `written`: there the policy wrote all tokens."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 

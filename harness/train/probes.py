@@ -1,4 +1,4 @@
-"""The mismatch that other precisions would have: they sample for a run's weights, and nothing is trained on it."""
+"""Probes: other precisions sample with a run's weights to measure their mismatch. Nothing is trained on their responses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MEASURED = {
 
 
 class Probes:
-    """One engine per precision of `evaluation.probe`; `measure` is called at an evaluation, with its random numbers."""
+    """Measures the mismatch of each precision of `evaluation.probe`, with an engine for each, at evaluations."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer):
         self.sampler, self.scorer = sampler, scorer
         self.engines = {name: local_engine(plan, precision) for name, precision in plan.config.evaluation.probe.items()}
 
     def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
-        """probe/<precision>/<statistic> of responses that the precision samples and the trainer's own policy scores."""
+        """Return probe/<precision>/<statistic> of responses that each precision samples and the trainer's own policy scores."""
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
             engine.load_weights(self.sampler.actor.weights(), version)

@@ -28,7 +28,7 @@ from harness.errors import Unavailable, UserError
 
 
 class Ranks(NamedTuple):
-    """This process among `size` ranks. watch: None for a single process."""
+    """One process among the `size` ranks of a run. watch: detects dead ranks; None for a single process."""
 
     rank: int
     size: int
@@ -39,27 +39,27 @@ class Ranks(NamedTuple):
         return rows.chunk(self.size)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """The rows of all ranks in order, from each rank's `share`. Collective."""
+        """Concatenate the rows of all ranks in order; `part` is this rank's share. Collective: every rank calls it."""
         if self.size == 1:
             return part
-        if part.dtype in (torch.int16, torch.bool):  # which no backend exchanges
+        if part.dtype in (torch.int16, torch.bool):  # no backend exchanges these
             return self.gather(part.contiguous().view(torch.uint8)).view(part.dtype)
         rows = part.new_empty(self.size * len(part), *part.shape[1:])
         dist.all_gather_single(rows, part.contiguous())
         return rows
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks, in place. Collective."""
+        """Sum `values` over all ranks, in place. Collective: every rank calls it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def first(self, value: int) -> int:
-        """The value of rank 0. Collective."""
+        """Return the value of rank 0 on every rank. Collective: every rank calls it."""
         return self._agreed(value if self.rank == 0 else 0)
 
     def any(self, value: int) -> int:
-        """The largest value of all ranks. Collective."""
+        """Return the largest value of all ranks on every rank. Collective: every rank calls it."""
         return self._agreed(value, dist.ReduceOp.MAX)
 
     @contextmanager
@@ -83,7 +83,7 @@ class Ranks(NamedTuple):
             raise
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have called this method."""
         self.first(0)
 
     def _agreed(self, value: int, operation=dist.ReduceOp.SUM) -> int:
@@ -95,20 +95,20 @@ class Ranks(NamedTuple):
 
 
 class Watch(threading.Thread):
-    """Ends this process when another rank has died, and names that rank.
+    """Thread that ends this process when another rank has died, and names that rank.
 
-    Each rank counts up in the store at which they met. Rank 0 watches the counts of the others, and announces one that stands
-    still. The others watch rank 0's. Patience is counted in looks, not in seconds, so that a job that was suspended as a whole
-    goes on.
+    Each rank increments a counter in a store that all ranks share. Rank 0 watches the counters of the others, and announces one
+    that stands still. The others watch rank 0's. Patience is counted in polls, not in seconds, so that a job that was suspended
+    as a whole goes on.
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """Seconds between looks. Looks without a sign of life until a rank counts as dead; the same after a failed collective."""
+    """Seconds between polls; polls without a sign of life until a rank counts as dead; the same after a failed collective."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
-    """Key of the store under which a rank announces the end of all -> their exit code.
+    """Key of the store under which a rank announces that all must end -> exit code of the other ranks.
 
-    75: a rank died, or its surroundings refused it, so that a later start may succeed. 1: a rank failed by itself.
+    75: a rank died or could not run there, so that a later start may succeed. 1: a rank failed by itself.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int):
@@ -139,12 +139,12 @@ class Watch(threading.Thread):
             time.sleep(self.EVERY)
 
     def find_dead(self) -> None:
-        """After a failed collective: wait until the watch ends this process."""
+        """Wait, after a failed collective, until the watch ends this process."""
         self.patience = self.HURRY
         time.sleep(self.EVERY * self.PATIENCE)
 
     def announce(self, key: str, reason: str) -> None:
-        """Tell the others why this rank ends, under one of CODES. This rank itself ends later, by its error."""
+        """Tell the other ranks why this one ends, under a key of CODES. This rank itself ends later, by its error."""
         self.leaving = True
         with suppress(dist.DistError):
             self.store.set(key, reason)
@@ -162,7 +162,7 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Rank 0, which may hold the store, leaves last, but waits no longer than for a dead rank."""
+        """Leave the run. Rank 0, which may hold the store, leaves last, but waits no longer than for a dead rank."""
         self.leaving = True
         with suppress(dist.DistError):
             left = self.store.add("left", 1)
@@ -177,7 +177,7 @@ _joined: Ranks | None = None
 
 
 def join() -> Ranks:
-    """Meet the other ranks, and set the environment that DeepSpeed reads. A second call returns the same."""
+    """Meet the other ranks, and set the environment variables that DeepSpeed reads. A second call returns the same `Ranks`."""
     global _joined
     if _joined is None:
         _environment()
@@ -195,7 +195,7 @@ def join() -> Ranks:
 
 
 def check_ranks(config: Config, size: int) -> None:
-    """Raise UserError on a number of responses that the ranks cannot share evenly."""
+    """Raise UserError if the ranks cannot share evenly the responses of a mini-batch, an evaluation or another measurement."""
     rows = config.rollout.prompts * config.rollout.group_size
     shares = {
         f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
@@ -251,5 +251,5 @@ def _store(rank: int, size: int) -> dist.Store:
 
 
 def lost_a_rank(error: Exception) -> bool:
-    """Whether a collective failed: gloo raises a plain RuntimeError that names its source file."""
+    """Whether an error means that a collective failed. gloo raises a plain RuntimeError that names its source file."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

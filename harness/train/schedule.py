@@ -11,9 +11,10 @@ from harness.config import Config
 
 
 def learning_rates(config: Config) -> Callable[[int], float]:
-    """Optimizer steps so far → the rate of the next one, by transformers' `get_scheduler`.
+    """Return the learning-rate schedule: a function from the number of optimizer steps so far to the next step's rate.
 
-    It depends on that number alone, which a checkpoint holds: so a resumed run has the rates of one that was never stopped.
+    The rate comes from transformers' `get_scheduler` and depends on that number alone, which a checkpoint holds. So a resumed run
+    has the rates of one that was never stopped.
     """
     lr, schedule = config.actor.lr, config.actor.schedule
     name: str = schedule.name
@@ -22,7 +23,7 @@ def learning_rates(config: Config) -> Callable[[int], float]:
         name, more = "cosine_with_min_lr", {"min_lr_rate": schedule.min_lr_ratio}
     elif name == "constant" and schedule.warmup_steps:
         name = "constant_with_warmup"
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)  # get_scheduler asks for one, and nothing steps it
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)  # get_scheduler asks for an optimizer, which nothing steps
     made = get_scheduler(
         name, optimizer, num_warmup_steps=schedule.warmup_steps, num_training_steps=config.updates, scheduler_specific_kwargs=more
     )

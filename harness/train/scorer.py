@@ -1,4 +1,4 @@
-"""Responses -> log-probabilities: π_old, the reference of a KL term, and the records of a rollout that the passes replay."""
+"""Scoring of responses: log-probabilities under π_old and a KL term's reference, with the rollout's records replayed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from harness.train.ranks import join
 from harness.train.routing.replay import replayed_routes
 
 Support = Callable[[Rollout], Tensor | None]
-"""The tokens [B, T, ⌈V/8⌉] over which every policy is renormalised at each place; None for all tokens."""
+"""Function from a rollout to the tokens [B, T, ⌈V/8⌉] over which every policy is renormalised at each place; None: all tokens."""
 
 
 class Scorer:
     """Scores responses by the trainer's own policy.
 
     Life cycle: for each step `load_weights`, then `score`. policy: the trainer's own policy as a sampler; None unless
-    `needs_own_sampler`, and the rollout engine itself where `samples_as_trainer`. reference: the policy that the run started
-    from, for a KL term. support: plugged in by an option that renormalises the policies; by default none is.
+    `needs_own_sampler`, and the rollout engine itself if `samples_as_trainer`. reference: the policy that the run started from,
+    for a KL term. support: set by an option that renormalises the policies; by default none is.
     """
 
     def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
@@ -49,17 +49,17 @@ class Scorer:
 
     @property
     def own_policy(self) -> LocalEngine:
-        """The trainer's own policy, where `needs_own_sampler`."""
+        """The trainer's own policy as a sampler. It exists if `needs_own_sampler`."""
         assert self.policy is not None
         return self.policy
 
     def load_weights(self, version: int) -> None:
-        """Give the actor's weights to the trainer's own policy, unless the rollout engine is that policy and has them."""
+        """Load the actor's weights into the trainer's own policy, unless the rollout engine is that policy and has them."""
         if self.policy is not None and self.policy is not self.engine:
             self.policy.load_weights(self.actor.weights(), version)
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
-        """π_old and the KL term's reference on the responses. order: the rows of each mini-batch, see `minibatch_order`."""
+        """Log-probabilities of responses under π_old and the KL term's reference. order: row numbers of each mini-batch."""
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
@@ -77,35 +77,35 @@ class Scorer:
         return Scores(old, forward_old, self.score_reference(responses), replay)
 
     def score_reference(self, responses: Responses) -> Tensor | None:
-        """log π_ref [B, T] of a KL term, None without one.
+        """log π_ref [B, T] for a KL term; None without one.
 
-        The reference chooses its own experts under every replay: it is a policy of its own, and so is its router. It has the
-        support of the other policies: else a KL term would see the truncated mass of a policy that is the reference itself.
+        The reference chooses its own experts under every setting of routing.replay: it is another policy with another router. It
+        has the support of the other policies. Otherwise a KL term would see the truncated mass even of an equal policy.
         """
         if self.reference is None:
             return None
         return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
-        """The record of the engine that π_old is scored with; None for nothing."""
+        """Records of the engine that π_old replays when it is scored; None if it replays nothing."""
         return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
 
     def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
-        """Routes together with the support of a rollout; None without either."""
+        """Combine routes and the sampling masks of a rollout into one record; None if there are neither."""
         support = self.support(rollout)
         return None if routes is None and support is None else Recorded(routes, support)
 
     def _is_own(self, rollout: Rollout) -> bool:
         """Whether the trainer's own policy sampled the rollout with its present weights.
 
-        Scoring walks the path of sampling, and would then give the bits of the rollout again.
+        If so, scoring would repeat the path of sampling and give the rollout's bits again.
         """
         if self.policy is not self.engine or self.engine.version is None:
             return False
         return bool(rollout.version[rollout.written].eq(self.engine.version).all())
 
     def score_forward(self, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
-        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which has all rows."""
+        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
         tokens = responses.rollout.tokens
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
@@ -114,7 +114,7 @@ class Scorer:
         return logp
 
     def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-        """`score_forward` of a mixture of experts that chooses its own, with its routes."""
+        """Return (log π_old [B, T] by the training forward, its routes), for a mixture that chooses its own experts."""
         tokens, parts = responses.rollout.tokens, []
         logp, replay = torch.zeros(tokens.shape, device=tokens.device), self.recorded(responses.rollout)
         first = order[: self.config.actor.num_minibatches]
@@ -125,21 +125,21 @@ class Scorer:
         return logp, Routes.cat(parts).of(torch.cat(first).argsort())
 
     def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """log-probabilities [B, T] along the sampling path of a policy, each rank scoring its share."""
+        """Log-probabilities [B, T] of tokens along the sampling path of a policy. Each rank scores its share."""
         return self.route_by(policy, prompts, tokens, replay)[0]
 
     def route_by(
         self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Routes | None]:
-        """`score_by` with the routes that the policy took; None for those of a dense model."""
+        """Return (log-probabilities [B, T] along a policy's sampling path, routes that it took or None for a dense model)."""
         own = None if replay is None else replay.map(self.ranks.share)
         logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """The batch of an engine's rollout and π_old, from which the mismatch between engine and trainer is computed.
+        """Batch of an engine's rollout and π_old, from which the mismatch between engine and trainer is computed.
 
-        It is the mismatch that a correction would see, so π_old replays of the engine what it replays in the run.
+        π_old replays the engine's records as it does in the run, so this is the mismatch that a correction would see.
         """
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

@@ -1,4 +1,4 @@
-"""One step of a run, on one screen: the way from prompts to an optimizer step. `harness.run.loop` repeats and records it."""
+"""One training step of a run, from prompts to optimizer steps. `harness.run.loop` repeats and records it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PERSISTENCE = "persistence."
 
 
 class Trainer:
-    """Sampler, scorer, learner and evaluator around one actor, and a critic where the advantages read values.
+    """Runs training steps: sampler, scorer, learner and evaluator around one actor, with a critic if the advantages read values.
 
-    Life cycle: built from a plan, which is at the start of the run, or `restore`d; then `step` for each step in order. After
-    the last step `load_weights` and `evaluate` judge the final weights.
+    Life cycle: built from a plan it is at the start of the run, unless `restore`d; then `step` for each step in order. After the
+    last step `load_weights` and `evaluate` judge the final weights.
     """
 
     def __init__(self, plan: Plan, folder: EventLog):
@@ -41,7 +41,7 @@ class Trainer:
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
-        """Prompts → rollout → reward → π_old → advantages → correction → mini-batches of objective and optimizer step."""
+        """Run a step: prompts → rollout → reward → π_old → advantages → correction → objective and optimizer steps."""
         sampler, learner = self.sampler, self.learner
         self.clock.restart()
         seed_globals(self.config.seed, step)
@@ -78,7 +78,7 @@ class Trainer:
         return metrics
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The held-out reward of the policies that evaluation.policy names, and the probes. Its questions are recorded."""
+        """Evaluate the policies that evaluation.policy names on held-out prompts, and the probes. Records rewards per prompt."""
         with self.clock.phase("evaluate"):
             metrics, questions = self.evaluator.judge()
             self.folder.log_questions(step, {f"{split}/{policy}": means.tolist() for (split, policy), means in questions.items()})
@@ -86,16 +86,16 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, Saved]:
-        """The weights and optimizers of a checkpoint, by the names of their folders."""
+        """Models of a checkpoint, each with weights and optimizer, by the names of their folders."""
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """(optimizer steps, tensors): all that is neither of `models` nor a function of the step."""
+        """Return (optimizer steps, tensors): all state that is neither part of `models` nor a function of the step."""
         fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
         return self.learner.updates, self.sampler.state() | fixed | self.assemble.penalty.state()
 
     def restore(self, updates: int, tensors: dict[str, Tensor]) -> None:
-        """Take back the numbers and tensors that `state` gave."""
+        """Restore the number of optimizer steps and the tensors that `state` returned."""
         self.learner.updates = updates
         tensors = {name: tensor.to(device()) for name, tensor in tensors.items()}
         fixed = {name for name in tensors if name.startswith(PERSISTENCE)}

@@ -1,6 +1,6 @@
-"""The warm start: a policy that can do the task but slips, and the prompts that it solves sometimes.
+"""The warm start: a policy that can do the task but makes errors, and the prompts that it solves sometimes.
 
-Supervised training on slipping demonstrations gives a policy that a healthy RL run can bring to reward 1. The filter keeps the
+Supervised training on demonstrations with errors gives a policy that a healthy RL run can bring to reward 1. A filter keeps the
 prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's. Both are cached by
 the hash of the config.
 """
@@ -32,11 +32,11 @@ from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing.hooks import balance_loss
 
 HELD_OUT = 0.25
-"""Share of the kept prompts that are for evaluation, which RL never sees. The warm start sees all, so that all can be solved."""
+"""Share of the kept prompts that are held out for evaluation. RL never sees them; the warm start does, so all can be solved."""
 
 
 class Start(NamedTuple):
-    """Where RL begins: the policy, and its prompts [N, P] int64 for training and for evaluation."""
+    """Starting point of RL: the policy, and its prompts [N, P] int64 for training and for evaluation."""
 
     net: PreTrainedModel
     train: Tensor
@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 
 def most_held_out(task: Task) -> int:
-    """Prompts for evaluation, of a task that divides its prompts itself; else as many as there are if a warm start keeps all."""
+    """Maximum number of held-out prompts: the task's own, or those of a warm start that keeps every prompt."""
     return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
 
 
@@ -53,7 +53,10 @@ def _held_out_of(prompts: int) -> int:
 
 
 class WarmStart(NamedTuple):
-    """state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean before the filter."""
+    """A cached warm start.
+
+    state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean before the filter.
+    """
 
     state: dict[str, Tensor]
     train: Tensor
@@ -62,9 +65,9 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """A pretrained model with the task's own division of its prompts, or a warm start.
+    """Return the starting point of RL: a pretrained model with the task's own division of its prompts, or a warm start.
 
-    Raises UserError on a task that is not for this model.
+    Raises UserError on a task that does not suit the model.
     """
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
@@ -77,7 +80,7 @@ def start(config: Config, task: Task) -> Start:
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """The warm start of a config, from the cache under `<run.root>/.warmstart` or made now; processes wait for one another."""
+    """The warm start of a config, read from the cache under `<run.root>/.warmstart` or made now. Processes take turns."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     with ExitStack() as held:
         with writing(folder):
@@ -121,12 +124,12 @@ def _make(w: WarmStartConfig, shape: PretrainedConfig, task: Task, folder: Path)
 
 
 def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.ndarray) -> PreTrainedModel:
-    """Supervised training on the task's demonstrations."""
+    """Train a new policy on the task's demonstrations by supervised learning."""
     assert isinstance(task, TokenTask)  # policy_config has refused any other
     net = build(shape, derive(w.seed, "init"))
     net.to(device()).train()  # type: ignore[arg-type]  # transformers hides the signature
     optimizer = torch.optim.AdamW(net.parameters(), lr=w.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    rise = 0.2 if w.steps == 10 else 0.1  # of 10 steps a tenth would be a rise without length, by which torch divides
+    rise = 0.2 if w.steps == 10 else 0.1  # torch divides by the rise's length, which is 0 for a tenth of 10 steps
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=w.lr, total_steps=w.steps, pct_start=rise)
     rng = np.random.default_rng(derive(w.seed, "demonstrations"))
     has_experts = bool(expert_count(shape))

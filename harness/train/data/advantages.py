@@ -1,4 +1,4 @@
-"""From the rewards of responses to the advantages of their tokens, and to the targets of a critic."""
+"""Computes token advantages, and the targets of a critic, from the rewards of responses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from harness.train.data.responses import Responses
 
 
 class Values(Protocol):
-    """A critic's estimate of the value of each state."""
+    """A critic, which estimates the value of each state of a response."""
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """V [B, T] of responses to prompts [B, P]."""
+        """Estimated values V [B, T] of the states before each token. prompts: [B, P]. tokens: [B, T]."""
 
 
 class Advantages(NamedTuple):
-    """advantages: A [B, T]. values: V [B, T] when the responses were taken; returns: A + V; both None without a critic."""
+    """Advantages of a step's tokens, and the values and targets of its critic.
+
+    advantages: A [B, T]. values: V [B, T] before the critic's update. returns: the targets A + V. Both are None without a critic.
+    """
 
     advantages: Tensor
     values: Tensor | None = None
@@ -28,11 +31,12 @@ class Advantages(NamedTuple):
 
 
 class AdvantageEstimator:
-    """The advantage estimator of a config, with the inputs that it needs.
+    """Computes advantages by the estimator of a config, and gives it the inputs that it needs.
 
-    By response: rewards [N, G] → A [N, G], which each token gets. By token: rewards [B, T], on the last token and less the KL
-    penalty of each → A [B, T]. With a critic these are whitened over the step's tokens, once A + V is taken. The tokens are
-    those of the mask: tokens that a correction rejects leave the policy's loss, not the values.
+    By response: rewards [N, G] → A [N, G], which each token of the response gets. By token: rewards [B, T] → A [B, T]. There the
+    reward stands on the last token, less the KL penalty of each token. With a critic, A is whitened over the step's tokens after
+    A + V is taken. The step's tokens are those of the mask: tokens that a correction rejects leave the policy's loss, not the
+    values.
     """
 
     def __init__(self, estimator: partial, critic: Values | None):
@@ -40,7 +44,7 @@ class AdvantageEstimator:
         self.needs: tuple[str, ...] = estimator.func.needs  # type: ignore[attr-defined]  # a function's attributes have no type
 
     def __call__(self, responses: Responses, penalty: Tensor | None = None) -> Advantages:
-        """penalty: of each token [B, T], taken off its reward."""
+        """Compute the advantages of the tokens of `responses`. penalty: KL penalty [B, T] to subtract from the rewards."""
         mask, rewards = responses.rollout.mask, responses.rewards
         values = None if self.critic is None else self.critic.values(responses.prompts, responses.rollout.tokens)
         provided = {**responses.of_prompts, "lengths": mask.sum(-1).view_as(rewards), "mask": mask, "values": values}

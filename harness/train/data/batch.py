@@ -1,4 +1,4 @@
-"""The log-probabilities of a step's responses, and the batch that actor and critic learn from."""
+"""Data of a training step: the log-probabilities of its responses, and the batch that actor and critic learn from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.rollouts.recorded import Recorded
 
 
 class Scores(NamedTuple):
-    """Log-probabilities [B, T] of the responses, in nats.
+    """Log-probabilities [B, T] of a step's responses, in nats.
 
     old: log π_old; None with actor.scoring=none. forward: log π_old by the training forward, equal to `old` up to rounding; None
-    where no later mini-batch needs it. reference: of the KL term's reference policy; None without a KL term. replay: the experts
-    to take in the mini-batches, and the tokens to renormalise over; None for neither.
+    if no later mini-batch needs it. reference: log-probabilities under the KL term's reference policy; None without a KL term.
+    replay: routes and sampling masks that the training passes replay; None if they replay neither.
     """
 
     old: Tensor | None
@@ -27,9 +27,9 @@ class Scores(NamedTuple):
 
 
 class TrainingBatch(NamedTuple):
-    """The `batch` of the algorithms, and what only the training forwards of actor and critic read.
+    """The `Batch` of the algorithms, and what only the training forwards of actor and critic read.
 
-    prompts: [B, P]. tokens: [B, T]. forward_old: see `Scores.forward`. replay: see `Scores.replay`.
+    prompts: [B, P]. tokens: [B, T]. forward_old: log π_old by the training forward (`Scores.forward`). replay: `Scores.replay`.
     values, returns: see `Advantages`. corrected, diagnostics: the correction of π_old/μ on the whole batch, and the rows of
     `correct_with_diagnostics`; None without a scored π_old.
     """
@@ -45,7 +45,7 @@ class TrainingBatch(NamedTuple):
     diagnostics: Rows | None = None
 
     def rows(self, index: Tensor) -> TrainingBatch:
-        """The part of the batch that holds some responses, by their numbers, without `diagnostics`."""
+        """The batch of the responses whose row numbers are in `index`, without `diagnostics`."""
         forward_old, values, returns = (
             None if part is None else part[index] for part in (self.forward_old, self.values, self.returns)
         )

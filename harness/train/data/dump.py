@@ -1,4 +1,4 @@
-"""The dump that a run writes of one step's batch."""
+"""Writes one step's batch to a Parquet file, called a dump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses with their rewards, and their metrics."""
+"""Sampled responses with their rewards, and metrics that describe them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.rollouts.turns import turn_metrics
 
 
 class Responses(NamedTuple):
-    """Responses with their rewards, of all ranks.
+    """Sampled responses of all ranks, with their rewards.
 
-    prompts: [B, P], one row per response, the responses to a prompt side by side. rollout: [B, T] each. rewards: [N, G], of N
-    prompts with G responses. of_prompts: further facts of each prompt [N] by name, which an advantage estimator may read.
+    prompts: [B, P], one row per response; responses to one prompt are adjacent. rollout: tensors [B, T]. rewards: [N, G], for N
+    prompts with G responses each. of_prompts: further values per prompt [N], by name, which an advantage estimator may read.
     """
 
     prompts: Tensor
@@ -26,20 +26,20 @@ class Responses(NamedTuple):
 
     @property
     def prompt_numbers(self) -> Tensor:
-        """[B]: which of the N prompts each response answers."""
+        """Index [B] of the prompt that each response answers, from 0 to N − 1."""
         numbers = torch.arange(len(self.rewards), device=self.rewards.device)
         return numbers.repeat_interleave(self.rewards.shape[1])
 
     @property
     def informative(self) -> Tensor:
-        """[N] bool: whether the responses to the prompt differ in reward."""
+        """Whether the responses to each prompt differ in reward, [N] bool."""
         return self.rewards.amax(1) != self.rewards.amin(1)
 
 
 def describe(responses: Responses, version: int, stop: tuple[int, ...]) -> dict[str, Tensor]:
-    """The metrics of responses as fp32 or fp64 scalars.
+    """Metrics of responses, as fp32 or fp64 scalars.
 
-    version: of the weights that are trained. stop: tokens that end a response; empty where all have one length.
+    version: version number of the weights being trained. stop: tokens that end a response; empty if all have one length.
     """
     rewards, rollout = responses.rewards, responses.rollout
     lengths = rollout.written.sum(1)

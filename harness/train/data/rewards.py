@@ -1,4 +1,4 @@
-"""The KL penalty that is taken off the rewards (kl.place=reward)."""
+"""The KL penalty that is subtracted from the rewards (kl.place=reward)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from algos.shaping import adapted
 from harness.config import Config
 
 COEF = "kl.coef"
-"""Name of an adaptive coefficient in a checkpoint."""
+"""Checkpoint key of an adaptive KL coefficient."""
 
 
 class RewardPenalty:
-    """The KL penalty of each token, where the config asks for it.
+    """Computes the KL penalty of each token, if the config asks for one.
 
-    It is coef·KL(π_old‖π_ref) by the estimator `kl.name` at π_old; a response's is the sum over its tokens. coef is `kl.coef`,
-    or the value that a controller has reached after each step (`algos.shaping.adapted`).
+    The penalty is coef·KL(π_old‖π_ref) by the estimator `kl.name` at π_old. A response's penalty is the sum over its tokens. coef
+    is `kl.coef`, or the value of an adaptive controller, updated after each step (`algos.shaping.adapted`).
     """
 
     def __init__(self, config: Config):
         self.kl, self.coef = config.kl, config.kl.coef
 
     def __call__(self, old: Tensor | None, reference: Tensor | None, mask: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """(the penalty to take off the rewards of tokens [B, T], None without one; metrics).
+        """Return (penalty [B, T] to subtract from the token rewards, None if there is none; metrics).
 
         old, reference: log π_old and log π_ref [B, T] in nats, which a penalty needs. mask: [B, T] bool.
         """
@@ -42,14 +42,14 @@ class RewardPenalty:
             self.coef = adapted(self.coef, kl, target=self.kl.target, horizon=self.kl.horizon, responses=responses)
 
     def freeze(self) -> None:
-        """Keep the present coefficient, whatever KL comes: for who looks at many batches of one policy."""
+        """Stop adapting the coefficient, for callers that score many batches of one policy."""
         self.kl = self.kl.model_copy(update={"target": None, "horizon": None})
 
     def state(self) -> dict[str, Tensor]:
-        """An adaptive coefficient, for a checkpoint."""
+        """The adaptive coefficient as a tensor, for a checkpoint; empty if the coefficient is fixed."""
         return {} if self.kl.target is None else {COEF: tensor([self.coef], dtype=float64)}
 
     def restore(self, coef: Tensor | None) -> None:
-        """Take a coefficient from a checkpoint; None where it has none. A fixed one stays the config's."""
+        """Restore the adaptive coefficient from a checkpoint, None if it has none. A fixed coefficient stays the config's."""
         if coef is not None and self.kl.target is not None:
             self.coef = coef.item()

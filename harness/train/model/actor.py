@@ -1,4 +1,4 @@
-"""The trainer's policy: what it must offer, and DeepSpeed ZeRO around a causal language model."""
+"""The trainer's policy: its interface, and its implementation as a causal language model under DeepSpeed ZeRO."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from harness.train.routing.hooks import RoutingHooks
 
 
 class Saved(Protocol):
-    """A model with its optimizer, as checkpoints hold them."""
+    """A model with its optimizer, which can be written to a checkpoint and read from it."""
 
     def save(self, folder: Path) -> None:
-        """Write model and optimizer under `folder`, which every rank sees."""
+        """Write weights and optimizer state under `folder`, which every rank sees."""
 
     def load(self, folder: Path, ranks: int) -> None:
-        """Read what `save` wrote on `ranks` ranks: to the bit on as many ranks, up to rounding on another number."""
+        """Read what `save` wrote on `ranks` ranks: exactly on the same number of ranks, up to rounding on another number."""
 
 
 class Actor(Saved, Protocol):
@@ -42,36 +42,36 @@ class Actor(Saved, Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        """(log π_θ of the tokens, entropy of π_θ at each of them), both [B, T] in fp32 nats, with gradient.
+        """Return (log π_θ of the tokens, entropy of π_θ at each token), both [B, T] in fp32 nats, with gradient.
 
-        Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; there both
-        results are 0.
-        replay: the experts that a mixture is to take, [B, P + T − 1, layers, k], and the tokens over which both are renormalised,
-        [B, T, ⌈V/8⌉]. The backward pass may come later.
+        Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; both results
+        are 0 on padding.
+        replay: experts that a mixture takes, [B, P + T − 1, layers, k], and tokens over which both results are renormalised, [B,
+        T, ⌈V/8⌉]. The backward pass may come later.
         """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """(`logp` without gradient, routes that its forward took). Of a mixture of experts alone."""
+        """Return (log π_θ [B, T] without gradient, routes that its forward pass took). For a mixture of experts only."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss` to that of the coming step. last: whether this is the step's last micro-batch."""
+        """Add the gradient of `loss` to that of the coming optimizer step. last: whether this is the step's last micro-batch."""
 
     def step(self, lr: float | None = None) -> float | None:
-        """One optimizer step along the gradient, which is summed over micro-batches and ranks. lr: None is that of the config.
+        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the config's.
 
-        Returns the global norm before clipping; None if the step was skipped, as a loss scaler does when fp16 gradients overflow.
+        Returns the global gradient norm before clipping; None if the step was skipped, for example as fp16 gradients overflowed.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights under their transformers names, in the actor's dtype."""
+        """Iterate over all weights under their transformers names, in the actor's dtype."""
 
 
 class DeepSpeedActor(DeepSpeedModel):
-    """ZeRO stage 0 to 3 on all ranks of the run; AdamW, clipped by global norm. temperature: divides the logits."""
+    """An actor under ZeRO stage 0 to 3 on all ranks, with AdamW and clipping by global norm. temperature: divides the logits."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
-        join()  # which chooses this rank's device
-        # Before a GPU holds it: a whole model in fp32 may not fit. DeepSpeed's own cast, which comes next, finds nothing to do.
+        join()  # chooses this rank's device
+        # Cast before a GPU holds the model, which may not fit in fp32. DeepSpeed's own cast then finds nothing to do.
         model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
         self.routing = RoutingHooks(model)
         if config.precision is not None:
@@ -80,7 +80,7 @@ class DeepSpeedActor(DeepSpeedModel):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         scoring = ScoringModel(model, temperature)
         if config.compile:
-            scoring.model.compile(dynamic=True)  # equal rows leave another number of rows in each step
+            scoring.model.compile(dynamic=True)  # the number of distinct rows differs by step
         super().__init__(scoring, config, shares=can_share(model.config))
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO around a model that gives numbers for each token of a response. The only file that imports deepspeed."""
+"""A model that outputs numbers for each token of a response, under DeepSpeed ZeRO. The only file that imports deepspeed."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ with environment("TORCHDYNAMO_DISABLE", "1"):
     import deepspeed.runtime.zero.muon.muon_optimizer
 
 SAVED = (fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler)
-"""The classes of DeepSpeed whose instances its checkpoints hold beside tensors and plain values. They only keep values."""
+"""DeepSpeed classes that its checkpoints contain beside tensors and plain values. They only hold values."""
 
 TAG = "actor"
-"""DeepSpeed's name of what it saves, of a critic too."""
+"""DeepSpeed's tag of every saved model, also of a critic."""
 
 
 class DeepSpeedModel:
-    """ZeRO stage 0 to 3 on all ranks of the run; AdamW, clipped by global norm.
+    """A model under ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global norm.
 
-    module: takes `input_ids` [B, L] and `targets` [B, T], which its last T places predict, and gives a tuple of [B, T].
-    shares: whether responses may share a row with their prompt, see `Layout`.
+    module: takes `input_ids` [B, L] and `targets` [B, T], predicted at its last T places, and returns a tuple of [B, T].
+    shares: whether responses may share a row with their prompt (`Layout.shared`).
     """
 
     def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):
         self.ranks = join()
         deepspeed.logger.setLevel("ERROR")
         # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
-        # leave a lock on which later starts hang. To look which could be runs a C compiler.
+        # leave a lock on which later starts hang. Even listing the compatible ones runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
         self.config, self.shares = config, shares
         optimizer = torch.optim.AdamW(
@@ -76,7 +76,7 @@ class DeepSpeedModel:
     def distinct_rows(
         self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
-        """(prompts, responses and what to replay of one of each group of equal rows on the device, the group of each row)."""
+        """Keep one row of each group of equal rows, on the device: (prompts, responses, records to replay, group of each row)."""
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
@@ -84,9 +84,9 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """The outputs of the module for rows on the device, [B, T] each and 0 on padding.
+        """Outputs of the module for rows on the device, [B, T] each, 0 on padding.
 
-        Responses share the forward pass of their prompt where that pays.
+        Responses share the forward pass of their prompt if that saves enough.
         """
         shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
         layout = shared or Layout.of(prompts, tokens, replay)
@@ -129,7 +129,7 @@ class DeepSpeedModel:
         self.engine._config.load_universal_checkpoint = False
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found no checkpoint in it; move it away to use the one before it")
-        # A checkpoint brings the settings of the run that wrote it, which may be another: see `faultline branch`.
+        # A checkpoint holds the settings of the run that wrote it, which may be another run: see `faultline branch`.
         c = self.config
         for group in self.engine.optimizer.param_groups:
             group |= {"lr": c.lr, "betas": tuple(c.betas), "eps": c.eps, "weight_decay": c.weight_decay}
@@ -143,7 +143,7 @@ class DeepSpeedModel:
 
 
 def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """The parameters in order, in groups of at most GATHERED numbers, or of a single one that has more."""
+    """Split the parameters, in order, into groups of at most GATHERED numbers; a larger parameter is a group of its own."""
     group: list[tuple[str, nn.Parameter]] = []
     numbers = 0
     for name, parameter in parameters:
@@ -158,7 +158,7 @@ def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tup
 
 @contextmanager
 def _without_code(folder: Path) -> Iterator[None]:
-    """Within the body every torch.load takes tensors, plain values and SAVED alone, though DeepSpeed asks for any pickle.
+    """Within the body, torch.load accepts only tensors, plain values and SAVED classes, although DeepSpeed allows any pickle.
 
     Raises UserError on a file in `folder` that holds anything else.
     """
@@ -176,7 +176,7 @@ RESHARDED = "resharded"
 
 
 def _reshard(folder: Path) -> None:
-    """Turn the shards of `save` into a universal checkpoint beside them."""
+    """Turn the shards that `save` wrote in `folder` into a universal checkpoint beside them."""
     shutil.rmtree(folder / RESHARDED, ignore_errors=True)
     settings = argparse.Namespace(
         input_folder=str(folder / TAG),

@@ -1,4 +1,4 @@
-"""Equal rows, of which a forward computes one."""
+"""Finds equal rows of a batch, so that a forward pass computes each only once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Index = Tensor | slice
 
 
 def distinct(prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Index, Index]:
-    """(one of each group of equal rows [U], the place of each row's equal among those [B]).
+    """Return (first, place): the index of one row per group of equal rows [U], and the group of each row [B].
 
-    Rows are equal where prompt, response and what is to be replayed are. Then `f(x[first])[place]` is `f(x)`, and autograd adds
-    the gradients of equal rows up. Both are the slice of everything where no two rows are equal: indexing by it copies nothing.
+    Rows are equal if their prompts, responses and records to replay are. Then `f(x[first])[place]` is `f(x)`, and autograd adds
+    up the gradients of equal rows. If no two rows are equal, both are the full slice, by which indexing copies nothing.
     """
     values, place = torch.cat([prompts, tokens], 1).unique(dim=0, return_inverse=True)
     if len(values) < len(tokens) and replay is not None:

@@ -1,4 +1,4 @@
-"""The heads of policy and critic: log-probability and entropy without the logits of a whole batch, and values."""
+"""Output heads of policy and critic: log-probability and entropy without the logits of a whole batch, and values."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from harness.rollouts.architecture import MODELS
 from harness.rollouts.recorded import unpack
 
 CHUNK = {"cpu": 2**24, "cuda": 2**27}
-"""Logits that exist at a time by the kind of device, 64 and 512 MiB in fp32: a small part of a batch's, and enough places that
-reading the weight for each chunk costs little beside the products."""
+"""Maximum number of logits in memory at a time, by kind of device: 64 MiB on a CPU and 512 MiB on a GPU, in fp32. A chunk is
+large enough that reading the head's weight for each costs little beside the products."""
 EXCLUDED = -1e30
-"""A logit of probability 0, with its logarithm still a number, so that 0 times it is 0."""
+"""Logit of an excluded token. Its probability is 0 and its log-probability finite, so that their product is 0."""
 
 
 class ScoringModel(nn.Module):
-    """A causal language model that gives (log π of given tokens, entropy of π) at temperature τ, and never all its logits.
+    """A causal language model that returns (log π of given tokens, entropy of π) at temperature τ, without holding all logits.
 
-    With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and
-    H_t = −Σ_v π_t(v) log π_t(v), both in fp32 nats. With a support S_t both sums are over v in S_t, of π renormalised
-    over S_t. Parameters keep their transformers names. Raises UserError for a model that does more to its logits.
+    With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and H_t = −Σ_v π_t(v) log π_t(v),
+    both in fp32 nats. With a support S_t both sums are over v in S_t, with π renormalised over S_t. Parameters keep their
+    transformers names. Raises UserError for a model whose logits are not a linear head's alone.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float):
@@ -38,14 +38,16 @@ class ScoringModel(nn.Module):
     def forward(
         self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, at: Tensor | None = None, **places: Any
     ) -> tuple[Tensor, Tensor]:
-        """input_ids: [B, L]. targets: [B, T], which the last T places predict, or those that `at` names, see `Layout`.
-        support: [B, T, ⌈V/8⌉], see `recorded.pack`; None: all tokens. Returns (log π, H), [B, T]."""
+        """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. support: [B, T, ⌈V/8⌉] packed; None: all tokens.
+
+        at: flat places that predict the targets; None: the last T places of each row.
+        """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return self.lm_head(_before(hidden, targets, at), targets, support)
 
 
 class ValueModel(nn.Module):
-    """V_t = w·h_t + b, with h_t the last hidden state before token t, in fp32. w and b begin as 0, so every first value is 0."""
+    """Values V_t = w·h_t + b in fp32, with h_t the last hidden state before token t. w and b begin as 0, and so do all values."""
 
     def __init__(self, net: PreTrainedModel):
         super().__init__()
@@ -55,18 +57,21 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.bias)
 
     def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
-        """input_ids: [B, L]. targets: [B, T], the tokens after the states that are valued. at: as above. Returns (V,), [B, T]."""
+        """Return (V,), [B, T]. input_ids: [B, L]. targets: [B, T], the tokens after the valued states.
+
+        at: flat places [B, T] of these states; None: the last T places of each row.
+        """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
 
 
 def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
-    """The states [B, T, H] that predict the targets."""
+    """Hidden states [B, T, H] that predict the targets: those at the flat places `at`, or the last T of each row if None."""
     return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 
 class ScoringHead(nn.Module):
-    """The head W [V, hidden]: a module, so that ZeRO-3 gathers the weight for it."""
+    """The output head W [V, hidden], a module of its own so that ZeRO-3 gathers its weight."""
 
     def __init__(self, weight: nn.Parameter, temperature: float):
         super().__init__()
@@ -80,18 +85,18 @@ class ScoringHead(nn.Module):
 
 
 def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """hidden [N, H], weight [V, H], targets [N], support [N, ⌈V/8⌉] -> (log π, H), [N], with all logits at once."""
+    """Compute (log π, H), [N] each, with all logits at once: hidden [N, H], weight [V, H], targets [N], support [N, ⌈V/8⌉]."""
     logp = _log_softmax(hidden, weight, support, temperature)
     policy = logp.exp()
-    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # a gradient would need the memory that it saves
+    terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # in place, unless a gradient needs the operand
     return logp.gather(-1, targets[:, None])[:, 0], -terms.sum(-1)
 
 
 class _Score(torch.autograd.Function):
-    """`_score`, a chunk at a time.
+    """Autograd function that computes `_score` in chunks, to hold only one chunk's logits.
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass makes the logits again: a fourth
-    product beside the three of `_score`. An entropy that no loss reads costs it nothing.
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again: a
+    fourth product beside the three of `_score`. An entropy that no loss reads costs it nothing.
     """
 
     @staticmethod
@@ -133,9 +138,9 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """The gradient of the logits of a chunk [n, V], from those of log π and of H [n]; None for an entropy that nothing reads.
+    """Gradient of a chunk's logits [n, V], from the gradients of log π and of H, [n] each; None if no loss reads the entropy.
 
-    Without one each step works in the memory of log π: new pages would cost more time than the arithmetic.
+    Without the entropy every operation works in the memory of log π: new pages would cost more time than the arithmetic.
     """
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
@@ -149,7 +154,7 @@ def _of_logits(
 
 
 def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
-    """Places whose logits are at most CHUNK numbers, and one place at the least."""
+    """Slices of places whose logits number at most CHUNK, with at least one place each."""
     size = max(1, CHUNK[weight.device.type] // len(weight))
     return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
 
@@ -159,7 +164,7 @@ def _rows(part: Tensor | None, rows: slice) -> Tensor | None:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, temperature: float) -> Tensor:
-    """[n, V] in fp32 or wider, in memory of its own."""
+    """log π over the support at a temperature, [n, V] in fp32 or wider, in newly allocated memory."""
     logits = nn.functional.linear(hidden, weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
     if support is not None:
@@ -169,8 +174,8 @@ def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, tempera
 
 @torch.no_grad()
 def _has_plain_head(net: PreTrainedModel) -> bool:
-    """Whether the logits are W h: no bias, no cap, no scale."""
-    ids = torch.arange(3, device=net.device)[None]  # padding, whose embedding may be zero, is one of them at most
+    """Whether a model's logits are W h: no bias, no cap, no scale."""
+    ids = torch.arange(3, device=net.device)[None]  # at most one of them is padding, whose embedding may be zero
     hidden = net.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     logits = net(input_ids=ids, use_cache=False).logits
     return torch.allclose(logits, hidden @ net.get_output_embeddings().weight.t(), rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Prompts and responses as the rows of one forward pass."""
+"""Arrangement of prompts and responses as the rows of one forward pass."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from harness.tasks import PAD
 from harness.train.routing.hooks import ARGUMENT
 
 SHARED, LONGEST, WORTH = 32, 1024, 0.75
-"""Responses share a prompt of at least so many tokens, in rows of at most so many, where at most such a part of all tokens is
-left. Attention under a mask of its own looks at every pair of a row, so that long responses would lose what is saved."""
+"""Limits for responses that share a row with their prompt: minimum prompt length, maximum row length, both in tokens, and maximum
+share of tokens left to compute. A custom attention mask compares every pair of a row, so long responses would lose the gain."""
 
 
 class Layout(NamedTuple):
-    """Prompts and responses in the form that a model reads. Columns of padding alone are left out.
+    """Prompts and responses in the form that a model reads, without columns of padding alone.
 
-    input_ids: [B, L]. targets: [B, T'], the tokens that the last T' places predict. places: attention mask and positions where
-    rows are padded; routes and support where they are replayed; `at` where responses share a row. mask: [B, T'], the targets
-    that are no padding. length: T.
+    input_ids: [B, L]. targets: [B, T'], the tokens that the last T' places predict. places: further arguments of the model:
+    attention mask and positions if rows are padded, routes and support if they are replayed, `at` if responses share a row. mask:
+    [B, T'], the targets that are not padding. length: T.
     """
 
     input_ids: Tensor
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Layout:
-        """prompts: [B, P]. tokens: [B, T]. replay: of the responses."""
+        """Lay out each prompt and its response as one row. prompts: [B, P]. tokens: [B, T]. replay: records of the responses."""
         asked, answered = ((part != PAD).any(0) for part in (prompts, tokens))
         prompts, written = prompts[:, asked], tokens[:, answered]
         ids = torch.cat([prompts, written], dim=1)
@@ -52,10 +52,10 @@ class Layout(NamedTuple):
 
     @classmethod
     def shared(cls, prompts: Tensor, tokens: Tensor) -> Layout | None:
-        """Each prompt once, in one row [U, P + k (T' − 1)] with its responses, at most k. None where that does not pay.
+        """Lay out each prompt once, in a row [U, P + k (T' − 1)] with its responses, at most k. None if that saves too little.
 
-        A response sees its prompt and itself, at the positions that it would have alone. `at` [B, T'] of the places is the flat
-        place that predicts each target; the last token of a prompt predicts the first of each of its responses.
+        A response sees its prompt and itself, at the positions that it would have alone. `at` [B, T'] in `places` is the flat
+        place that predicts each target. The last token of a prompt predicts the first token of each of its responses.
         """
         prompts, written = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
         asked, place, counts = prompts.unique(dim=0, return_inverse=True, return_counts=True)
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
         return cls(ids.clamp(min=0), written.clamp(min=0), places, written != PAD, tokens.shape[1])
 
     def whole(self, values: Tensor) -> Tensor:
-        """values of the targets [B, T'] -> of the responses [B, T], 0 on padding."""
+        """Expand values of the targets [B, T'] to the whole responses [B, T], with 0 on padding."""
         missing = self.length - self.mask.shape[1]
         if not missing and self.mask.all():
             return values
@@ -88,15 +88,12 @@ class Layout(NamedTuple):
 
 
 def can_share(config: PretrainedConfig) -> bool:
-    """Whether a model computes so under any mask: one that is known, dense, since routes are of rows, and without a window."""
+    """Whether responses may share a row of this model: known, dense (routes belong to rows) and without a sliding window."""
     return config.model_type in MODELS and not expert_count(config) and getattr(config, "sliding_window", None) is None
 
 
 def _visible(present: Tensor, prompt: int, after: int) -> Tensor:
-    """[U, 1, L, L]: whether a place sees another: of the prompt or of its own response, not later, and no padding.
-
-    Each sees itself, since attention to nothing is no number.
-    """
+    """Attention mask [U, 1, L, L]: a place sees the prompt and its own response, no later place and no padding."""
     place = torch.arange(present.shape[1], device=present.device)
     response = torch.where(place < prompt, -1, (place - prompt) // max(after, 1))
     of_prompt_or_own = (response == -1)[None] | (response[:, None] == response[None])

@@ -1,4 +1,4 @@
-"""The training forward in the precision of a rollout: weights and activations of the linear layers are cast, straight through."""
+"""Training forward in the precision of a rollout: linear layers cast weights and activations, with straight-through gradients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness.rollouts.linear import Arithmetic, EngineMatrix
 
 
 def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> None:
-    """Let every linear layer of the decoder of `model` compute as the embedded engine does in `precision`, in place.
+    """Make every linear layer of a model's decoder compute as the embedded engine does in `precision`, in place.
 
         y = Q(x)·Q(W)ᵀ + b,    ∂L/∂x = ∂L/∂y·Q(W),    ∂L/∂W = (∂L/∂y)ᵀ·Q(x),    ∂L/∂b = Σ ∂L/∂y
 
-    where Q casts to the precision's codes and back, and its own derivative is taken as 1. The sum over codes is that of the
-    engine; products and gradients are in fp32 at least. As in the engine one cast spans q, k and v, and another gate and up.
-    Router, head, embedding, norms and attention are left alone, as are the names of the parameters. Source: the
+    where Q casts to the precision's codes and back, and its own derivative is taken as 1. The sum over codes is the engine's;
+    products and gradients are in fp32 at least. As in the engine, q, k and v are cast as one matrix, and gate and up as another.
+    Router, head, embedding, norms and attention are unchanged, and so are the names of the parameters. Source: the
     straight-through estimator, arXiv 1308.3432.
     """
     arithmetic = Arithmetic(precision)
@@ -34,15 +34,15 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 
 
 class _Fused:
-    """Linear layers whose weights are cast as one matrix."""
+    """Linear layers whose weights are cast together as one matrix, such as q, k and v."""
 
     def __init__(self, arithmetic: Arithmetic, modules: list[nn.Linear]):
         self.arithmetic, self.modules = arithmetic, modules
         self._waiting: dict[int, EngineMatrix] = {}
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """The output [..., N] of layer `number` for x [..., K]."""
-        if number not in self._waiting:  # the first of them in this pass casts for all
+        """Output [..., N] of linear layer `number` for x [..., K]."""
+        if number not in self._waiting:  # the first layer of this pass casts for all
             self._waiting = dict(enumerate(self._cast()))
         module, weight = self.modules[number], self._waiting.pop(number)
         y = _CastProduct.apply(x.flatten(0, -2), module.weight, module.bias, self.arithmetic, weight)
@@ -59,7 +59,7 @@ class _Fused:
 
 
 class _CastProduct(torch.autograd.Function):
-    """x [B, K], weight [N, K] and bias [N] or None, which get the gradient; the weight as it was cast -> y [B, N]."""
+    """Product y [B, N] of x [B, K] and a cast weight, plus bias. Gradients go to x, the uncast weight [N, K] and the bias [N]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, cast: EngineMatrix) -> Tensor:
@@ -80,6 +80,6 @@ class _CastProduct(torch.autograd.Function):
 
 
 def _widened(dtype: torch.dtype, *parts: Tensor | None) -> list[Any]:
-    """The tensors in `dtype`, or in fp32 if that is wider."""
+    """Convert tensors to `dtype`, or to fp32 if that is wider; None stays None."""
     wide = torch.promote_types(dtype, torch.float32)
     return [None if part is None else part.to(wide) for part in parts]

@@ -1,4 +1,4 @@
-"""Options of a run, each in a file of its own around the core: what they are for, the core does not know."""
+"""Options of a run, each in a file of its own. They wrap the core, which does not know them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.train.sampler import Sampler
 
 
 class Option:
-    """Wraps a sampler: what an option does not define is the sampler's."""
+    """Base class of options, which wrap a sampler. Attributes that an option does not define are the sampler's."""
 
     def __init__(self, inner: Sampler):
         self.inner = inner

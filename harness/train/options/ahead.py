@@ -1,4 +1,4 @@
-"""rollout.staleness: the responses of a step are sampled steps before."""
+"""rollout.staleness: responses are sampled some steps before they are trained on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Takes the responses of a step from a `RolloutQueue`. part: tokens that are sampled at a time; None for whole responses."""
+    """Takes the responses of a step from a `RolloutQueue`. part: tokens sampled at a time; None for whole responses."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)
@@ -30,9 +30,9 @@ class SampledAhead(Option):
         return self.inner.rewarded(prompts, self.queue.next(step))
 
     def state(self) -> dict[str, Tensor]:
-        """The responses that wait for their step, for a checkpoint."""
+        """Tensors of the responses that wait for their step, for a checkpoint."""
         return self.queue.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take back the tensors that `state` gave."""
+        """Restore the waiting responses from the tensors that `state` returned."""
         self.queue.restore(state)

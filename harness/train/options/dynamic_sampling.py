@@ -1,4 +1,4 @@
-"""rollout.filter: DAPO's dynamic sampling (arXiv 2503.14476 section 3.2), which samples groups of equal rewards anew."""
+"""rollout.filter: DAPO's dynamic sampling (arXiv 2503.14476 section 3.2), which replaces groups whose rewards are all equal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from harness.train.sampler import Sampler
 class DynamicSampling(Option):
     """Samples more rounds until every group of a step has unequal rewards, or `max_rounds` is reached.
 
-    Round r of step s is draw s·max_rounds + r: its prompts are passed over in the walk where no round needs them.
+    Round r of step s takes the prompts of draw s·max_rounds + r. Draws that no round needs are skipped.
     """
 
     def __init__(self, inner: Sampler, max_rounds: int):
         super().__init__(inner)
         self.max_rounds = max_rounds
         self.metrics: dict[str, Tensor] = {}
-        """Metrics of the last step's choice of groups."""
+        """Metrics of how the last step's groups were chosen."""
 
     def sample(self, step: int) -> Responses:
-        """The first groups of unequal rewards, and where they are fewer than a step has, the first of the others."""
+        """Return the first groups with unequal rewards, filled up to a step's number with the first of the other groups."""
         responses = self.inner.sample(step * self.max_rounds)
         wanted, rounds = len(responses.rewards), 1
         while rounds < self.max_rounds and int(responses.informative.sum()) < wanted:
@@ -42,12 +42,12 @@ class DynamicSampling(Option):
         return groups(responses, (~informative).int().argsort(stable=True)[:wanted])
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, with those of the choice of groups."""
+        """Metrics of responses, including how their groups were chosen."""
         return self.inner.describe(responses) | self.metrics
 
 
 def groups(responses: Responses, index: Tensor) -> Responses:
-    """Some prompts, by their numbers, with all their responses."""
+    """Select some prompts, by their numbers, with all their responses."""
     size = responses.rewards.shape[1]
     rows = (index[:, None] * size + torch.arange(size, device=index.device)).flatten()
     rollout = _each(lambda part: part[rows], responses.rollout)
@@ -56,12 +56,12 @@ def groups(responses: Responses, index: Tensor) -> Responses:
 
 
 def joined(one: Responses, other: Responses) -> Responses:
-    """The prompts of two rounds, one behind the other."""
+    """Concatenate two rounds of responses: the prompts of `one`, then those of `other`."""
     rollout = _each(lambda *parts: torch.cat(parts), one.rollout, other.rollout)
     of_prompts = {name: torch.cat([part, other.of_prompts[name]]) for name, part in one.of_prompts.items()}
     return Responses(torch.cat([one.prompts, other.prompts]), rollout, torch.cat([one.rewards, other.rewards]), of_prompts)
 
 
 def _each(function: Callable[..., Tensor], *rollouts: Rollout) -> Rollout:
-    """A function of each part of rollouts, None where one of them lacks the part."""
+    """Apply a function to each part of some rollouts; a part that one of them lacks becomes None."""
     return Rollout._make(None if any(p is None for p in parts) else function(*parts) for parts in zip(*rollouts, strict=True))

@@ -13,28 +13,28 @@ from harness.train.data.responses import Responses
 from harness.train.options import Option
 
 GREEDY, GREEDY_LENGTHS = "greedy", "greedy_lengths"
-"""Names among `Responses.of_prompts`: rewards [N] of the most probable responses, and their lengths [N] in tokens."""
+"""Keys of `Responses.of_prompts`: rewards [N] of the greedy responses, and their lengths [N] in tokens."""
 
 
 class GreedyBaseline(Option):
-    """Asks the engine for the most probable responses before it samples, while nothing else asks it."""
+    """Option that generates a greedy response to each prompt before sampling, while nothing else uses the engine."""
 
     def sample(self, number: int) -> Responses:
-        """The responses of a draw, with the greedy ones' rewards and lengths."""
+        """Sample the responses of draw `number`, and add the rewards and lengths of the greedy responses to its prompts."""
         greedy = self._greedy(self.inner.engine, self.inner.draw_prompts(number))
         return self.inner.sample(number)._replace(of_prompts=greedy)
 
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Responses:
-        """The responses of an engine, with the rewards and lengths of its greedy ones."""
+        """Sample the responses of an engine, and add the rewards and lengths of its greedy responses."""
         responses = self.inner.sample_by(engine, prompts, uniforms)
         return responses._replace(of_prompts=self._greedy(engine, prompts))
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, with the mean reward of the greedy ones."""
+        """Metrics of responses, including the mean reward of the greedy responses."""
         return self.inner.describe(responses) | {"reward/greedy": responses.of_prompts[GREEDY].mean()}
 
     def _greedy(self, engine: RolloutEngine, prompts: Tensor) -> dict[str, Tensor]:
-        """Rewards and lengths of the most probable response to each of N prompts, given in groups [B, P]."""
+        """Rewards and lengths of the greedy response to each of N prompts, which are given in groups [B, P]."""
         inner = self.inner
         with inner.clock.phase("generate"):
             distinct = prompts[:: inner.config.rollout.group_size]
@@ -42,5 +42,5 @@ class GreedyBaseline(Option):
         lengths = (tokens != PAD).sum(1)
         inner.clock.sampled_tokens += int(lengths.sum())
         rewards = torch.from_numpy(inner.task.reward(distinct.cpu().numpy(), tokens.cpu().numpy())).float().to(device())
-        # The values of rank 0, since every rank asked for all of them.
+        # Every rank asked for all values; those of rank 0 are kept.
         return {name: inner.ranks.gather(part)[: len(distinct)] for name, part in ((GREEDY, rewards), (GREEDY_LENGTHS, lengths))}

@@ -1,4 +1,4 @@
-"""overlong.buffer: DAPO's punishment of long responses (arXiv 2503.14476 section 3.4), as a part of the reward."""
+"""overlong.buffer: DAPO's punishment of overlong responses (arXiv 2503.14476 section 3.4), as a part of the reward."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from harness.train.options.greedy import GREEDY, GREEDY_LENGTHS
 
 
 class Overlong:
-    """Adds `algos.shaping.overlong_punishment` to the rewards. longest: tokens of a response at most."""
+    """Adds `algos.shaping.overlong_punishment` to the rewards. longest: maximum number of tokens in a response."""
 
     def __init__(self, longest: int, buffer: int, penalty: float):
         self.longest, self.buffer, self.penalty = longest, buffer, penalty
 
     def __call__(self, responses: Responses) -> tuple[Responses, dict[str, Tensor]]:
-        """(responses with punished rewards, metrics).
+        """Return (responses with punished rewards, metrics).
 
-        Greedy responses are punished as the sampled ones: ReMax compares the two.
+        Greedy responses are punished like the sampled ones, because ReMax compares the two.
         """
         rewards, of_prompts = responses.rewards, responses.of_prompts
         punishment = self._punishment(responses.rollout.written.sum(1).view_as(rewards))

@@ -1,4 +1,4 @@
-"""rollout.partial_tokens: a response that was interrupted goes on by the weights that the engine has by then."""
+"""rollout.partial_tokens: responses are sampled in parts, each by the weights that the engine has at that step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.train.sampler import Sampler
 
 
 class PartialRollouts(SampledAhead):
-    """Samples `part` tokens of each response at a step."""
+    """Option that samples `part` tokens of each response per step."""
 
     def __init__(self, inner: Sampler, part: int):
         super().__init__(inner, part)
         self.part = part
 
     def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
-        """The responses of `step`, with one part more than `begun` [B, t]. Each rank samples its share."""
+        """Extend the responses of `step` by one part beyond `begun` [B, t]; None starts them. Each rank samples its share."""
         inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
         with inner.clock.phase("generate"):
             prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]
@@ -36,7 +36,7 @@ class PartialRollouts(SampledAhead):
         return inner.gather(rollout)
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, with the age of the oldest token and the share of responses of several versions."""
+        """Metrics of responses, including the age of the oldest token and the share of responses sampled by several versions."""
         rollout = responses.rollout
         version = torch.where(rollout.written, rollout.version, rollout.version[:, :1])
         return self.inner.describe(responses) | {
@@ -46,10 +46,10 @@ class PartialRollouts(SampledAhead):
 
 
 def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
-    """`begun` [B, t] with n more places, sampled by the engine's present weights where a response has not ended.
+    """Extend the responses `begun` [B, t] by n places, sampled by the engine's present weights where a response has not ended.
 
     prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps the log-probability, the version, the
-    route and the support of the pass that drew it.
+    route and the support of the forward pass that sampled it.
     """
     last, n = begun.tokens[:, -1], uniforms.shape[1]
     going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))
@@ -60,7 +60,7 @@ def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: 
 
 
 def _joined(begun: Rollout, more: dict[str, Tensor | None], going: Tensor, n: int) -> Rollout:
-    """The last n places of `more` behind `begun` in the rows that go on, and what stands after an end in the others."""
+    """Append n places to `begun`: the last n of `more` in the rows that go on, padding in the others."""
     parts = {}
     for name, before in begun._asdict().items():
         if before is None:

@@ -11,16 +11,16 @@ from harness.train.options import Option
 
 
 class SamplingMasks(Option):
-    """Measures the sampling masks. `harness.build.build_engine` has the engine record them."""
+    """Option that measures the sampling masks. `harness.build.build_engine` makes the engine record them."""
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, with the mean number of tokens that could be sampled."""
+        """Metrics of responses, including the mean number of tokens that could be sampled at a place."""
         rollout = responses.rollout
-        assert rollout.support is not None  # of an engine that records it, as harness.validate has checked
+        assert rollout.support is not None  # harness.validate has checked that the engine records it
         support = sizes(rollout.support)[rollout.written].double().mean()
         return self.inner.describe(responses) | {"rollout/support_tokens": support}
 
 
 def sampling_masks(rollout: Rollout) -> Tensor | None:
-    """The masks of a rollout, for a `Scorer`; None of an engine that did not truncate, as that of a probe."""
+    """Sampling masks of a rollout, for a `Scorer`; None if its engine recorded none, as a probe's does."""
     return rollout.support

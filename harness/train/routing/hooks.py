@@ -1,7 +1,7 @@
-"""Routing in the training forward: replay and record the experts of transformers' routers, and balance their load.
+"""Hooks that replay and record the experts of transformers' routers in the training forward, and a load-balancing loss.
 
-The hooks sit on the modules, so a pass that gradient checkpointing recomputes takes the same routes as the first: the routes
-travel as an argument of each decoder layer, which is part of what is recomputed.
+The hooks sit on the modules, and routes travel as an argument of each decoder layer. Gradient checkpointing recomputes a layer
+with its arguments, so the recomputed pass takes the same routes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from transformers import PreTrainedModel
 from harness.rollouts.routes import Routes, has_route, id_dtype
 
 ARGUMENT = "routes"
-"""Keyword of the model's forward, and of its layers, that carries the `Routes` to replay."""
+"""Keyword argument of the model's forward, and of its layers', that carries the `Routes` to replay."""
 
 
 class RoutingHooks:
-    """Hooks on the routers of a transformers model whose layers hold `mlp.gate`, a router that returns (logits [N, E],
-    weights [N, k], ids [N, k]), as Qwen3-MoE's do. Other layers are left alone.
+    """Hooks on the routers of a transformers model: `mlp.gate` of a layer, which returns (logits [N, E], weights [N, k], ids [N,
+    k]) as in Qwen3-MoE. Layers without one are left alone.
 
-    Called as `model(..., routes=Routes)`, the model computes with the experts of `routes`. The weight of expert e stays
-    w_e = p_e / Σ_S p (p_e without renormalisation), p the softmax over all experts of this very pass. So the router has a
-    gradient, through the experts that were picked and through the normaliser of the softmax. With `routes.weights` w_e is given
-    instead, and the router has none. Where `routes` has no route the model's own choice stands.
+    Called as `model(..., routes=Routes)`, the model computes with the experts of `routes`. The weight of expert e stays w_e = p_e
+    / Σ_S p (p_e without renormalisation), with p the softmax over all experts of the present pass. So the router has a gradient,
+    through the chosen experts and through the normaliser of the softmax. With `routes.weights`, w_e is given instead, and the
+    router has none. Places without a route keep the model's own choice.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -43,7 +43,7 @@ class RoutingHooks:
 
     @contextmanager
     def record(self) -> Iterator[list[Routes]]:
-        """Collect the routes of the passes in the body: after each, one entry per layer [N, ...] is added. Without gradient."""
+        """Collect the routes of the passes in the body, without gradient. Each pass adds one entry per layer, [N, ...]."""
         self._recorded = []
         try:
             yield self._recorded
@@ -69,24 +69,24 @@ class RoutingHooks:
 
 
 def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
-    """w_e = softmax(logits)_e, over their sum if `renormalise`: logits [N, E], ids [N, k] -> [N, k] in fp32 or wider, with
-    gradient."""
+    """Router weights w_e = softmax(logits)_e, over their sum if `renormalise`, with gradient. logits [N, E], ids [N, k] -> [N, k]
+    in fp32 or wider."""
     weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(-1, ids)
     return weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
 @torch.no_grad()
 def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
-    """The routes of one layer's pass, [N, k] and [N]."""
+    """Routes that one layer's pass took: ids and weights [N, k], and margins [N]."""
     top = logits.softmax(-1, dtype=torch.float32).topk(ids.shape[-1] + 1, dim=-1).values
     return Routes(ids.to(id_dtype(logits.shape[-1])), weights.float(), top[:, -2] - top[:, -1])
 
 
 def balance_loss(logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Load balancing of each layer, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 a layer where f and p̄ agree.
+    """Load-balancing loss, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 per layer where f and p̄ agree.
 
-    f_e is the share of the slots that expert e got, without gradient; p̄_e its mean probability. Switch Transformers
-    (arXiv 2101.03961, eq. 4 to 6) for top_k above 1; each layer is balanced by itself. logits: [N, E] per layer.
+    f_e is the share of the slots that expert e got, without gradient; p̄_e is its mean probability. Source: Switch Transformers
+    (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself. logits: [N, E] per layer.
     """
     loss = torch.zeros((), device=logits[0].device)
     for layer in logits:

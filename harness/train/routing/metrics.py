@@ -1,4 +1,4 @@
-"""The effect of the choice of experts on the mismatch, measured every diagnostics.every steps of a mixture of experts."""
+"""Metrics of how the choice of experts affects the mismatch, taken every diagnostics.every steps of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from harness.train.scorer import Scorer
 def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:
     """Metrics of the routes of π_old and of the engine; {} for a dense model or without a scored π_old.
 
-    They cost π_old two more scorings, by its own choice and by the engine's; one where routing.replay makes the second anyway.
+    They need two more scorings of π_old: with its own experts and with the engine's. Some settings of routing.replay make the
+    second anyway.
     """
     rollout, number = responses.rollout, expert_count(scorer.plan.shape)
     if not number or scores.old is None or not rollout.mask.any():
@@ -35,7 +36,7 @@ def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order:
 
 
 def _score_live(scorer: Scorer, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-    """(log π_old by its own choice of experts, its routes), by the pass that actor.scoring names."""
+    """Score π_old with its own choice of experts, by the pass that actor.scoring names. Returns (log π_old, its routes)."""
     if scorer.config.actor.scoring != "exact":
         return scorer.route_forward(responses, order)
     rollout = responses.rollout
@@ -45,7 +46,7 @@ def _score_live(scorer: Scorer, responses: Responses, order: list[Tensor]) -> tu
 
 
 def _score_by_engine(scorer: Scorer, responses: Responses, order: list[Tensor], routes: Routes) -> Tensor:
-    """log π_old by the engine's choice of experts, by the pass that actor.scoring names."""
+    """log π_old with the engine's choice of experts, by the pass that actor.scoring names."""
     replay = scorer.recorded(responses.rollout, Routes(routes.ids))
     if scorer.config.actor.scoring != "exact":
         return scorer.score_forward(responses, order, replay)

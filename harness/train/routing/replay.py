@@ -1,4 +1,4 @@
-"""The engine's choice of experts that the trainer replays, by routing.replay."""
+"""Selects the engine's routes that the trainer replays, according to routing.replay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """The routes of the engine that π_old takes under routing.replay=`name`; None where it chooses its own experts.
+    """The engine's routes that π_old replays under routing.replay=`name`; None if it chooses its own experts.
 
-    Raises UserError if the rollout lacks them, as one that was sampled ahead under another setting.
+    Raises UserError if the rollout lacks them, for example because it was sampled ahead under another setting.
     """
     replay = REPLAYS[name]
     if not replay.by_old:
@@ -23,7 +23,7 @@ def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
 
 
 def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if asked for; None where the rollout has no experts.
+    """The experts that the engine chose, with their weights if `weights` is true; None if the rollout has no experts.
 
     Raises UserError if expert weights are required but missing.
     """
