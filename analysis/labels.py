@@ -57,7 +57,7 @@ METRICS = {
 
 def column(name: object) -> str:
     """The displayed label of a table's column."""
-    if isinstance(name, tuple):  # of statistics.definitions.robustness
+    if isinstance(name, tuple):  # a column of statistics.definitions.robustness
         delta, consecutive = name
         return f"δ = {delta:g}, m = {consecutive}"
     return COLUMNS.get(str(name)) or (str(name) if "=" in str(name) else str(name).replace("_", " "))  # a setting is a name

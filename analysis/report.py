@@ -232,5 +232,5 @@ def insert(path: Path, command: str, text: str) -> None:
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
         raise UserError(f"{path}: needs the line {begin} once and after it the line {end} once; the results go between them")
     head, tail = before[: before.index(begin) + len(begin)], before[before.index(end) :]
-    path = path.resolve()  # a link of the user's own stays one
+    path = path.resolve()  # so that a symbolic link is kept
     write_file(path.parent, path.name, f"{head}\n{text}\n{tail}")

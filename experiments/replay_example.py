@@ -18,11 +18,11 @@ from harness.dumps.files import write
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of the file → arm of `experiments.gpu_check`."""
+"""Name of a dump's file → its arm in `experiments.gpu_check`."""
 
 
 def main() -> None:
-    """Write a parquet file per arm into FOLDER."""
+    """Write the example's dumps, a parquet file per arm, into FOLDER."""
     policy = Policy(Size(responses=512, answer=64))
     for name, arm in ARMS.items():
         dumped = columns(policy.scored("vllm", arm), policy)

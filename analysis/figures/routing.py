@@ -34,7 +34,7 @@ def routing(results: Results) -> Figure | str:
     for i, ((parts, flips), row) in enumerate(zip(axes, rows, strict=True)):
         for arm in row:
             _arm(parts, flips, steps[arms == arm], layers, results.marks.arms[arm])
-        # An exact 0 and a negative part are values.
+        # An exact 0 and a negative part must be shown.
         parts.set_yscale("symlog", linthresh=smallest.min() if len(smallest) else 1e-9)
         parts.set_title("K3: routing (solid) and rest (dashed), nats per token" + part_of(i, rows))
         parts.set_xlabel("RL step")

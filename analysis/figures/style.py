@@ -54,7 +54,7 @@ def ink(colour: str) -> str:
 
 
 def chunks(items: Sequence, size: int = PANEL) -> list[list]:
-    """Items split into equal parts, each small enough for one panel."""
+    """Items split into nearly equal parts, each small enough for one panel."""
     parts = -(-len(items) // size)
     return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
 
@@ -134,7 +134,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
         columns = max(1, min(4, 120 // (width + 10), len(labels)))
         options: dict[str, Any] = {"ncols": columns, "handlelength": 4.0, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
         rows = -(-len(labels) // columns) * lines(list(labels))
-        figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))  # else a long legend takes it off the panels
+        figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))  # else a long legend would shrink the panels
         figure.legend(labels.values(), labels.keys(), loc="outside lower center", **options)
 
 

@@ -125,7 +125,7 @@ def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
     if not event.any() or event.all():
         return np.nan
     places = np.unique(levels[levels > -np.inf])
-    candidates = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2])  # beside an infinite level: infinity
+    candidates = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2])  # infinite next to an infinite level
     skill = _passing(levels[event], candidates) - _passing(levels[~event], candidates)
     best = candidates[skill >= skill.max() - 1e-12]
     return float(best[len(best) // 2])
@@ -141,8 +141,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     alarm, and auc, `HORIZON` steps ahead.
 
     The threshold that judges a run was chosen on the runs of the other seeds. Sources of mismatch without a collapse are left
-    out: a run without mismatch raises no false alarm. The cells are missing, and `note` gives the
-    reason, without a collapsed run, a run without a collapse, and two seeds.
+    out: a run without mismatch raises no false alarm. The cells need a collapsed run, another
+    run and two seeds; without these they are missing, and `note` gives the reason.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]

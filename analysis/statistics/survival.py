@@ -63,11 +63,11 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
     Without censoring before τ it is the mean of min(T, τ).
     """
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
-    # At equal times collapses count before the record's ends, as a run that ended there was still at risk.
+    # At equal times collapses count before censored ends, since a run that ended there was still at risk.
     order = np.lexsort((~event, time), axis=-1)
     time, event = np.take_along_axis(time, order, -1), np.take_along_axis(event, order, -1)
     at_risk = np.arange(time.shape[-1], 0, -1)
-    survival = np.cumprod(1 - event / at_risk, axis=-1)  # one at a time, tied collapses give the same product
+    survival = np.cumprod(1 - event / at_risk, axis=-1)  # tied collapses, taken one at a time, give the same product
     before = np.concatenate([np.ones((len(time), 1)), survival], axis=-1)
     ends = np.concatenate([np.minimum(time, tau), np.full((len(time), 1), float(tau))], axis=-1)
     widths = np.diff(np.concatenate([np.zeros((len(time), 1)), ends], axis=-1), axis=-1)

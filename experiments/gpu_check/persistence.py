@@ -1,4 +1,4 @@
-"""Whether the mismatch of fixed responses stays as it is while the policy is trained."""
+"""A check of how far the mismatch of fixed responses persists while the policy is trained."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def correlation(ratios: Tensor, lag: int) -> float:
 
 
 def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor:
-    """[syncs, tokens]: l of the fixed responses after 0, 1, … steps."""
+    """Log ratios l of the fixed responses after 0, 1, … training steps, as [syncs, tokens]."""
     with tempfile.TemporaryDirectory() as root:
         config = size.config(
             f"rollout/precision={precision}",
