@@ -64,7 +64,7 @@ def column(name: object) -> str:
 
 
 def metric(name: str, unit: bool = False) -> str:
-    """The displayed label of a metric, by default with its unit in parentheses."""
+    """The displayed label of a metric. unit: whether to add the metric's unit in parentheses."""
     label, measured_in = METRICS[name]
     return f"{label} ({measured_in})" if unit and measured_in else label
 

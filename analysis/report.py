@@ -1,4 +1,4 @@
-"""`faultline report SWEEP`: the answer in words, figures and tables, as one HTML page, Markdown and CSV."""
+"""`faultline report SWEEP`: a sweep's results in words, figures and tables, as one HTML page, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from harness.progress import Progress
 LISTED = 3
 """Maximum number of seeds of an arm for which the terminal lists each seed."""
 ROWS = 24
-"""Maximum number of arms that the terminal lists in rows, so that they fit on a screen."""
+"""Maximum number of arms for which the first figure has a row per arm; more would not fit on a screen."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Marks in a Markdown file, between which `--into` writes the results of a sweep and its seeds."""
 

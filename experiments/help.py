@@ -68,7 +68,7 @@ def _written(key: Key) -> str:
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """Dotted key -> its comment in an option's file, the only description of a plug-in's parameters."""
+    """(dotted key, comment) of each commented key in an option's file. A plug-in's parameters have no other description."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

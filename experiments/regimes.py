@@ -189,7 +189,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the controls, and record which beds are admitted."""
+    """Train the exact control of every bed, and record the admitted beds."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP))

@@ -1,4 +1,4 @@
-"""`python -m experiments.replay_example`: the dumps of `faultline replay --example`, from SmolLM2 and vLLM (`make llm vllm`).
+"""`python -m experiments.replay_example`: make the dumps of `faultline replay --example` by SmolLM2 and vLLM (`make llm vllm`).
 
 512 responses of at most 64 tokens to 128 sums, sampled by vLLM in BF16 and in FP8 (W8A8, a scale per channel) with the same
 random numbers, scored by the trainer's fp32 policy. It takes about 15 minutes of CPU time.

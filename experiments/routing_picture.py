@@ -64,7 +64,7 @@ def main(path: str, *overrides: str) -> None:
 
 
 def measure(config: Config) -> dict[str, Measured]:
-    """The mismatch of each precision at the warm start."""
+    """Measure the mismatch of each precision at the warm start."""
     task = build_task(config)
     net, prompts, _ = start(config, task)
     shape = policy_config(config.model, task)
@@ -121,7 +121,7 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """The router of the last layer at the flipped token whose probabilities moved by the median amount of all flips."""
+    """Probabilities of the last layer's router, in trainer and engine, at the flipped token with the median change."""
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]
     places = (sets[0] != sets[1]).any(-1).nonzero()[:, 0]

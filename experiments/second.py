@@ -60,7 +60,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The comparisons of the continuation's plan in one setting, by name."""
+    """The comparisons in one setting, by name, of the plan that continues the second study."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}

@@ -135,7 +135,7 @@ def _settings() -> list[tuple[str, dict[str, Any]]]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The arm of a recorded run, as "token" or "token 1.03". Raises UserError if the study has no such arm."""
+    """The arm of a recorded run, such as "token" or "token 1.03". Raises UserError if the study has no such arm."""
     correction = config["correction"]
     for arm, setting in _settings():
         upper = correction["weight"]["upper"]
@@ -151,7 +151,7 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 
 
 def endpoints(results: Results) -> pd.DataFrame:
-    """A row per finished run and policy.
+    """The endpoints of the study: a row per finished run and policy.
 
     bed, source, arm, seed, policy; start, end and train: the first held-out reward, and the mean of the last LAST on held-out
     and on training prompts; outcome, onset. From the first EARLY steps the medians k3, ess (of the sequence weights), identity

@@ -30,7 +30,7 @@ TRACES = (
     "correction/kept_sequences",
     "rollout/response_tokens",
 )
-"""Metrics that the aligned traces show."""
+"""Metrics in the figure of collapsed runs aligned at the onset."""
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
@@ -78,7 +78,7 @@ def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    """The sources of mismatch, from fine to coarse precision."""
+    """The sources of mismatch of these runs, from fine to coarse precision."""
     sources = runs.drop_duplicates("source")
     sources = sources.assign(coarseness=sources.precision.map(coarseness))
     return list(sources.sort_values(["coarseness", "precision", "source"]).source)

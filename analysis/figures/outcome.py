@@ -112,7 +112,7 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
 
 
 def part_of(place: int, parts: list) -> str:
-    """The suffix of a panel's title, such as " (2 of 3)", where several panels share one title."""
+    """The suffix of a panel's title, such as " (2 of 3)", if several panels share one title."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""The figure of routing: how much of the mismatch the choice of experts explains, and in which layers the choices differ."""
+"""The figure of routing: the share of the mismatch due to the choice of experts, and the differing choices by layer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Maximum number of lines in a panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Colours of series that are not arms, such as families of corrections; figures of arms take `Results.marks`."""
+"""Colours of series that are not arms, such as families of corrections; arms have theirs in `Results.marks`."""
 HEAT = "viridis"
 """Colour map of heat maps, even for colour-blind readers and on a grey print."""
 WIDTH = 9.0
@@ -65,7 +65,7 @@ def short(text: str, width: int = 34) -> str:
 
 
 def lines(labels: Iterable[str]) -> int:
-    """The largest number of lines among some labels."""
+    """The number of lines in the tallest of these labels."""
     return max((label.count("\n") + 1 for label in labels), default=1)
 
 

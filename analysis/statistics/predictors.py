@@ -115,7 +115,7 @@ def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
 
 
 def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
-    """The highest level of each run: just before the onset of a collapsed run (−inf without a step there), else at its end."""
+    """The highest level of a signal in each run, before the onset of a collapse (−inf without a step there) or up to the end."""
     ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 

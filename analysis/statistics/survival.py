@@ -23,7 +23,9 @@ ENOUGH = 10
 
 
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
-    """Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i) at 0 and each time: columns time, survival, lower, upper, at_risk.
+    """The Kaplan-Meier curve Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i), with columns time, survival, lower, upper, at_risk.
+
+    It has a row at 0 and at each time t_i, with d_i collapses among n_i runs at risk.
 
     The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
     Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
@@ -77,7 +79,7 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """RMST(arm) − RMST(reference), optimizer steps, with a percentile bootstrap over seeds.
+    """Difference of the restricted mean survival times of arm and reference, optimizer steps, with a bootstrap over seeds.
 
     The DataFrames have the columns seed, time and event. Two arms with equal seeds are resampled together, since runs of one seed
     share the warm start and the order of prompts.

@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A statistic under the null hypothesis.
+    """A test statistic and its distribution under the null hypothesis.
 
     observed: its value in the data. sums: its values in the rearrangements [N]. drawn: 1 if the rearrangements are a sample, to
     which the observed one is added, and 0 if they are complete.
@@ -57,7 +57,7 @@ class Rearranged(NamedTuple):
 
 
 def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """Sums of the scores [n] over subsets of the size of `group` [n], a bool per score."""
+    """The permutation distribution of a sum of scores [n], over subsets of the size of `group` [n], a bool per score."""
     group = np.asarray(group, bool)
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
@@ -68,7 +68,7 @@ def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) ->
 
 
 def sign_flipped(differences: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """Sums of the differences [n] under every pattern of signs (Fisher, The Design of Experiments, 1935, section 21)."""
+    """The distribution of a sum of differences [n] over all sign patterns (Fisher, The Design of Experiments, 1935, § 21)."""
     n = len(differences)
     if 2**n <= ENUMERATED:
         signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)

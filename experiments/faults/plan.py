@@ -10,7 +10,7 @@ draft: a share of the tokens comes from another policy, and all are logged as th
 """
 
 BUILD_SEEDS = range(0, 100)
-"""Seeds on which signatures and thresholds were tuned."""
+"""Seeds on which the diagnosis's signatures and thresholds were tuned."""
 
 JUDGE_SEEDS = range(1001, 2000)
 """Seeds of the recorded confusion matrix, on which no threshold was tuned.

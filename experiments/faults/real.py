@@ -1,4 +1,4 @@
-"""Faults put into a model for real: one side of a rollout is computed wrongly on purpose.
+"""Real faults in a model: the sampler or the trainer computes wrongly on purpose.
 
 The sampler is in a low precision, so that every fault stands on top of ordinary rounding. The trainer is the fp32 engine.
 """
@@ -119,12 +119,12 @@ def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The sampler has the temperature `size` and logs its own probabilities; the trainer's temperature is 1."""
+    """The fault `temperature`: the sampler has `size` and logs its own probabilities; the trainer has 1."""
     return bed.sampled(bed.engine(precision, temperature=size))
 
 
 def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """Both sides have the temperature `size`, but the sampler logs the probabilities before it."""
+    """The fault `raw_logprobs`: both sides have temperature `size`, but the sampler logs the probabilities without it."""
     drawn = bed.sampled(bed.engine(precision, temperature=size), bed.engine("fp32", temperature=size))
     return drawn._replace(logp_rollout=bed.engine(precision).score(bed.prompts, drawn.tokens))
 
@@ -138,21 +138,21 @@ def _top_k(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer's prompts lack their first token."""
+    """The fault `bos`: the trainer's prompts lack their first token."""
     without = bed.prompts.clone()
     without[torch.arange(len(without)), (without != PAD).long().argmax(1)] = PAD
     return bed.sampled(bed.engine(precision), prompts=without)
 
 
 def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer's prompts lack their first turn, the system's: everything before the second token that opens a turn."""
+    """The fault `template`: the trainer's prompts lack the system's turn, everything before the second token that opens one."""
     opens = bed.prompts == bed.prompts.gather(1, (bed.prompts != PAD).long().argmax(1)[:, None])
     kept = opens.cumsum(1) >= 2
     return bed.sampled(bed.engine(precision), prompts=torch.where(kept, bed.prompts, PAD))
 
 
 def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """Matrices of one middle layer of the sampler have random values, as before loading."""
+    """The fault `layer`: matrices of the sampler's middle layer have random values, as before loading."""
     parts = {1: ("mlp.down_proj",), 2: ("mlp.",), 3: ("mlp.", "self_attn.")}[int(size)]
     layer = f"model.layers.{bed.net.config.num_hidden_layers // 2}."
     draws = generator(bed.seed, "fault layer")
@@ -166,7 +166,7 @@ def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The sampler's cache of the prompt comes from weights with noise of the relative size `size`."""
+    """The fault `prefix`: the sampler's cache of the prompt comes from weights with noise of relative size `size`."""
     noise = Noise(size, 0.0, bed.seed)
     named = {name.removeprefix("model."): weight.detach() for name, weight in bed.net.named_parameters()}
     engine = bed.engine(precision, OldPrefix)
@@ -175,14 +175,14 @@ def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer scores the first token of its vocabulary where the sampler drew its end of sequence."""
+    """The fault `eos`: the trainer scores token 0 where the sampler drew an end of sequence."""
     rollout = bed.engine(precision).generate(bed.prompts, bed.uniforms)
     swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
     return LoggedTokens(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
 
 
 def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The last tokens of the prompt count as response, and both sides score them."""
+    """The fault `prompt_in_mask`: the last tokens of the prompt count as response, and both sides score them."""
     n, engine = int(size), bed.engine(precision)
     rollout = engine.generate(bed.prompts, bed.uniforms)
     whole = torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
@@ -194,7 +194,7 @@ def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """Tokens already in the response get `size` subtracted from their logits; the logged probabilities do not show it."""
+    """The fault `penalty`: tokens already in the response lose `size` in their logits, but not in the logged values."""
     seen: Tensor | None = None
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """A share of the tokens is drawn at another temperature, but logged with the sampler's probabilities."""
+    """The fault `draft`: a share of the tokens is drawn at temperature HOT, but logged with the sampler's probabilities."""
     foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Scored(NamedTuple):
 
     @property
     def log_ratio(self) -> Tensor:
-        """log π − log μ, 0 off the mask."""
+        """The log ratio log π − log μ of each token, 0 outside the mask."""
         return log_ratio(self.logp, self.rollout.logp, self.mask)
 
     @property

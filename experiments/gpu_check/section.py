@@ -53,7 +53,7 @@ def commit() -> str:
 
 
 def versions() -> str:
-    """Versions of the libraries that decide the numbers."""
+    """Versions of the libraries on which the numbers depend."""
     names = {name: _version(name) for name in ("torch", "transformers", "deepspeed")}
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     return ", ".join(f"{name} {number}" for name, number in names.items()) + f"{cuda}, {installed() or 'no vLLM'}"
