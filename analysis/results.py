@@ -20,9 +20,9 @@ from harness.arms import arms as named
 
 @dataclass(eq=False)
 class Results:
-    """The records of a sweep's runs, and the statistics over them; `analysis.load.load` reads it.
+    """The records of a sweep's runs, and the statistics over them. `analysis.load.load` makes one.
 
-    name: of the sweep. folder: the folder of its runs, None for W&B.
+    name: name of the sweep. folder: the folder of its runs, None for W&B.
 
     runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
     without the keys of synthetic noise; source: the source of mismatch (precision, 8-bit cache, noise with its persistence,

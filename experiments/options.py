@@ -72,7 +72,7 @@ PLUGINS = {
 }
 """Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"
-"""Text for a key or option without a fate."""
+"""Text in the table for a key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
 """Sections of the config with a row of their own, since they are chosen as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
@@ -286,7 +286,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row, in the order of the config classes. A plug-in's parameters are in its section."""
+    """Key -> its row of the table, in the order of the config classes. A plug-in's parameters are in its section."""
     told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

@@ -160,7 +160,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The test of H3, a row per policy and real precision.
+    """The test of hypothesis H3, a row per policy and real precision.
 
     Its mean reward with the 95 % interval (Student's t), the curves of fresh and of fixed noise at its K3 with their bands, and
     whether the interval overlaps their span. A precision whose mismatch persists is compared with fixed noise alone.

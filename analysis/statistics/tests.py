@@ -100,8 +100,8 @@ def non_inferior_p(
     """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p: x is worse by less than the margin, or better.
 
     The margin is in the units of the endpoint. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
-    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it moves the mean and is not in most small samples, so a
-    claim needs the share of collapses that the seeds leave possible beside it.
+    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it changes the mean and is not in most small samples. So
+    a claim also needs the share of collapses that the seeds leave possible.
     """
     return _rearranged(np.asarray(x, float) + margin, y, paired, rng or np.random.default_rng(0)).upper
 
@@ -111,7 +111,8 @@ def equivalent_p(
 ) -> float:
     """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST).
 
-    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin and the limits are those of `non_inferior_p`.
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin is in the units of the endpoint. A rare collapse is
+    not in most small samples, so a claim also needs the share of collapses that the seeds leave possible.
     """
     rng = rng or np.random.default_rng(0)
     return max(non_inferior_p(x, y, margin, paired, rng), non_inferior_p(y, x, margin, paired, rng))

@@ -36,7 +36,7 @@ BASE = (
     f"dump.every={EVERY}",
 )
 STEPS = tuple(range(0, LAST, EVERY))
-"""Training steps whose batch is dumped."""
+"""Training steps of a run whose batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 ARMS: dict[str, tuple[str, ...]] = {

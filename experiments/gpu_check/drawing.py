@@ -41,7 +41,7 @@ def load(path: Path) -> DumpedTokens:
 
 
 def k3(log_ratio: np.ndarray) -> float:
-    """K3, the mean of ρ − 1 − log ρ over tokens, in nats."""
+    """K3, the mean of ρ − 1 − log ρ with ρ = π/μ over tokens, in nats."""
     return float((np.expm1(log_ratio) - log_ratio).mean())
 
 

@@ -14,7 +14,7 @@ from harness.run.loop import train
 
 ARMS = ("bf16", "fp8_channel")
 TRIAL = 3
-"""Number of trial steps that measure the time of a step; the first of them loads kernels."""
+"""Number of RL steps in a trial that measures the time of a step; the first one loads kernels."""
 
 
 def check_learning(size: Size, minutes: float, out: Path) -> Table:

@@ -30,7 +30,7 @@ ARMS = {
 
 
 class Size(NamedTuple):
-    """The amount of computation in the checks.
+    """The amount of computation in the GPU checks.
 
     model: a folder that transformers loads. responses: number of responses per arm, in groups of four. answer: maximum tokens
     of a response. steps: number of RL steps. arms: keys of ARMS in the anatomy. overrides: changes of the config.

@@ -35,7 +35,7 @@ def markdown(table: Table) -> str:
 
 
 def section(tables: Iterable[Table], failures: dict[str, str], command: str) -> str:
-    """The section: date, machine, versions and command, then every table, then the failed checks and why."""
+    """The Markdown section: date, machine, versions and command, then every table, then the failed checks and why."""
     heading = f"## {device_name()}, {datetime.now(UTC):%Y-%m-%d}\n\n`{command}` at commit {commit()}; {versions()}.\n"
     failed = [f"- `{name}` failed: {reason}" for name, reason in failures.items()]
     return "\n".join([heading, *(markdown(table) for table in tables), *failed]).rstrip() + "\n"
