@@ -111,7 +111,7 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
             raise pa.ArrowInvalid("a line without a step")
         if pc.min(rows["step"]).as_py() < 0 or pc.max(rows["step"]).as_py() > LAST_STEP:
             raise pa.ArrowInvalid("a step that no run has")
-    except (pa.ArrowException, KeyError, OSError):  # a line that a kill cut short: read line by line, the sound ones
+    except (pa.ArrowException, KeyError, OSError):  # a kill cut a line short: read the intact lines one by one
         try:
             sound = folder.metrics()
         except UserError as refusal:

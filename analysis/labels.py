@@ -57,14 +57,14 @@ METRICS = {
 
 def column(name: object) -> str:
     """The displayed label of a table's column."""
-    if isinstance(name, tuple):  # of statistics.definitions.robustness
+    if isinstance(name, tuple):  # a column of statistics.definitions.robustness
         delta, consecutive = name
         return f"δ = {delta:g}, m = {consecutive}"
     return COLUMNS.get(str(name)) or (str(name) if "=" in str(name) else str(name).replace("_", " "))  # a setting is a name
 
 
 def metric(name: str, unit: bool = False) -> str:
-    """The displayed label of a metric, by default with its unit in parentheses."""
+    """The displayed label of a metric. unit: whether to add the metric's unit in parentheses."""
     label, measured_in = METRICS[name]
     return f"{label} ({measured_in})" if unit and measured_in else label
 

@@ -40,7 +40,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     records = {run: record for run, record in records.items() if run not in unreadable}
     if not records:
         raise UserError(f"{source}: no run in it can be read; {next(iter(unreadable.values()))}")
-    named = arms({run: record.config for run, record in records.items()})  # of all seeds: some of them change no name
+    named = arms({run: record.config for run, record in records.items()})  # of all seeds, so that no choice changes a name
     unreadable |= _twins(records, named)
     records = {run: record for run, record in records.items() if run not in unreadable}
     if seeds:
@@ -49,7 +49,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
         if not records:
             wanted = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"{source}: no run has seed {wanted}; it has {', '.join(map(str, there))}")
-    if len(records) < len(sources):  # else to filter would only copy all rows
+    if len(records) < len(sources):  # otherwise filtering would only copy all rows
         table = table.filter(pc.is_in(table["run"].cast(pa.string()), pa.array(records)))
     steps = table.to_pandas(split_blocks=True)
     if deployed is not None:
@@ -117,7 +117,7 @@ def _runs(records: dict[str, Record], named: dict[str, Arm]) -> pd.DataFrame:
             | {"onset": ended.onset if kind == "collapsed" else np.nan, "detector": ended.detector, "cause": ended.cause}
         )
     runs = pd.DataFrame(rows).set_index("run")
-    # A collapse in the very first step has lived through it: the clock counts steps taken.
+    # Time counts completed steps, so a collapse in step 0 has time 1.
     return runs.assign(time=np.where(runs.event, runs.onset + 1, runs.step).astype(float) * runs.updates)
 
 

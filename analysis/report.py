@@ -1,4 +1,4 @@
-"""`faultline report SWEEP`: the answer in words, figures and tables, as one HTML page, Markdown and CSV."""
+"""`faultline report SWEEP`: a sweep's results in words, figures and tables, as one HTML page, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from harness.progress import Progress
 LISTED = 3
 """Maximum number of seeds of an arm for which the terminal lists each seed."""
 ROWS = 24
-"""Maximum number of arms that the terminal lists in rows, so that they fit on a screen."""
+"""Maximum number of arms for which the first figure has a row per arm; more would not fit on a screen."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Marks in a Markdown file, between which `--into` writes the results of a sweep and its seeds."""
 
@@ -226,11 +226,11 @@ def section(results: Results, command: str, answer: list[str]) -> str:
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace the text between two marks in a Markdown file. Raises UserError if a mark is missing."""
+    """Replace the text between a command's two marks in a Markdown file. Raises UserError if a mark is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
         raise UserError(f"{path}: needs the line {begin} once and after it the line {end} once; the results go between them")
     head, tail = before[: before.index(begin) + len(begin)], before[before.index(end) :]
-    path = path.resolve()  # a link of the user's own stays one
+    path = path.resolve()  # so that a symbolic link is kept
     write_file(path.parent, path.name, f"{head}\n{text}\n{tail}")

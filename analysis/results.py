@@ -20,9 +20,9 @@ from harness.arms import arms as named
 
 @dataclass(eq=False)
 class Results:
-    """The records of a sweep's runs, and the statistics over them; `analysis.load.load` reads it.
+    """The records of a sweep's runs, and the statistics over them. `analysis.load.load` makes one.
 
-    name: of the sweep. folder: the folder of its runs, None for W&B.
+    name: name of the sweep. folder: the folder of its runs, None for W&B.
 
     runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
     without the keys of synthetic noise; source: the source of mismatch (precision, 8-bit cache, noise with its persistence,
@@ -68,7 +68,7 @@ class Results:
 
     @cached_property
     def judged(self) -> str:
-        """The policy whose rewards and events are shown, in words."""
+        """The name of the policy whose rewards and events are judged."""
         if self.deployed is not None:
             return DEPLOYED[self.deployed]
         policies = {"rollout" if config["evaluation"]["policy"] == "rollout" else "trainer" for config in self.configs.values()}
@@ -81,7 +81,7 @@ class Results:
 
     @cached_property
     def ended(self) -> pd.DataFrame:
-        """The runs whose outcome is known."""
+        """The rows of the runs whose outcome is known."""
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
@@ -175,12 +175,12 @@ class Results:
 
     @cached_property
     def robustness(self) -> pd.DataFrame:
-        """Collapsed runs under other definitions of a drawdown."""
+        """A row per arm: its collapsed runs under other definitions of a drawdown."""
         return definitions.robustness(self.runs, self.configs, self._curves)
 
     @cached_property
     def caveats(self) -> list[str]:
-        """Warnings before averaging over the sweep, a sentence each."""
+        """Warnings to read before averaging over the sweep, one sentence each."""
         return [*caveats.caveats(self.runs, self.recorded, self.provenance, self.damaged), *self.disagreements]
 
     @cached_property

@@ -10,7 +10,7 @@ from harness.arms import NONE, Arm
 NOISES = ("noise", "router_noise")
 """Config keys of the local engine's synthetic mismatch."""
 DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
-"""Config keys that determine the dose and persistence of synthetic noise."""
+"""Config keys that define synthetic noise: its size, its persistence and its seed."""
 
 
 def source_of(config: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
 def _number(value: int | float | None) -> float | None:
     try:
         return None if value is None else float(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer larger than any float
         return None
 
 
@@ -104,7 +104,7 @@ def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Recor
             progress.show(f"reading runs: {len(kept) + len(unreadable)} of {len(sources)}")
     table = pa.concat_tables(parts, promote_options="default").unify_dictionaries() if parts else pa.table({})
     table = table.combine_chunks()  # whole columns need no copy to be read
-    with suppress(OSError):  # a folder of someone else's; then the next reading takes as long as this one
+    with suppress(OSError):  # a folder that cannot be written; the next reading is then as slow as this one
         _write(cache, {run: sources[run].signature for run in kept}, kept, table)
     return {run: kept[run] for run in sources if run in kept}, table, unreadable
 
@@ -124,7 +124,7 @@ def _cached(cache: Path, sources: dict[str, RunSource]) -> tuple[dict[str, Recor
         if meta["version"] != VERSION:
             return {}, None
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
-        return {}, None  # no cache yet, or one that a kill cut short: it is made again from the record
+        return {}, None  # no cache yet, or one that a kill cut short: rebuild it from the record
     fits = {}
     for run, signature in meta["signatures"].items():
         if run in sources and sources[run].signature == signature:
@@ -140,7 +140,7 @@ def _write(cache: Path, signatures: dict[str, str], records: dict[str, Record], 
     meta = json.dumps({"version": VERSION, "signatures": signatures, "records": records})
     cache.parent.mkdir(parents=True, exist_ok=True)
     temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
-    # Floats are nearly all different: parquet's encodings or a compressor would cost time and gain no room.
+    # Nearly all floats differ, so parquet's encodings or compression would cost time and save no space.
     table = table.replace_schema_metadata({"faultline": meta})
     with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -23,7 +23,7 @@ SHOWN = {
     "log_ratio_max": ".2f",
     "persistence": ".2f",
 }
-"""Measures in the table of runs -> number format. Persistence is shown only if a run measured it."""
+"""Measure in the table of runs -> number format. Persistence is shown only if a run measured it."""
 LISTED = "Each cell lists the seeds in order. K3 is the median over steps, ESS the minimum, |log ratio| the maximum."
 MATRIX = (
     "Each cell: collapsed of ended runs; mean last held-out reward (minimum to maximum); mean difference from the control of the "

@@ -40,7 +40,7 @@ def answer(results: Results) -> list[str]:
     runs = results.ended
     worst = _worst(runs)
     proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
-    some = not (runs.outcome == "never learned").all()  # else the headline has it
+    some = not (runs.outcome == "never learned").all()  # otherwise the headline says so
     return [
         sentence
         for sentence in [

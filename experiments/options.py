@@ -1,10 +1,10 @@
-"""docs/options.md: each key of a config and each option of a group, and what it is there for.
+"""The generator of docs/options.md: each key of a config and each option of a group, with its purpose.
 
     python -m experiments.options > docs/options.md
 
-A key or option needs a fate. The studies' records and the commands of the documents are evidence, and so are the searches, the
-GPU recipes and the benchmarks. Beyond that a key serves a planned study, the import of other programs' configs, a paper's
-setting, or a plug-in with a file of its own. A test names those that have no fate.
+The fate of a key or option is the reason to keep it. Evidence of use comes first: the studies' records, commands in the
+documents, searches, GPU recipes and benchmarks. Else a key may serve a planned study, the import of other programs' configs, a
+paper's setting, or a plug-in with its own file. A test names those without a fate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXTS = {
     "[GPU recipes](cluster.md)": ["experiments/conf/experiment/gpu/*.yaml"],
     "[papers](../experiments/PAPERS.md)": ["experiments/PAPERS.md"],
 }
-"""What is cited as evidence -> the files whose commands and settings are it, strongest first."""
+"""Citation of evidence -> the files whose commands and settings are that evidence, strongest first."""
 PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
@@ -55,9 +55,9 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Study or use to come -> patterns of the keys and options that it needs."""
+"""Planned study or use -> patterns of the keys and options that it needs."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
-"""Keys that `faultline import-config` sets without writing them with dots."""
+"""Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {
     "actor.compile": "harness/train/model/engine.py",
     "collapse.*": "harness/collapse/detectors.py",
@@ -70,24 +70,24 @@ PLUGINS = {
     "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
     "tracking.tensorboard": "harness/run/tensorboard.py",
 }
-"""Pattern of keys -> the file of the plug-in whose they are."""
+"""Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"
-"""Fate of a key or option that has none."""
+"""Text in the table for a key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
-"""Sections with a row of their own, as they are chosen whole."""
+"""Sections of the config with a row of their own, since they are chosen as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
-"""Sections of which each option has values of its own."""
+"""Prefixes of the sections in which each option has its own values."""
 LISTED = (
     "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
     "tracking",
 )  # fmt: skip
-"""Groups whose options are plug-ins or named settings."""
+"""Config groups whose options the page lists: plug-ins and named settings."""
 CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED))
-"""Keys that say which option was chosen."""
+"""Keys that name the chosen option of a group."""
 
 
 class Used(NamedTuple):
-    """What a text or a table of runs uses: keys with another value than the default, and options as group=name."""
+    """The config uses of a text or a table of runs: keys with non-default values, and options as group=name."""
 
     keys: set[str]
     options: set[str]
@@ -98,7 +98,7 @@ class Used(NamedTuple):
 
 @cache
 def options() -> dict[str, dict[str, Any]]:
-    """group=name of each option but experiments and regimes -> its keys with their values."""
+    """Option as group=name -> its keys with their values, for all groups except experiments and regimes."""
     found = {}
     for path in sorted(CONF.rglob("*/*.yaml")):
         place = path.relative_to(CONF).with_suffix("")
@@ -113,18 +113,18 @@ def options() -> dict[str, dict[str, Any]]:
 
 @cache
 def known() -> dict[str, Key]:
-    """The keys of the classes, by name."""
+    """Key -> its description, for all keys of the config classes."""
     return all_keys()
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """The keys of a run without overrides."""
+    """Key -> value in a run without overrides."""
     return {_named(key): value for key, value in flatten(choices().config).items()}
 
 
 def _named(key: str) -> str:
-    """A key with NAME for what the user names; a section that is a choice as a whole as itself."""
+    """The row to which a key belongs: NAME stands for user-chosen names, and a section chosen as a whole is one row."""
     key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
     return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
 
@@ -133,7 +133,7 @@ def _named(key: str) -> str:
 
 
 def used(text: str) -> Used:
-    """What the commands in a text use. Variables of the shell are replaced; `+experiment=a,b` counts for all that these set."""
+    """The config uses of the commands in a text. Shell variables are replaced; `+experiment=a,b` counts for all that it sets."""
     found = Used(set(), set())
     for word in _words(text):
         key, equals, value = word.lstrip("+~").partition("=")
@@ -190,7 +190,7 @@ def _set(key: str, value: str, found: Used) -> None:
 
 
 def _unusual(key: str, value: Any) -> bool:
-    """Whether a value is not the default, nor what an option of the key's own section says."""
+    """Whether a value is neither the default nor the one in an option of the key's own section."""
     return _text(value) not in _usual(key)
 
 
@@ -203,7 +203,7 @@ def _usual(key: str) -> set[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as it may be told from others, whether a file or a command line writes it."""
+    """A value in one normal form, whether a file or a command line writes it."""
     text = value.strip('"') if isinstance(value, str) else json.dumps(value)
     try:
         return str(float(text))
@@ -212,7 +212,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Table of runs below experiments/study -> what its arms use: the keys in their names, the losses and the precisions."""
+    """Table of runs below experiments/study -> uses of its arms: the keys in their names, the losses and the precisions."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
@@ -226,7 +226,7 @@ def recorded() -> dict[str, Used]:
 
 @cache
 def evidence() -> dict[str, Used]:
-    """What is cited -> what it uses, strongest first."""
+    """Citation of evidence -> its config uses, strongest first."""
     files = {name: [path for pattern in patterns for path in sorted(ROOT.glob(pattern))] for name, patterns in TEXTS.items()}
     files["[GPU recipes](cluster.md)"] = []
     found = {name: used("\n".join(path.read_text() for path in paths)) for name, paths in files.items()}
@@ -245,7 +245,7 @@ def importer() -> str:
 
 
 def fate(name: str) -> str:
-    """What a key, or an option as group=name, is there for."""
+    """The fate of a key, or of an option as group=name: the reason to keep it."""
     if name in CHOSEN:
         return "[its options](#options-of-the-groups)"
     cited = [source for source, use in evidence().items() if name in use.keys | use.options]
@@ -259,7 +259,7 @@ def fate(name: str) -> str:
 
 
 def _required(name: str) -> bool:
-    """Whether a run cannot do without the key: its class has no default for it, or it is a parameter of the default plug-ins."""
+    """Whether every run needs the key: its class has no default for it, or it is a parameter of the default plug-ins."""
     key = known().get(name)
     return "=" not in name and (key.value == "" if key else name in defaults())
 
@@ -277,7 +277,7 @@ def _imported(name: str) -> bool:
 
 
 class Row(NamedTuple):
-    """A key, its default as it is shown, and the first sentence of its meaning."""
+    """A row of the page: a key, its displayed default, and the first sentence of its meaning."""
 
     key: str
     default: str
@@ -286,7 +286,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Every key of every choice, in the order of the classes; parameters of plug-ins stand in their section."""
+    """Key -> its row of the table, in the order of the config classes. A plug-in's parameters are in its section."""
     told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))
@@ -318,7 +318,7 @@ def _first(text: str) -> str:
 
 
 def page() -> str:
-    """The whole of docs/options.md."""
+    """The whole text of docs/options.md."""
     lines = [
         "# Every key and option, and what it is there for",
         "",

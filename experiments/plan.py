@@ -1,8 +1,8 @@
-"""Planned comparisons as data: which arms are compared with which, on which runs, by which test.
+"""Planned comparisons as data: pairs of arms, the runs that count, and the test.
 
-A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and what families
-select by, as policy. `StudyPlan.compared` gives a row per comparison. The study computes its endpoint first, as the regret of a
-rule of choice in a regime: a plan reads one number a run.
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and those by which
+families select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study computes the endpoint itself,
+such as a rule's regret in a regime, since a plan reads one number per run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""(values of an arm [n], of its reference [m], paired=whether value i of both belongs together) -> p."""
+"""A test: (values of an arm [n], of its reference [m], paired=whether values i of both belong together) -> p."""
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Comparisons that share Holm's adjustment.
+    """A family of comparisons that share Holm's adjustment.
 
-    pairs: (arm, its reference). test: None where only differences are reported. where: column -> value of the runs that count,
-    as {"policy": "the trainer's own policy"}. holds: differences of pairs [n] -> whether the hypothesis holds in each [n].
+    pairs: (arm, its reference). test: None if only differences are reported. where: column -> value of the runs that count,
+    such as {"policy": "the trainer's own policy"}. holds: differences of pairs [n] -> whether the hypothesis holds in each [n].
     """
 
     name: str
@@ -39,13 +39,13 @@ class Comparisons:
 
 
 def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The 95 % interval of the difference of the means, by Welch's t, or by Student's of the differences of pairs."""
+    """The 95 % interval of the difference of two means, by Welch's t, or by Student's t on the differences of pairs."""
     low, high = (ttest_rel(x, y) if paired else ttest_ind(x, y, equal_var=False)).confidence_interval()
     return low, high
 
 
 def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The least and the greatest difference of pairs, where they are too few for an interval."""
+    """The smallest and the largest difference of pairs, for pairs too few to give an interval."""
     return (x - y).min(), (x - y).max()
 
 
@@ -53,10 +53,10 @@ def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 class StudyPlan:
     """The comparisons of a study, and the runs that they need.
 
-    endpoint: column of a run's value. paired: column whose values pair the arms, as seed or regime: each pair has the mean of
-    an arm's runs there; None where runs are not paired. limits: what stands beside a difference.
-    seeds: those that every arm needs; without any, whatever ran counts. more: arm -> seeds that it needs besides. together:
-    (arms, seeds) whose seeds count once all of the arms have them.
+    endpoint: column of a run's value. paired: column whose values pair the arms, such as seed or regime, with the mean of an
+    arm's runs there; None if runs are not paired. limits: function that gives the limits shown beside a difference.
+    seeds: those that every arm needs; if empty, all runs count. more: arm -> further seeds that it needs. together: (arms,
+    seeds), seeds that count once all of these arms have them.
     """
 
     families: Sequence[Comparisons]
@@ -68,7 +68,7 @@ class StudyPlan:
     together: Sequence[tuple[Collection[str], Collection[int]]] = ()
 
     def complete(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the arms that have all their seeds, without those of other seeds; all rows of a plan without seeds."""
+        """The planned rows of the arms that have all their seeds; all rows if the plan names no seeds."""
         if not (self.seeds or self.more or self.together):
             return runs
         present = {arm: set(part.seed) for arm, part in runs.groupby("arm")}
@@ -80,11 +80,10 @@ class StudyPlan:
         return runs[np.array([seed in kept.get(arm, ()) for arm, seed in zip(runs.arm, runs.seed, strict=True)], dtype=bool)]
 
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """A row per comparison whose two arms are complete.
+        """A row per comparison of two arms that have all their seeds.
 
-        Columns: family, what it selects by, arm, reference, mean, of reference, difference, low, high, p, holm_p, and holds and
-        pairs: in how many of how many pairs the hypothesis holds. A comparison that was planned and has no runs counts in its
-        family, with p = 1.
+        Columns: family, its `where` columns, arm, reference, mean, of reference, difference, low, high, p, holm_p, holds (pairs
+        in which the hypothesis holds), pairs (of how many). A planned comparison without runs counts in its family, with p = 1.
         """
         runs, rows = self.complete(runs), []
         for family in self.families:
@@ -121,7 +120,7 @@ class StudyPlan:
 
 
 def recorded(folder: Path, remedy: str) -> pd.DataFrame:
-    """FOLDER/endpoints.csv, to the last bit. Raises UserError with the remedy where there is none."""
+    """Read FOLDER/endpoints.csv, to the last bit. Raises UserError with the remedy if it is missing."""
     file = folder / "endpoints.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; {remedy}")
@@ -129,13 +128,13 @@ def recorded(folder: Path, remedy: str) -> pd.DataFrame:
 
 
 def record(folder: Path, runs: pd.DataFrame) -> None:
-    """Write FOLDER/endpoints.csv, to the last bit: rewards that are equal must stay so."""
+    """Write FOLDER/endpoints.csv, to the last bit, so that equal rewards stay equal."""
     folder.mkdir(parents=True, exist_ok=True)
     runs.to_csv(folder / "endpoints.csv", index=False)
 
 
 def publish(folder: Path, *tables: pd.DataFrame) -> None:
-    """Write the tables to FOLDER/table.md, and print them."""
+    """Write a study's tables to FOLDER/table.md, and print them."""
     text = "\n\n".join(map(markdown, tables))
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

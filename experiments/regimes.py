@@ -1,6 +1,6 @@
-"""The test bed of the study of the verdict (docs/decision.md): `python -m experiments.regimes list|admit`.
+"""The regimes of the study of the verdict (docs/decision.md): `python -m experiments.regimes list|admit`.
 
-A regime is a bed, which is a model with its task, rate and loss, and a source of mismatch. Both are options:
+A regime is a bed (a model with its task, learning rate and loss) and a source of mismatch. Both are options:
 `+regime/bed=dense +regime/source=int8`. A bed counts only if its exact control is healthy, which `admit` decides before any
 other run: it trains the controls, and writes runs.csv, table.csv and table.md below experiments/study/verdict/admission.
 """
@@ -43,23 +43,23 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source -> its beds. Each source has as many, so that a part of the plan has all sources alike."""
+"""Source of mismatch -> its planned beds, equally many for each source."""
 EACH = 3
-"""Regimes of a source: one calibrates, the others are held out."""
+"""Number of regimes per source of mismatch: one calibrates, the others are held out."""
 
 SEEDS = (60, 61, 62)
-"""Of the admission alone; no other run of the study has them."""
+"""Seeds of the admission of beds, which no other run of the study has."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
-"""Of the mean over seeds: the least gain of the held-out reward, the largest training reward above it, and the least entropy
-that is left, in nats per token."""
+"""Bounds of a healthy control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training over
+held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
-"""Steps at the end whose mean is the entropy that is left."""
+"""Number of steps, at the end of a run, whose mean is the final entropy."""
 
 
 class Regime(NamedTuple):
-    """A source of mismatch on a bed."""
+    """A regime: a source of mismatch on a bed."""
 
     bed: str
     source: str
@@ -69,19 +69,19 @@ class Regime(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its place among the regimes of its source: the SHA-256 of its name."""
+        """The sort key of the regime within its source: the SHA-256 of its name."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
 
 class Split(NamedTuple):
-    """The regimes by which rules are tuned, and those on which they are scored once."""
+    """The regimes on which rules are tuned, and the held-out ones on which they are scored once."""
 
     calibration: list[Regime]
     held_out: list[Regime]
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """EACH regimes of every source, on admitted beds; the first in the order of `Regime.place` calibrates.
+    """The split of EACH regimes per source, on admitted beds; the first in the order of `Regime.place` calibrates.
 
     A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
     than EACH is left out.
@@ -99,23 +99,23 @@ def regimes(admitted: Collection[str] = BEDS) -> Split:
 
 
 def train_command(*overrides: str) -> str:
-    """A multirun on this machine, one run a core. Runs that ended are skipped, others go on from their checkpoint."""
+    """The command of a multirun on this machine, one run a core. Ended runs are skipped, others resume from their checkpoint."""
     return " ".join(("python -m experiments.train -m hydra/launcher=local", *overrides))
 
 
 def admission_command() -> str:
-    """The command of the controls of all beds."""
+    """The command that trains the exact controls of all beds."""
     beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
     return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
 
 
 def bed_of(config: Mapping[str, Any]) -> str:
-    """The bed of a recorded run. Raises UserError if it is none."""
+    """The bed of a recorded run. Raises UserError if the run is on no bed of the study."""
     return _named(_bed_keys(config), _beds(), "bed")
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """The source of mismatch of a recorded run, or exact. Raises UserError if it is none."""
+    """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is none of the study's."""
     return _named(_source_keys(config), _sources(), "source")
 
 
@@ -148,7 +148,7 @@ def _sources() -> dict[tuple, str]:
 
 
 def controls(results: Results) -> pd.DataFrame:
-    """A row per finished control: bed, seed, start, end (mean of the last LAST held-out evaluations), train (the same on
+    """A row per finished control: bed, seed, start, end (mean of the last LAST held-out evaluations), train (mean of as many on
     training prompts), entropy."""
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -180,7 +180,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The beds that `admit` has admitted, in the order of BEDS. Raises UserError before that."""
+    """The admitted beds, in the order of BEDS. Raises UserError if `admit` has not been run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")
@@ -189,7 +189,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the controls, and record which beds are admitted."""
+    """Train the exact control of every bed, and record the admitted beds."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP))

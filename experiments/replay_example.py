@@ -1,4 +1,4 @@
-"""`python -m experiments.replay_example`: the dumps of `faultline replay --example`, from SmolLM2 and vLLM (`make llm vllm`).
+"""`python -m experiments.replay_example`: make the dumps of `faultline replay --example` by SmolLM2 and vLLM (`make llm vllm`).
 
 512 responses of at most 64 tokens to 128 sums, sampled by vLLM in BF16 and in FP8 (W8A8, a scale per channel) with the same
 random numbers, scored by the trainer's fp32 policy. It takes about 15 minutes of CPU time.
@@ -18,11 +18,11 @@ from harness.dumps.files import write
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of the file → arm of `experiments.gpu_check`."""
+"""Name of a dump's file → its arm in `experiments.gpu_check`."""
 
 
 def main() -> None:
-    """Write a parquet file per arm into FOLDER."""
+    """Write the example's dumps, a parquet file per arm, into FOLDER."""
     policy = Policy(Size(responses=512, answer=64))
     for name, arm in ARMS.items():
         dumped = columns(policy.scored("vllm", arm), policy)

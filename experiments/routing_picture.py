@@ -1,8 +1,8 @@
-"""The picture of docs/moe.md, measured: one flipped token, flips by layer, and the part of the mismatch that routing explains.
+"""The picture of docs/moe.md, measured: one flipped token, flips by layer, and the share of the mismatch due to routing.
 
     python -m experiments.routing_picture docs/moe.png [key=value ...]
 
-It takes the warm start of the config, samples in each precision, and scores the same responses by the trainer's own policy.
+The policy is the config's warm start. It samples in each precision, and the trainer's own policy scores the same responses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 
 def main(path: str, *overrides: str) -> None:
-    """Measure and draw."""
+    """Measure the mismatch of each precision and draw the picture."""
     config = parse(compose("model=moe", "task.modulus=20", "warmstart.steps=500", *overrides))
     results = measure(config)
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(1.5, 1, 1), layout="constrained")
@@ -64,7 +64,7 @@ def main(path: str, *overrides: str) -> None:
 
 
 def measure(config: Config) -> dict[str, Measured]:
-    """The mismatch of each precision at the warm start."""
+    """Measure the mismatch of each precision at the warm start."""
     task = build_task(config)
     net, prompts, _ = start(config, task)
     shape = policy_config(config.model, task)
@@ -75,19 +75,19 @@ def measure(config: Config) -> dict[str, Measured]:
 
 
 def precision(name: str) -> PrecisionConfig:
-    """One of the precisions that runs can name."""
+    """The precision of this name, one of those that runs can choose."""
     return parse(compose(f"rollout/precision={name}")).rollout.precision
 
 
 def engine_of(shape, numbers: PrecisionConfig, net) -> LocalEngine:
-    """An engine with the policy's weights."""
+    """A rollout engine in a precision, loaded with the policy's weights."""
     engine = LocalEngine(shape, numbers)
     engine.load_weights(net.named_parameters(), 0)
     return engine
 
 
 def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms: Tensor) -> Measured:
-    """The engine samples, the policy scores: both walk the same tree of tokens, so their routers are asked in the same order."""
+    """Sample by the engine and score by the policy. Both walk the same tree of tokens, so their routers run in the same order."""
     rollout: Rollout = engine.generate(prompts, uniforms)
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
     (own, routes), ours = recorded(policy, prompts, rollout.tokens)
@@ -100,7 +100,7 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
 
 
 def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tuple[Tensor, Routes], list[Tensor]]:
-    """(scores and routes, the router's probabilities in each layer [N, experts])."""
+    """An engine's scores and routes of these tokens, and the routers' probabilities [N, experts] in each layer."""
     asked: list[list[Tensor]] = [[] for _ in engine.layers]
 
     def listening(mixture: Mixture, layer: int):
@@ -121,7 +121,7 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """The router of the last layer at the flipped token whose probabilities moved by the median amount of all flips."""
+    """Probabilities of the last layer's router, in trainer and engine, at the flipped token with the median change."""
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]
     places = (sets[0] != sets[1]).any(-1).nonzero()[:, 0]

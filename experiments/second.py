@@ -1,8 +1,8 @@
 """The tests of the second study: `python -m experiments.second FOLDER [SWEEP ...]`.
 
-The plan is in docs/study.md. Written are FOLDER/endpoints.csv, a row per run and policy, FOLDER/long.csv, the held-out rewards
-of the long runs, and FOLDER/table.md, arms and tests. Rows that the first already has stay, so that the lists of the plan may
-run one after another and on several machines.
+The plan is in docs/study.md. The command writes FOLDER/endpoints.csv, a row per run and policy, FOLDER/long.csv, the held-out
+rewards of the long runs, and FOLDER/table.md, arms and tests. Existing rows of endpoints.csv are kept, so that the lists of the
+plan may run one after another and on several machines.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
-"""Seeds of the control, and of the arms that list 9 names, beside those of every arm."""
+"""Further seeds of the control and of the arms in list 9 of the plan."""
 PERSISTENT = 0.5
-"""Persistence over 20 syncs above which a precision is held against fixed noise alone."""
+"""Persistence over 20 syncs above which a precision is compared with fixed noise alone."""
 
 
 def arm(
     precision: str = "fp32", noise: float = 0.0, persistence: float = 0.0, correction: str = "none", setting: str = "base"
 ) -> str:
-    """The name of an arm. setting: what a list of the continuation varies, as a loss, the task or the steps."""
+    """The name of an arm. setting: the part that a list of the continuation varies, such as a loss, the task or the steps."""
     noisy = f"noise {noise:g}, persistence {persistence:g}" if noise else ""
     return ", ".join(filter(None, [setting.replace("base", ""), precision, noisy, correction.replace("none", "")]))
 
@@ -60,7 +60,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The comparisons of the continuation's plan in one setting, by name."""
+    """The comparisons in one setting, by name, of the plan that continues the second study."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
@@ -102,7 +102,7 @@ PLAN = StudyPlan(
 
 
 def setting(config: dict[str, Any]) -> str:
-    """Where a run differs from the second study's base, in the words of the arms' names."""
+    """The difference between a run and the second study's base, in the words of the arms' names."""
     loss, modulus, steps = config["loss"]["name"], config["task"]["modulus"], config["steps"]
     found = [(loss, "pg", "{}"), (modulus, 7, "modulus {}"), (steps, 280, "{} steps")]
     return ", ".join(words.format(value) for value, base, words in found if value != base) or "base"
@@ -110,7 +110,7 @@ def setting(config: dict[str, Any]) -> str:
 
 def endpoints(sweep: Path) -> pd.DataFrame:
     """A row per finished run and policy: policy, the columns of an arm, seed, reward (mean of the last three held-out
-    evaluations), k3, measured (persistence over 20 syncs), outcome. A run that has collapsed and goes on is none yet."""
+    evaluations), k3, measured (persistence over 20 syncs), outcome. Unfinished runs are left out, even after a collapse."""
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]
     runs = results.dosed[results.dosed.index.isin(finished)].rename(columns={"response": "reward"})
@@ -122,7 +122,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def long_curves(sweep: Path) -> pd.DataFrame:
-    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, own and sampling policy's reward."""
+    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, and rewards of both policies."""
     results = load(sweep)
     runs = results.dosed[results.dosed.policy == OWN][["noise", "persistence", "seed"]]
     runs = runs[[setting(results.configs[run]) == "2800 steps" for run in runs.index]]
@@ -134,12 +134,12 @@ def long_curves(sweep: Path) -> pd.DataFrame:
 
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with the name of their arm."""
+    """The table of runs with a column for the name of the arm."""
     return runs.assign(arm=[arm(*key) for key in runs[ARM].itertuples(index=False)])
 
 
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per complete arm, as people read it: its K3, persistence and rewards of both policies by seed."""
+    """The table of arms for display: K3, persistence and the rewards of both policies by seed, for complete arms."""
     rows = []
     for _, part in PLAN.complete(named(runs)).groupby(ARM):
         measured = part.measured.dropna()  # none where every ratio is exactly 1
@@ -153,16 +153,18 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """`analysis.statistics.dose.points` of the second study's own complete arms."""
+    """The dose and response of the second study's own complete arms, as in `analysis.statistics.dose.points`."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
-    """H3, a row per policy and real precision: its mean reward with its 95 % interval (Student's t), the curves of fresh and of
-    fixed noise at its K3 with their bands, and whether the interval meets what they span. A precision that persists is held
-    against fixed noise alone."""
+    """The test of hypothesis H3, a row per policy and real precision.
+
+    Its mean reward with the 95 % interval (Student's t), the curves of fresh and of fixed noise at its K3 with their bands, and
+    whether the interval overlaps their span. A precision whose mismatch persists is compared with fixed noise alone.
+    """
     table = points(runs)
     curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
     rows = []
@@ -183,7 +185,7 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per correction of the exact control: its runs, and how far their rewards are from the control's of the same seed."""
+    """A row per correction of the exact control: its runs, and their largest difference from the control's reward by seed."""
     exact = runs[(runs.precision == "fp32") & (runs.noise == 0) & (runs.setting == "base")]
     control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
     rows = []
@@ -194,7 +196,7 @@ def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison whose two arms are complete, as people read it."""
+    """The table of comparisons for display: a row per comparison whose two arms are complete."""
     table = PLAN.compared(named(runs))
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]

@@ -1,4 +1,4 @@
-"""The pictures of the second study: what a mismatch costs by its size, its persistence and the correction, and in the long run.
+"""The pictures of the second study: the cost of a mismatch by its size, persistence and correction, and in long runs.
 
     python -m experiments.second_picture experiments/study/second docs
 
@@ -30,14 +30,14 @@ NAMES = {
 }
 """(correction, persistence) of a curve -> its name, in the order of the colours."""
 BESIDE = {"fp8_block": (-16, -13), "nvfp4": (-2, -14)}
-"""Precision -> where its name stands, in points from its ring, if it would overlap a neighbour's above it."""
+"""Precision -> offset of its name from its marker in points, for names that would overlap a neighbour's."""
 SMOOTHED = 5
-"""Evaluations of a running mean, 100 steps."""
+"""Number of evaluations in a running mean, which are 100 steps."""
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Write both pictures into `out`."""
+    """Write the second study's two pictures into `out`."""
     _doses(folder).savefig(out / "second.png", dpi=150)
     _long(pd.read_csv(folder / "long.csv")).savefig(out / "second_long.png", dpi=150)
 
@@ -61,7 +61,7 @@ def _doses(folder: Path) -> Figure:
 
 
 def _long(curves: pd.DataFrame) -> Figure:
-    """Held-out reward over 2,800 steps, a panel a policy: each seed, and the mean of the seeds."""
+    """Draw held-out reward over 2,800 steps, a panel per policy: each seed, and the mean of the seeds."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharex=True, sharey=True, layout="constrained")
     arms = {(0.0, 0.0): ("exact control", {"color": "black", "linestyle": "-"})}
     arms |= {(0.2, persistence): (f"{NAMES['none', persistence]} 0.2", series(at)) for at, persistence in enumerate((0.0, 1.0))}
@@ -81,7 +81,7 @@ def _long(curves: pd.DataFrame) -> Figure:
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
-    """Means of arms, their fits and bands, and the exact control as a line."""
+    """Draw the means of arms, their fits and bands, and the exact control as a line."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
     axis.spines[["top", "right"]].set_visible(False)

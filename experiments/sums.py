@@ -1,7 +1,7 @@
-"""The real training's tables: `python -m experiments.sums FOLDER [SWEEP]`.
+"""Tables of the study in which a real model learns sums: `python -m experiments.sums FOLDER [SWEEP]`.
 
-The plan is in docs/study.md, "A real model learns sums". With a sweep FOLDER/endpoints.csv is written first, a row per run.
-FOLDER/table.md has both tables.
+The plan is in docs/study.md, "A real model learns sums". If a sweep is given, FOLDER/endpoints.csv is written first, with a row
+per run. FOLDER/table.md has a table of the arms and one of the comparisons.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""RL steps at the end whose mean reward on training prompts stands beside the endpoint.
+"""Number of RL steps, at the end of a run, whose mean reward on training prompts is shown beside the endpoint.
 
-Medians at first and last are of as many steps.
+Medians over the first and the last steps use as many.
 """
 WITHIN = 0.1
-"""Margin of H11 and H12, in held-out reward."""
+"""Margin of the hypotheses H11 and H12, in held-out reward."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Stands after an arm whose value is that before the first step."""
+"""Suffix of an arm's name for its reward before the first step."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm, as people read it: rewards seed by seed and their mean."""
+    """The table of arms for display: the rewards by seed and their mean."""
 
     def each(values: pd.Series) -> str:
         return " ".join(f"{value:.3f}" for value in values) + f" ({values.mean():.3f})"
@@ -85,8 +85,11 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison, as people read it: hypothesis, arm, reference, the mean of the differences by seed with the least and
-    most of them, and in how many seeds the hypothesis holds. Raises UserError where an arm has no run."""
+    """The table of comparisons for display. Raises UserError if an arm has no run.
+
+    Hypothesis, arm, reference, the mean, minimum and maximum of the differences by seed, and the number of seeds in which the
+    hypothesis holds.
+    """
     if missing := set(ARMS) - set(runs.arm):
         raise UserError(f"no run of {', '.join(sorted(missing))} has ended; the plan compares four arms")
     table = PLAN.compared(pd.concat([runs, runs.assign(arm=runs.arm + START, reward=runs.start)]))

@@ -1,4 +1,4 @@
-"""`python -m experiments.train`: one run, or with -m a multirun. Nothing heavy is imported until the config was found good."""
+"""`python -m experiments.train`: one run, or with -m a multirun. Heavy imports wait until the config is valid."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _compose_and_run(composed: DictConfig) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """The command with these arguments. Raises SystemExit: 2 for what is refused, 130 after Ctrl-C, a run's own code."""
+    """Run the command. Raises SystemExit with 2 for refused arguments, 130 after Ctrl-C, else with the run's own exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism comes from runs
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors reach us, not a printer of its own
-    # The deepspeed launcher adds --local_rank; its environment says it too.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra raises its errors and does not print them
+    # The deepspeed launcher adds --local_rank, which its environment variables also give.
     sys.argv = [sys.argv[0], *(word for word in arguments if not word.startswith("--local_rank="))]
     with command(INTERRUPTED, " ".join(arguments)):
         if {"-h", "--help"} & set(arguments):

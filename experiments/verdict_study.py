@@ -1,8 +1,8 @@
 """The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
 
-list N prints the commands of list N. verdicts asks `faultline replay` about the first dump of each uncorrected run. record
-writes endpoints.csv from the runs. tune chooses the cut-offs of v2 on the calibration regimes. score tests the rules on the
-held-out ones. All files are below experiments/study/verdict.
+list N prints the commands of list N. verdicts runs `faultline replay` on the first dump of each uncorrected run. record writes
+endpoints.csv from the runs. tune chooses the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the
+held-out regimes. All files are below experiments/study/verdict.
 """
 
 from __future__ import annotations
@@ -41,25 +41,26 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Arm -> its correction. Beside them stand the control of each bed, and the verdict's setting where it is none of these."""
+"""Arm -> its correction. Further arms are each bed's control, and the verdict's setting if it is none of these."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
-"""Deployed policy -> how the metrics of its reward begin after eval/ and eval/train_."""
+"""Deployed policy -> prefix of its reward in the names of metrics, after eval/ and eval/train_."""
 EARLY = 20
-"""First steps of a run, from which its mismatch is known to rules, law and forecast."""
+"""Number of first steps of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25
-"""Share of the control's gain whose loss counts as harm in the forecast."""
+"""Share of the control's gain in reward whose loss counts as harm in the forecast."""
 MARGIN = 0.02
-"""Of reward, within which two rules are equivalent."""
+"""Difference of regret, in reward, within which two rules are equivalent."""
 
 
 # --- lists -------------------------------------------------------------------------------------------------------------------
 
 
 def commands(number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None) -> list[str]:
-    """The commands of a list: 1 the controls; 2 to 4 the calibration regimes without correction, with the corrections, and with
-    the verdict's own settings; 5 to 7 the held-out regimes likewise.
+    """The commands of a list of runs.
 
-    verdicts: of the regimes without correction, for lists 4 and 7. Raises UserError on another number, and without them.
+    1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings.
+    5 to 7: the held-out regimes in these three ways. verdicts: those of the uncorrected runs, which lists 4 and 7 need. Raises
+    UserError on another number, and on missing verdicts.
     """
     if number == 1:
         return [_study_command(",".join(beds), "exact", correction="none")]
@@ -96,8 +97,8 @@ def _own_setting(regime: str, seed: int, arm: str) -> str:
 
 
 def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
-    """The arm that follows the answer of `faultline replay --json`: none where it proposes nothing; "token 1.03" where its bound
-    is not that of an arm."""
+    """The arm for an answer of `faultline replay --json`: none if it proposes nothing; "token 1.03" if no arm in ARMS has its
+    bound."""
     proposal = verdict["proposal"]
     if proposal is None:
         return "none"
@@ -105,8 +106,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 
 
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
-    """A row per uncorrected run: regime, seed, arm, need, k3 and tokens of a response, from its dump of step 0. Those that are
-    `known` are not asked again."""
+    """A row per uncorrected run: regime, seed, arm, need, k3 and tokens of a response, from `faultline replay` of its dump of
+    step 0. Rows in `known` are not computed again."""
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
     for run, about in results.runs.iterrows():
@@ -134,7 +135,7 @@ def _settings() -> list[tuple[str, dict[str, Any]]]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The arm of a recorded run, as "token" or "token 1.03". Raises UserError if the study has no such arm."""
+    """The arm of a recorded run, such as "token" or "token 1.03". Raises UserError if the study has no such arm."""
     correction = config["correction"]
     for arm, setting in _settings():
         upper = correction["weight"]["upper"]
@@ -150,11 +151,11 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 
 
 def endpoints(results: Results) -> pd.DataFrame:
-    """A row per finished run and policy.
+    """The endpoints of the study: a row per finished run and policy.
 
     bed, source, arm, seed, policy; start, end and train: the first held-out reward, and the mean of the last LAST on held-out
     and on training prompts; outcome, onset. From the first EARLY steps the medians k3, ess (of the sequence weights), identity
-    (|mean ratio − 1|) and gradient, and the mean tokens of a response. persistence_k: the first that was measured.
+    (|mean ratio − 1|) and gradient, and the mean tokens of a response. persistence_k: the first value measured.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -179,10 +180,10 @@ def endpoints(results: Results) -> pd.DataFrame:
 
 
 class Seen(NamedTuple):
-    """What a rule knows of a run without correction before it decides.
+    """The information on a run without correction from which a rule chooses an arm.
 
-    k3 in nats per token; persistence over 20 syncs, 0 where it was not measured; tokens of a response; verdict: the arm that
-    today's verdict names.
+    k3 in nats per token; persistence over 20 syncs, 0 if unmeasured; tokens of a response; verdict: the arm that the current
+    verdict of `faultline replay` names.
     """
 
     k3: float
@@ -192,12 +193,12 @@ class Seen(NamedTuple):
 
 
 Rule = Callable[[Seen], str]
-"""What was seen -> an arm."""
+"""A rule of choice: information on an uncorrected run -> an arm."""
 
 
 class Cutoffs(NamedTuple):
-    """Verdict v2 for one deployed policy. No correction below k3 or below persistence; else `short` for responses of at most
-    `tokens`, and `long` for longer ones."""
+    """Cut-offs of verdict v2 for one deployed policy. It chooses no correction below k3 or below persistence. Else it chooses
+    `short` for responses of at most `tokens`, and `long` for longer ones."""
 
     k3: float = 0.0
     persistence: float = -1.0
@@ -215,7 +216,7 @@ LEVELS = ("sequence", "token", "mask")
 GRID = [
     Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
 ]  # constants come first, and a tie goes to the first
-"""Every v2 that `tune` considers."""
+"""Every set of cut-offs of verdict v2 that `tune` considers."""
 
 
 def constant(arm: str) -> Rule:
@@ -223,13 +224,13 @@ def constant(arm: str) -> Rule:
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """The rules of one deployed policy. best: the constant with the least regret on the calibration regimes."""
+    """The rules for one deployed policy. best: the constant arm with the least regret on the calibration regimes."""
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 
 
 def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """A column `seen` by (regime, seed), of the runs without correction that have a verdict."""
+    """The information that rules use, indexed by (regime, seed), for the uncorrected runs that have a verdict."""
     plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == "trainer")]
     plain = plain.assign(regime=plain.bed + "/" + plain.source)
     both = plain.merge(verdicts[["regime", "seed", "arm"]].rename(columns={"arm": "verdict"}), on=["regime", "seed"])
@@ -242,7 +243,7 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
-    """How much reward a rule loses against the best arm of a regime, chosen on other seeds than it is scored on.
+    """The regret of a rule: its loss in reward against the best arm of a regime, chosen on other seeds than it is scored on.
 
     ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
         best(S) = argmax over ARMS of the mean of S
@@ -258,7 +259,7 @@ def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:
-    """By bed, the gain of the exact control: mean end less mean start."""
+    """Bed -> gain of its exact control: mean final reward minus mean initial reward."""
     control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
     return control.end.mean() - control.start.mean()
 
@@ -266,7 +267,7 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
     """A row per regime and rule: arm (the rule's name), regime, policy, regret in reward, share of the control's gain.
 
-    Raises UserError on a run that a rule asks for and that is not there.
+    Raises UserError if a run that a rule chooses is missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -288,7 +289,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """The cut-offs of v2 and the constant with the least mean share on these regimes; ties go to the first."""
+    """The cut-offs of verdict v2 and the constant arm with the least mean regret share on these regimes; ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -309,12 +310,12 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> its comparisons over the held-out regimes, each regime a pair. A policy is a family of four, which share Holm's
+"""Claim -> its comparisons over the held-out regimes, each regime a pair. Four comparisons of a policy share Holm's
 adjustment; "below" also needs a negative difference."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison of PLANS on the table of `regrets`, with Holm's adjustment over the four of a policy."""
+    """A row per comparison of PLANS on the table of `regrets`. The four p-values of a policy share Holm's adjustment."""
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -322,7 +323,7 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per policy and rule: its mean share, and the least and the greatest one without the regimes of one source."""
+    """A row per policy and rule: its mean regret share, and the range of that mean if one source is left out."""
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
     spread = pd.concat(others, axis=1)
@@ -334,9 +335,9 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tau(persistence: Mapping[int, float]) -> float:
-    """1 + 2·Σ_{k=1..20} ρ_k, how many fresh mismatches a lasting one of its size weighs as much as.
+    """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a persistent mismatch outweighs a fresh one of its size.
 
-    persistence: lag in syncs -> ρ, at 1, 5 and 20; between them and from ρ_0 = 1 on it is linear.
+    persistence: lag in syncs -> ρ, at 1, 5 and 20; from ρ_0 = 1 on it is interpolated linearly.
     """
     lags = np.array([0, *sorted(persistence)])
     known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
@@ -344,8 +345,11 @@ def tau(persistence: Mapping[int, float]) -> float:
 
 
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per regime: regime, cost (share of the control's gain that is lost without correction), k3, dose = k3·tau, the other
-    early signals, and the share of seeds that collapsed with the median onset."""
+    """A row per regime: its cost without correction and its early signals.
+
+    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, the other early signals, the share of seeds that
+    collapsed, and the median onset.
+    """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
     rows = []
@@ -361,7 +365,7 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per law: its mean absolute error of the cost on held-out regimes.
+    """A row per law of the cost: its mean absolute error on held-out regimes.
 
     The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0.
     """
@@ -374,14 +378,16 @@ def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
 
 
 def auc(score: np.ndarray, event: np.ndarray) -> float:
-    """Share of pairs of an event and a non-event whose event has the higher score, ties half; NaN without either."""
+    """Area under the ROC curve: P(score of an event > score of a non-event), ties counting half; NaN without either."""
     high, low = score[event][:, None], score[~event][None, :]
     return float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else np.nan
 
 
 def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per early signal: the AUC with which it foretells harm (a cost of at least HARMED, or a collapse in most seeds), and
-    the steps from the forecast to the onset, the median of the regimes that collapsed."""
+    """A row per early signal: the AUC of its forecast of harm, and the median steps from forecast to onset in collapsed regimes.
+
+    Harm is a cost of at least HARMED, or a collapse in most seeds.
+    """
     harmed = ((held_out.cost >= HARMED) | (held_out.collapsed > 0.5)).to_numpy()
     lead = (held_out.onset[held_out.collapsed > 0.5] - EARLY).median()
     signals = {"K3": "k3", "K3 times tau": "dose", "1 − sequence ESS": "spread", "|mean ratio − 1|": "identity"}
@@ -399,7 +405,7 @@ def _verdicts() -> pd.DataFrame:
 
 
 def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
-    """The runs of these regimes, and the controls."""
+    """The rows of the runs in these regimes, and of the controls."""
     names = set(map(str, part))
     return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
 

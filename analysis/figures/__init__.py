@@ -1,4 +1,4 @@
-"""The figures of a sweep. Each function returns a matplotlib figure, or the clause that says why there is nothing to show."""
+"""The figures of a sweep. Each function returns a matplotlib figure, or a clause with the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of dose and response: what a mismatch of a given size and persistence costs, under each correction."""
+"""The figure of dose and response: the reward lost to a mismatch of a given size and persistence, by correction."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarra
 
 
 def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(m, k̂_m = (1/m) Σ_{i≤m} log w_(i) − log w_(m+1)) with w_(i) the i-th largest weight, up to `TOP` of them.
+    """Hill's estimate of the tail index of weights w, as (m, k̂_m) for the m largest ones, up to the share `TOP`.
 
-    The tail index k of P(w > x) ~ x^(−1/k): Hill, Annals of Statistics 3 (1975). The mean of the weights exists for k < 1, their
-    variance for k < 1/2.
+    k̂_m = (1/m) Σ_{i≤m} log w_(i) − log w_(m+1), with w_(i) the i-th largest. The tail index k is that of
+    P(w > x) ~ x^(−1/k) (Hill, Annals of Statistics 3, 1975). The weights have a mean for k < 1, and a variance for k < 1/2.
     """
     ordered = np.sort(log_weight)[::-1]
     m = np.arange(1, max(2, int(TOP * len(ordered))))

@@ -30,7 +30,7 @@ TRACES = (
     "correction/kept_sequences",
     "rollout/response_tokens",
 )
-"""Metrics that the aligned traces show."""
+"""Metrics in the figure of collapsed runs aligned at the onset."""
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
@@ -78,7 +78,7 @@ def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    """The sources of mismatch, from fine to coarse precision."""
+    """The sources of mismatch of these runs, from fine to coarse precision."""
     sources = runs.drop_duplicates("source")
     sources = sources.assign(coarseness=sources.precision.map(coarseness))
     return list(sources.sort_values(["coarseness", "precision", "source"]).source)
@@ -105,7 +105,7 @@ def aligned_traces(results: Results) -> Figure | str:
         axis.set_title(metric(name, unit=True) + number_of)
         if name in LOG and not (steps[name] <= 0).any():
             axis.set_yscale("log")
-        elif name in LOG and (steps[name] > 0).any():  # linear below the least value: an exact 0 is a value too
+        elif name in LOG and (steps[name] > 0).any():  # linear below the least positive value, to show an exact 0
             axis.set_yscale("symlog", linthresh=steps[name][steps[name] > 0].min())
             axis.set_ylim(bottom=0)
     label_outer(axes, "steps after the onset")
@@ -123,7 +123,7 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
         for _, one in rows.groupby("run", observed=True):
             axis.plot(one["at"], one[name], **mark.line, linewidth=0.8)
         return
-    grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps: evaluations of runs fall on different ones
+    grouped = rows.groupby(rows["at"] // 2 * 2)[name]  # pairs of steps, since runs evaluate at different steps
     middle, low, high = grouped.median(), grouped.quantile(0.25), grouped.quantile(0.75)
     axis.plot(middle.index, middle, **mark.line, linewidth=1.3)
     axis.fill_between(middle.index, low, high, color=mark.colour, alpha=0.15, linewidth=0)
@@ -157,7 +157,7 @@ def deployment_gap(results: Results) -> Figure | str:
         axis.set(xlabel="RL step", ylabel="difference", title="Rollout minus held-out reward" + part_of(i, parts))
     if rejecting:
         steps = results.steps.loc[results.steps.run.isin(rejecting), ["run", kept, zero]]
-        # What a filter drops and what has weight 0 may overlap: of a correction with both this is the most that can be left.
+        # Dropped tokens and tokens of weight 0 may overlap, so for a correction with both this is an upper bound.
         used = steps[kept].clip(upper=1 - steps[zero]).groupby(steps.run, observed=True).mean()
         for arm, runs in results.runs.loc[rejecting].groupby("arm"):
             final = results.rewards.final[runs.index]

@@ -79,7 +79,7 @@ def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float
     """Draw a Kaplan-Meier curve: the interval at its end, censored runs as ticks, and the runs at risk below."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
-    # A band for each arm would cover the others. Where no run is left at risk the interval is that before.
+    # A band for each arm would cover the others. If no run is left at risk, the last interval before that is drawn.
     last = (km if km.survival.iloc[-1] == 0 else km[km.lower > 0]).iloc[-1]
     axis.plot([end * (1.03 + 0.025 * place)] * 2, [last.lower, last.upper], color=mark.colour, linewidth=1.4, clip_on=False)
     censored = runs.time[~runs.event].to_numpy()
@@ -112,7 +112,7 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
 
 
 def part_of(place: int, parts: list) -> str:
-    """The suffix of a panel's title, such as " (2 of 3)", where several panels share one title."""
+    """The suffix of a panel's title, such as " (2 of 3)", if several panels share one title."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
@@ -199,7 +199,7 @@ def heat_maps(results: Results) -> Figure | str:
         return "all arms have one loss and setting, so that it would have one column"
     below = "; below, its difference from the control" if table.from_control.notna().any() else ""
     maps = [(last, f"last reward{below}", False)]
-    if table.collapsed.any():  # else a map of zeros
+    if table.collapsed.any():  # otherwise the map would hold zeros alone
         maps.insert(0, (shares, "collapsed, of ended runs", True))
     return heat.heat_maps(maps, rows, columns)
 

@@ -1,4 +1,4 @@
-"""The figure of routing: how much of the mismatch the choice of experts explains, and in which layers the choices differ."""
+"""The figure of routing: the share of the mismatch due to the choice of experts, and the differing choices by layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def routing(results: Results) -> Figure | str:
     for i, ((parts, flips), row) in enumerate(zip(axes, rows, strict=True)):
         for arm in row:
             _arm(parts, flips, steps[arms == arm], layers, results.marks.arms[arm])
-        # An exact 0 and a negative part are values.
+        # An exact 0 and a negative part must be shown.
         parts.set_yscale("symlog", linthresh=smallest.min() if len(smallest) else 1e-9)
         parts.set_title("K3: routing (solid) and rest (dashed), nats per token" + part_of(i, rows))
         parts.set_xlabel("RL step")

@@ -23,7 +23,7 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Maximum number of lines in a panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Colours of series that are not arms, such as families of corrections; figures of arms take `Results.marks`."""
+"""Colours of series that are not arms, such as families of corrections; arms have theirs in `Results.marks`."""
 HEAT = "viridis"
 """Colour map of heat maps, even for colour-blind readers and on a grey print."""
 WIDTH = 9.0
@@ -54,7 +54,7 @@ def ink(colour: str) -> str:
 
 
 def chunks(items: Sequence, size: int = PANEL) -> list[list]:
-    """Items split into equal parts, each small enough for one panel."""
+    """Items split into nearly equal parts, each small enough for one panel."""
     parts = -(-len(items) // size)
     return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
 
@@ -65,7 +65,7 @@ def short(text: str, width: int = 34) -> str:
 
 
 def lines(labels: Iterable[str]) -> int:
-    """The largest number of lines among some labels."""
+    """The number of lines in the tallest of these labels."""
     return max((label.count("\n") + 1 for label in labels), default=1)
 
 
@@ -134,7 +134,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
         columns = max(1, min(4, 120 // (width + 10), len(labels)))
         options: dict[str, Any] = {"ncols": columns, "handlelength": 4.0, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
         rows = -(-len(labels) // columns) * lines(list(labels))
-        figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))  # else a long legend takes it off the panels
+        figure.set_figheight(figure.get_figheight() + 0.17 * max(0, rows - 2))  # else a long legend would shrink the panels
         figure.legend(labels.values(), labels.keys(), loc="outside lower center", **options)
 
 

@@ -21,7 +21,7 @@ def order(runs: pd.DataFrame) -> list[str]:
 
 
 def references(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm -> its reference arm, all else equal: the uncorrected arm for a corrected one, the control for an uncorrected one.
+    """Arm -> its reference arm: the uncorrected arm for a corrected one, the control for an uncorrected one, all else equal.
 
     Synthetic noise counts as a mismatch, so its control has none. An arm whose reference is not in the sweep is left out.
     """

@@ -112,7 +112,7 @@ def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
 
 
 def fit(responses: list[np.ndarray]) -> np.ndarray:
-    """Non-increasing least-squares levels [N] of the means of N arms, weighted by their runs."""
+    """Isotonic regression: non-increasing least-squares levels [N] of the means of N arms, weighted by their numbers of runs."""
     from scipy.optimize import isotonic_regression  # takes long to import, and few sweeps have noise
 
     means, runs = [values.mean() for values in responses], [len(values) for values in responses]

@@ -84,7 +84,7 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
     gained = survival.rmst_difference(mine, other, tau, rng)
     both = pd.concat([mine, other])
     group = (both.arm == mine.arm.iloc[0]).to_numpy()
-    # Without a collapse in either arm p would be 1 by construction: no comparison, and none that the others pay for.
+    # Without a collapse in either arm p is 1 by construction, so the pair does not count in Holm's adjustment.
     p = tests.logrank_p(both.time.to_numpy(), both.event.to_numpy(), group, rng) if both.event.any() else np.nan
     comparison |= _interval("steps_gained", gained) | {"paired_by_seed": survival.paired_by_seed(mine, other), "collapse_p": p}
     ended = (part[part.outcome != "unfinished"] for part in (mine, other))

@@ -115,7 +115,7 @@ def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
 
 
 def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
-    """The highest level of each run: just before the onset of a collapsed run (−inf without a step there), else at its end."""
+    """The highest level of a signal in each run, before the onset of a collapse (−inf without a step there) or up to the end."""
     ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
@@ -125,7 +125,7 @@ def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
     if not event.any() or event.all():
         return np.nan
     places = np.unique(levels[levels > -np.inf])
-    candidates = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2])  # beside an infinite level: infinity
+    candidates = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2])  # infinite next to an infinite level
     skill = _passing(levels[event], candidates) - _passing(levels[~event], candidates)
     best = candidates[skill >= skill.max() - 1e-12]
     return float(best[len(best) // 2])
@@ -141,8 +141,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     alarm, and auc, `HORIZON` steps ahead.
 
     The threshold that judges a run was chosen on the runs of the other seeds. Sources of mismatch without a collapse are left
-    out: a run without mismatch raises no false alarm. The cells are missing, and `note` gives the
-    reason, without a collapsed run, a run without a collapse, and two seeds.
+    out: a run without mismatch raises no false alarm. The cells need a collapsed run, another
+    run and two seeds; without these they are missing, and `note` gives the reason.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]

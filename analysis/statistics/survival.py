@@ -23,7 +23,9 @@ ENOUGH = 10
 
 
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
-    """Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i) at 0 and each time: columns time, survival, lower, upper, at_risk.
+    """The Kaplan-Meier curve Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i), with columns time, survival, lower, upper, at_risk.
+
+    It has a row at 0 and at each time t_i, with d_i collapses among n_i runs at risk.
 
     The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
     Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
@@ -63,11 +65,11 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
     Without censoring before τ it is the mean of min(T, τ).
     """
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
-    # At equal times collapses count before the record's ends, as a run that ended there was still at risk.
+    # At equal times collapses count before censored ends, since a run that ended there was still at risk.
     order = np.lexsort((~event, time), axis=-1)
     time, event = np.take_along_axis(time, order, -1), np.take_along_axis(event, order, -1)
     at_risk = np.arange(time.shape[-1], 0, -1)
-    survival = np.cumprod(1 - event / at_risk, axis=-1)  # one at a time, tied collapses give the same product
+    survival = np.cumprod(1 - event / at_risk, axis=-1)  # tied collapses, taken one at a time, give the same product
     before = np.concatenate([np.ones((len(time), 1)), survival], axis=-1)
     ends = np.concatenate([np.minimum(time, tau), np.full((len(time), 1), float(tau))], axis=-1)
     widths = np.diff(np.concatenate([np.zeros((len(time), 1)), ends], axis=-1), axis=-1)
@@ -77,7 +79,7 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """RMST(arm) − RMST(reference), optimizer steps, with a percentile bootstrap over seeds.
+    """Difference of the restricted mean survival times of arm and reference, optimizer steps, with a bootstrap over seeds.
 
     The DataFrames have the columns seed, time and event. Two arms with equal seeds are resampled together, since runs of one seed
     share the warm start and the order of prompts.

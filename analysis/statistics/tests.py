@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A statistic under the null hypothesis.
+    """A test statistic and its distribution under the null hypothesis.
 
     observed: its value in the data. sums: its values in the rearrangements [N]. drawn: 1 if the rearrangements are a sample, to
     which the observed one is added, and 0 if they are complete.
@@ -57,7 +57,7 @@ class Rearranged(NamedTuple):
 
 
 def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """Sums of the scores [n] over subsets of the size of `group` [n], a bool per score."""
+    """The permutation distribution of a sum of scores [n], over subsets of the size of `group` [n], a bool per score."""
     group = np.asarray(group, bool)
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
@@ -68,7 +68,7 @@ def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) ->
 
 
 def sign_flipped(differences: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """Sums of the differences [n] under every pattern of signs (Fisher, The Design of Experiments, 1935, section 21)."""
+    """The distribution of a sum of differences [n] over all sign patterns (Fisher, The Design of Experiments, 1935, § 21)."""
     n = len(differences)
     if 2**n <= ENUMERATED:
         signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
@@ -100,8 +100,8 @@ def non_inferior_p(
     """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p: x is worse by less than the margin, or better.
 
     The margin is in the units of the endpoint. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
-    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it moves the mean and is not in most small samples, so a
-    claim needs the share of collapses that the seeds leave possible beside it.
+    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it changes the mean and is not in most small samples. So
+    a claim also needs the share of collapses that the seeds leave possible.
     """
     return _rearranged(np.asarray(x, float) + margin, y, paired, rng or np.random.default_rng(0)).upper
 
@@ -111,7 +111,8 @@ def equivalent_p(
 ) -> float:
     """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST).
 
-    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin and the limits are those of `non_inferior_p`.
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin is in the units of the endpoint. A rare collapse is
+    not in most small samples, so a claim also needs the share of collapses that the seeds leave possible.
     """
     rng = rng or np.random.default_rng(0)
     return max(non_inferior_p(x, y, margin, paired, rng), non_inferior_p(y, x, margin, paired, rng))

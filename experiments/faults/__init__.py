@@ -1,1 +1,1 @@
-"""Faults injected on purpose, and what `algos.faults.diagnose` calls each: `python -m experiments.faults`."""
+"""A test of `algos.faults.diagnose` on faults injected on purpose: `python -m experiments.faults`."""

@@ -3,7 +3,7 @@
     python -m experiments.faults --clean runs/faults/clean --seeds 1001 1002   # trains, injects, appends, prints
     python -m experiments.faults                                               # prints what is recorded
 
-Every dump is a row of the record, and a row that is there is not made again, so the command goes on where it was stopped.
+Every dump is a row of the record. Existing rows are not computed again, so a stopped command can be resumed.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ NAMES = {
     "prompt_in_mask": "mask", "prompt_fill": "mask", "padding": "mask", "log2": "log_base", "log10": "log_base",
     "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill",
 }  # fmt: skip
-"""Injection -> the fault's name where it is another."""
+"""Name of an injection -> name of the fault in the diagnosis, where the two differ."""
 STALE = {
     1: ("rollout.staleness=1", "actor.lr=1e-3"),
     4: ("rollout.staleness=4", "actor.lr=1e-3"),
     8: ("rollout.staleness=8", "actor.lr=1e-3"),
 }
-"""Syncs that the sampler's weights are behind -> overrides of a run whose dumps say nothing of it."""
+"""Number of syncs that the sampler's weights lag -> overrides of a run whose dumps do not record the lag."""
 TEXT = ("+experiment=smollm2/bf16", "tracking=disabled")
 SAMPLERS = {"chain": ("bf16", "fp8_tensor"), "smollm2": ("bf16",)}
 
 
 class Made(NamedTuple):
-    """A dump with what is known of it."""
+    """A dump as a batch, with the injected fault and the conditions of the run."""
 
     source: str
     fault: str
@@ -73,7 +73,7 @@ class Made(NamedTuple):
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Inject, diagnose and record what is missing, then print."""
+    """Inject, diagnose and record the dumps that the record lacks, then print the confusion matrix."""
     done = recorded(arguments.record)
     for seed in arguments.seeds:
         if seed in BUILD_SEEDS and not arguments.building:
@@ -86,12 +86,12 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def key(source: str, fault: str, size: float, precision: str, seed: int) -> tuple[str, ...]:
-    """What names a row of the record."""
+    """The key of a row of the record."""
     return source, fault, f"{size:g}", precision, str(seed)
 
 
 def recorded(record: Path) -> set[tuple[str, ...]]:
-    """The keys of the rows that are there."""
+    """The keys of all rows that a record holds."""
     if not record.exists():
         return set()
     with record.open() as file:
@@ -99,7 +99,7 @@ def recorded(record: Path) -> set[tuple[str, ...]]:
 
 
 def dumps(arguments: argparse.Namespace, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]:
-    """Every dump of a seed that is not recorded, one at a time."""
+    """Generate, one at a time, the dumps of a seed that the record lacks."""
     if "chain" in arguments.models:
         yield from _runs(arguments.clean, seed, done)
         yield from _stale(arguments.clean, seed, done)
@@ -110,12 +110,12 @@ def dumps(arguments: argparse.Namespace, seed: int, done: set[tuple[str, ...]]) 
 
 
 def chain(folder: Path, seed: int) -> Config:
-    """The policy of the chain task that the runs of a seed began with."""
+    """The config of the chain task's policy with which the runs of a seed start."""
     return parse(compose(*clean.BASE, f"run.root={folder}", f"seed={seed}"))
 
 
 def _runs(folder: Path, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]:
-    """The dumps of runs without a fault. A dump is named by its arm and its step."""
+    """The unrecorded dumps of runs without a fault. A dump is identified by its arm and its step."""
     expected = {("run", "clean", f"{step:g}", arm, str(seed)) for arm in clean.ARMS for step in clean.STEPS}
     if not expected <= done:
         clean.main(folder, [seed])
@@ -129,7 +129,7 @@ def _runs(folder: Path, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]
 
 
 def _stale(folder: Path, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]:
-    """The last dump of runs whose sampler is k syncs behind and whose dump says nothing of it."""
+    """The last dump of each run whose sampler lags k syncs, without a record of the lag in the dump."""
     from harness.run.loop import train
 
     for k, overrides in STALE.items():
@@ -143,7 +143,7 @@ def _stale(folder: Path, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made
 
 
 def _injected(source: str, config: Config, responses: int, seed: int, done: set[tuple[str, ...]]) -> Iterator[Made]:
-    """Real injections into a policy, and edits of the dump without one."""
+    """The unrecorded dumps with a fault: real injections into a policy, and edits of a clean dump."""
     bed = None
     for precision in SAMPLERS[source]:
         honest = None
@@ -164,7 +164,7 @@ def _injected(source: str, config: Config, responses: int, seed: int, done: set[
 
 
 def judged(made: Made) -> dict[str, Any]:
-    """A row of the record."""
+    """Diagnose a dump and return the result as a row of the record."""
     precision = {"partial": "fp8_tensor", "moe": "fp8_tensor", "moe_r3": "fp8_tensor"}.get(made.precision, made.precision)
     precision = "fp8_tensor" if precision.startswith("staleness") else precision
     found = diagnose(made.batch, precision=precision, lag=made.lag, tokens=made.tokens)
@@ -176,7 +176,7 @@ def judged(made: Made) -> dict[str, Any]:
 
 
 def add(record: Path, row: dict[str, Any]) -> None:
-    """Append a row."""
+    """Append a row to the record file."""
     record.parent.mkdir(parents=True, exist_ok=True)
     new = not record.exists()
     with record.open("a", newline="") as file:
@@ -190,7 +190,7 @@ def add(record: Path, row: dict[str, Any]) -> None:
 
 
 def matrix(record: Path) -> str:
-    """The confusion matrix as Markdown: a row per injection and size, the share that was named right, and what else was said."""
+    """The confusion matrix as Markdown: a row per injection and size, with the share named correctly and the wrong answers."""
     frame = pd.read_csv(record, keep_default_na=False)
     if frame.empty:
         raise UserError(f"{record}: no dump is recorded; give --seeds")

@@ -1,6 +1,6 @@
-"""Dumps without a fault, of short runs on the chain task: the dumps that the diagnosis must call consistent.
+"""Dumps without a fault, from short runs on the chain task, which the diagnosis must call consistent.
 
-`python -m experiments.faults.clean FOLDER SEED...` writes FOLDER/<seed>/<arm>/dumps/*.parquet. A run that is there is skipped.
+`python -m experiments.faults.clean FOLDER SEED...` writes FOLDER/<seed>/<arm>/dumps/*.parquet. Existing runs are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BASE = (
     f"dump.every={EVERY}",
 )
 STEPS = tuple(range(0, LAST, EVERY))
-"""Steps whose batch is dumped."""
+"""Training steps of a run whose batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 ARMS: dict[str, tuple[str, ...]] = {
@@ -48,23 +48,23 @@ ARMS: dict[str, tuple[str, ...]] = {
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
 }
-"""Name -> overrides of a run without a fault."""
+"""Name of an arm without a fault -> config overrides of its runs."""
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
-    """The run of an arm. Its folder is a hash below FOLDER/<seed>-<arm>."""
+    """The config of an arm's run, whose folder is named by a hash below FOLDER/<seed>-<arm>."""
     own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
     return parse(compose(*BASE, *own, *ARMS[arm], *more))
 
 
 def dumps(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
-    """(arm, file) of every dump without a fault of a seed."""
+    """(arm, file) of every dump without a fault for one seed."""
     for arm in ARMS:
         yield from ((arm, path) for path in sorted((folder / f"{seed}-{arm}").glob("*/dumps/*.parquet")))
 
 
 def main(folder: Path, seeds: list[int]) -> None:
-    """Train every arm with every seed."""
+    """Train every arm without a fault with every seed."""
     from harness.run.loop import train
 
     for seed in seeds:

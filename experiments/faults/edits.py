@@ -1,4 +1,4 @@
-"""Faults made by editing a dump without one, as bookkeeping makes them."""
+"""Bookkeeping faults, made by editing a dump without a fault."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ SIZES: dict[str, tuple[float, ...]] = {
     "eos_trainer": (0.1, 0.5, 1.0),
     "eos_rollout": (0.1, 0.5, 1.0),
 }
-"""Fault -> its sizes. rollout_zero, rollout_floor: share of tokens that hold 0 or -1e9 in the rollout's column. shift, permuted,
-eos_*: share of responses. duplicates: share of rows that repeat another. prompt_fill, padding: tokens at 0 in both columns at
-the start of each response, or at its end up to so many more than the longest."""
+"""Fault -> its sizes.
+
+rollout_zero, rollout_floor: share of tokens with 0 or -1e9 in the rollout's column. shift, permuted, eos_*: share of responses.
+duplicates: share of rows that repeat another. prompt_fill: number of tokens at 0 in both columns before each response. padding:
+number of such tokens after the longest response, with shorter ones filled up to the same length.
+"""
 FLOOR = -1e9
 
 
 def edited(batch: Batch, fault: str, size: float, seed: int) -> Batch:
-    """The batch with a fault."""
+    """The batch of a clean dump, edited to have a fault."""
     return EDITS[fault](batch, size, generator(seed, "fault edit"))
 
 
 def _chosen(batch: Batch, share: float, draws: torch.Generator) -> Tensor:
-    """[B] bool: a share of the responses, at least one."""
+    """A random share of the responses, at least one, as a mask [B]."""
     order = torch.randperm(len(batch.mask), generator=draws)
     chosen = torch.zeros(len(batch.mask), dtype=torch.bool)
     chosen[order[: max(1, round(share * len(order)))]] = True
@@ -61,7 +64,7 @@ def _swapped(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _shift(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """log μ of a share of the responses moved by one token; the last takes the place of the first."""
+    """Move log μ by one token in a share of the responses; the last value takes the place of the first."""
     rolled = batch.logp_rollout.clone()
     for row in _chosen(batch, size, draws).nonzero()[:, 0]:
         rolled[row, batch.mask[row]] = batch.logp_rollout[row, batch.mask[row]].roll(1)
@@ -69,7 +72,7 @@ def _shift(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _permuted(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Responses of a share exchange their log μ with the next one of their length."""
+    """Exchange log μ among responses of equal length, in a share of the responses."""
     rolled, lengths = batch.logp_rollout.clone(), batch.mask.sum(-1)
     chosen = _chosen(batch, size, draws)
     for length in lengths[chosen].unique():
@@ -80,7 +83,7 @@ def _permuted(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _duplicates(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """The last rows of the batch repeat its first."""
+    """Replace the last rows of the batch by copies of its first rows."""
     kept = max(1, round(len(batch.mask) * (1 - size)))
     index = torch.arange(len(batch.mask)) % kept
     prompt = batch.prompt
@@ -120,7 +123,7 @@ def _mapped(batch: Batch, longer: Callable[[Tensor | None, float | bool], Tensor
 
 
 def _at_end(column: str) -> Callable[[Batch, float, torch.Generator], Batch]:
-    """0 at the last token of a share of the responses in one column: a side that does not score the end of sequence."""
+    """Set the last token of a share of the responses to 0 in one column, as if that side did not score the end of sequence."""
 
     def edit(batch: Batch, size: float, draws: torch.Generator) -> Batch:
         last = batch.mask & (batch.mask.flip(-1).cumsum(-1).flip(-1) == 1) & _chosen(batch, size, draws)[:, None]

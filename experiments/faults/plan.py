@@ -1,17 +1,19 @@
-"""What the confusion matrix is held to, written down before the diagnosis was built."""
+"""The plan of the confusion matrix, written down before the diagnosis was built."""
 
 from __future__ import annotations
 
 HELD_OUT = {"rope": "b", "penalty": "a", "draft": "a"}
-"""Faults that no threshold was tuned on and that have no plug-in → the question they belong to.
+"""Held-out faults, without a plug-in and without a tuned threshold → the question to which each belongs.
 
-rope: the trainer's rotary base is another one. penalty: the sampler punishes repetition and logs the probabilities from before.
-draft: a share of the tokens comes from another policy, and all are logged as the sampler's.
+rope: the trainer's rotary base differs. penalty: the sampler penalises repetition and logs the probabilities before the penalty.
+draft: a share of the tokens comes from another policy, and all are logged as the sampler's own.
 """
 
 BUILD_SEEDS = range(0, 100)
-"""Seeds on which signatures and thresholds were tuned."""
+"""Seeds on which the diagnosis's signatures and thresholds were tuned."""
 
 JUDGE_SEEDS = range(1001, 2000)
-"""Seeds of the recorded confusion matrix. No threshold has seen them. 1000 was a trial: it showed that a response whose versions
-are known to change was accused of a prompt, which led to one change."""
+"""Seeds of the recorded confusion matrix, on which no threshold was tuned.
+
+Seed 1000 was a trial. In it a response with known changes of version was diagnosed as a prompt fault, which led to one change.
+"""

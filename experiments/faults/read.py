@@ -1,4 +1,4 @@
-"""A dump as a batch."""
+"""Reading a dump as a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.dumps.schema import responses
 
 
 def batch(path: Path) -> tuple[Batch, torch.Tensor | None, torch.Tensor | None]:
-    """(batch, versions [B, T], tokens [B, T]) of a parquet dump of one row group; None without the column."""
+    """(batch, versions [B, T], tokens [B, T]) of a parquet dump of one row group; None for a column that the dump lacks."""
     (table,) = read(path)
     flat = responses(table)
     lengths = torch.from_numpy(flat.offsets).diff()

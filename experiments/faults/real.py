@@ -1,4 +1,4 @@
-"""Faults put into a model for real: one side of a rollout is computed wrongly on purpose.
+"""Real faults in a model: the sampler or the trainer computes wrongly on purpose.
 
 The sampler is in a low precision, so that every fault stands on top of ordinary rounding. The trainer is the fp32 engine.
 """
@@ -24,9 +24,9 @@ from harness.tasks import PAD
 from harness.train.warmstart import start
 
 FRESH = 0.02
-"""Standard deviation of a layer that was never loaded: transformers' initializer_range."""
+"""Standard deviation of the weights of a layer that was never loaded: transformers' initializer_range."""
 HOT = 1.5
-"""Temperature of the policy that drafts."""
+"""Sampling temperature of the other policy in the draft fault."""
 
 SIZES: dict[str, tuple[float, ...]] = {
     "temperature": (0.9, 0.8, 0.6),
@@ -43,13 +43,16 @@ SIZES: dict[str, tuple[float, ...]] = {
     "penalty": (0.3, 1.0, 2.0),
     "draft": (0.1, 0.3, 1.0),
 }
-"""Fault -> its sizes, from small to large. temperature, raw_logprobs: T. top_p, top_k: theirs. layer: 1 one matrix, 2 an MLP, 3 a
-whole layer. prefix: noise on the older weights. prompt_in_mask: tokens of the prompt. rope: factor of the base. penalty: nats
-off a token that was drawn before. draft: the share of tokens drawn by another policy."""
+"""Fault -> its sizes, from small to large.
+
+temperature, raw_logprobs: T. top_p, top_k: the limit. layer: 1 one matrix, 2 an MLP, 3 a whole layer. prefix: relative noise on
+the older weights. prompt_in_mask: number of prompt tokens. rope: factor of the rotary base. penalty: nats subtracted from a
+token that was drawn before. draft: share of tokens drawn by another policy.
+"""
 
 
 class OldPrefix(LocalEngine):
-    """Keys and values of the prompt, but for its last token, by the weights of another engine: a cache that outlived a sync."""
+    """An engine whose cache of the prompt, except its last token, is computed by older weights, as if it outlived a sync."""
 
     older: LocalEngine
 
@@ -62,7 +65,7 @@ class OldPrefix(LocalEngine):
 
 
 class LoggedTokens(NamedTuple):
-    """What the sampler drew and both sides say of it, each [B, T]."""
+    """The sampled tokens, and their log-probabilities by the sampler and by the trainer, each [B, T]."""
 
     tokens: Tensor
     logp_rollout: Tensor
@@ -70,7 +73,7 @@ class LoggedTokens(NamedTuple):
 
 
 class Bed:
-    """A policy, prompts of a seed in groups of four, and engines for either side."""
+    """A policy, prompts of a seed in groups of four, and engines for the sampler and the trainer."""
 
     def __init__(self, config: Config, responses: int, seed: int):
         self.config, self.task = config, build_task(config)
@@ -87,7 +90,7 @@ class Bed:
     def engine(
         self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **own: Any
     ) -> Any:
-        """An engine with the policy's weights, or with `weights`; rope is a factor of the rotary base."""
+        """A local engine with the policy's weights, or with `weights`. rope: factor of the rotary base."""
         shape = copy.deepcopy(self.net.config)
         shape.rope_parameters["rope_theta"] *= rope
         chosen = parse(compose(f"rollout/precision={precision}")).rollout.precision
@@ -96,16 +99,16 @@ class Bed:
         return engine
 
     def batch(self, drawn: LoggedTokens) -> Batch:
-        """The batch of a dump."""
+        """Sampled tokens as the batch that a dump would hold."""
         mask = drawn.tokens != PAD
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """A fault at a size, or "clean"."""
+        """The tokens sampled with a fault of this size, or without one for "clean"."""
         return CASES[fault](self, size, precision)
 
     def sampled(self, engine: LocalEngine, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
-        """What an engine samples and logs, and what the trainer, or `old`, says of it, by these prompts or the sampler's."""
+        """Sample from an engine, and score the tokens by the trainer, or by `old`, after the sampler's prompts or these."""
         rollout = engine.generate(self.prompts, self.uniforms)
         score = (old or self.trainer).score(self.prompts if prompts is None else prompts, rollout.tokens)
         return LoggedTokens(rollout.tokens, rollout.logp, score)
@@ -116,12 +119,12 @@ def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The sampler's temperature is `size`, and it says so; the trainer's is 1."""
+    """The fault `temperature`: the sampler has `size` and logs its own probabilities; the trainer has 1."""
     return bed.sampled(bed.engine(precision, temperature=size))
 
 
 def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """Both have the temperature `size`, and the sampler logs what it had before."""
+    """The fault `raw_logprobs`: both sides have temperature `size`, but the sampler logs the probabilities without it."""
     drawn = bed.sampled(bed.engine(precision, temperature=size), bed.engine("fp32", temperature=size))
     return drawn._replace(logp_rollout=bed.engine(precision).score(bed.prompts, drawn.tokens))
 
@@ -135,21 +138,21 @@ def _top_k(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer's prompts lack their first token."""
+    """The fault `bos`: the trainer's prompts lack their first token."""
     without = bed.prompts.clone()
     without[torch.arange(len(without)), (without != PAD).long().argmax(1)] = PAD
     return bed.sampled(bed.engine(precision), prompts=without)
 
 
 def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer's prompts lack their first turn, the system's: all before the second token that opens a turn."""
+    """The fault `template`: the trainer's prompts lack the system's turn, everything before the second token that opens one."""
     opens = bed.prompts == bed.prompts.gather(1, (bed.prompts != PAD).long().argmax(1)[:, None])
     kept = opens.cumsum(1) >= 2
     return bed.sampled(bed.engine(precision), prompts=torch.where(kept, bed.prompts, PAD))
 
 
 def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """Matrices of one layer in the middle are as they were before the weights were loaded."""
+    """The fault `layer`: matrices of the sampler's middle layer have random values, as before loading."""
     parts = {1: ("mlp.down_proj",), 2: ("mlp.",), 3: ("mlp.", "self_attn.")}[int(size)]
     layer = f"model.layers.{bed.net.config.num_hidden_layers // 2}."
     draws = generator(bed.seed, "fault layer")
@@ -163,7 +166,7 @@ def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The sampler's cache of the prompt is by weights that differ by noise of the relative size `size`."""
+    """The fault `prefix`: the sampler's cache of the prompt comes from weights with noise of relative size `size`."""
     noise = Noise(size, 0.0, bed.seed)
     named = {name.removeprefix("model."): weight.detach() for name, weight in bed.net.named_parameters()}
     engine = bed.engine(precision, OldPrefix)
@@ -172,14 +175,14 @@ def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The trainer scores the first token of its vocabulary where the sampler drew its end of sequence."""
+    """The fault `eos`: the trainer scores token 0 where the sampler drew an end of sequence."""
     rollout = bed.engine(precision).generate(bed.prompts, bed.uniforms)
     swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
     return LoggedTokens(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
 
 
 def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The last tokens of the prompt count as response, scored by both."""
+    """The fault `prompt_in_mask`: the last tokens of the prompt count as response, and both sides score them."""
     n, engine = int(size), bed.engine(precision)
     rollout = engine.generate(bed.prompts, bed.uniforms)
     whole = torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
@@ -191,7 +194,7 @@ def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """A token that the response holds is drawn with its logit less `size`; the log-probability is from before."""
+    """The fault `penalty`: tokens already in the response lose `size` in their logits, but not in the logged values."""
     seen: Tensor | None = None
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -207,7 +210,7 @@ def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """A share of the tokens is drawn at another temperature and logged as the sampler's own."""
+    """The fault `draft`: a share of the tokens is drawn at temperature HOT, but logged with the sampler's probabilities."""
     foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -219,7 +222,7 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
 def _drawn_by(
     bed: Bed, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
 ) -> LoggedTokens:
-    """Tokens drawn by other odds than the engine's own, which it logs."""
+    """Draw tokens by other odds than the engine's own, and log the engine's own probabilities."""
     engine = bed.engine(precision)
 
     def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -251,7 +254,7 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
 
 
 def possible(fault: str, size: float, config: Config) -> bool:
-    """Whether a policy can have the fault: only a language model has templates and an end of sequence."""
+    """Whether a policy can have the fault. Only a language model has templates and an end of sequence."""
     if isinstance(config.model, HubConfig):
         return True
     return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)

@@ -1,4 +1,4 @@
-"""`make gpu`: what a machine with a GPU computes, against what the project says it computes, in one command.
+"""`make gpu`: check in one command that a machine with a GPU computes what the project claims.
 
 Each check returns tables. `python -m experiments.gpu_check` prints them and writes one Markdown section for RESULTS.md.
 Every check also runs on a CPU, where its numbers are those of the CPU.

@@ -30,7 +30,7 @@ CHECKS: dict[str, Callable[[Size, Path], Table | list[Table]]] = {
     "training": lambda size, out: check_training(size),
     "persistence": lambda size, out: check_persistence(size),
 }
-"""The checks in the order in which they run: the quick ones, on which others rest, come first."""
+"""Name of each check -> its function, in the order of running. Quick checks, on which others rest, come first."""
 WITHOUT_MODEL = {"casts", "products", "parity"}
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         print(f"\n{name}:", flush=True)
         try:
             made = check()
-        except Exception as error:  # the other checks are worth their time on a machine that is lent
+        except Exception as error:  # on a borrowed machine the other checks should still run
             traceback.print_exc()
             failures[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(folder: Path, tables: list[Table], failures: dict[str, str], arguments: list[str]) -> None:
-    """After every check, so that a machine which goes away leaves what it measured."""
+    """Write the section. Called after every check, so that a lost machine leaves its measurements."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "section.md").write_text(section(tables, failures, " ".join(["python -m experiments.gpu_check", *arguments])))
 
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
-    """Names between commas, each a known one."""
+    """Parse a comma-separated list of names, each of which must be known."""
 
     def names(text: str) -> list[str]:
         if unknown := sorted(set(found := text.split(",")) - set(known)):

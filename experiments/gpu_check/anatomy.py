@@ -1,4 +1,4 @@
-"""How far a real model's rollout is from its trainer: by precision, by position, and what each engine costs."""
+"""The mismatch of a real model by precision and position, and the cost of each engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harness.train.model.actor import DeepSpeedActor
 
 
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
-    """Every engine in every arm on the same prompts and random numbers; the fp32 arm of the local engine is the control.
+    """Compare every engine in every arm on equal prompts and random numbers. The local engine in fp32 is the control.
 
-    dumps: a folder that takes what each arm sampled, for `faultline replay`, and the picture.
+    dumps: a folder for the responses of each arm, which `faultline replay` reads, and for the picture.
     Raises RuntimeError if the control is not exact.
     """
     policy = Policy(size)
@@ -71,7 +71,7 @@ def _row(scored: Scored) -> dict[str, str]:
 
 
 def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
-    """The actor's training forward against the exact path, on the tokens of the control."""
+    """Compare the actor's training forward pass with the exact path, on the control's tokens."""
     actor = DeepSpeedActor(policy.net, policy.run.actor)
     tokens, width = control.rollout.tokens, policy.prompts.shape[1] + control.rollout.tokens.shape[1]
     logp = torch.zeros_like(control.logp)
@@ -88,7 +88,7 @@ def _by_position(scored: Scored) -> dict[str, str]:
 
 
 def columns(scored: Scored, policy: Policy) -> dict[str, Any]:
-    """The responses of an arm as one batch of a dump (docs/dumps.md)."""
+    """The responses of an arm as the columns of a dump with one batch (docs/dumps.md)."""
     prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
     return {
         "step": np.zeros(len(tokens), dtype=np.int64),

@@ -1,4 +1,4 @@
-"""How vLLM rounds what it stores in an FP8 cache: the local engine with each rounding on the tokens that vLLM sampled."""
+"""Test of how vLLM rounds values stored in an FP8 cache: the local engine scores vLLM's tokens with each rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.tasks import PAD
 
 
 def toward_zero(cast: Callable[[Tensor], Tensor], bits: int) -> Callable[[Tensor], Tensor]:
-    """A cast to a format with `bits` bits of mantissa that cuts the further ones off, which never rounds up in magnitude."""
+    """A cast to a format with `bits` bits of mantissa that cuts off further bits, so that it rounds toward zero."""
 
     def truncated(x: Tensor) -> Tensor:
         kept = (x.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32)
@@ -34,7 +34,7 @@ CACHES = {
 
 
 def check_cache(size: Size) -> Table:
-    """The rounding with the smaller difference is vLLM's; a bf16 cache shows how far the two engines are apart anyway."""
+    """Difference of the engines under each rounding; the smaller one is vLLM's. A bf16 cache gives the difference without FP8."""
     policy, rows = Policy(size._replace(responses=32)), []
     precision = size.config("rollout/precision=bf16").rollout.precision
     for kv_cache in ("compute", *CACHES):

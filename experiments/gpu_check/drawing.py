@@ -1,4 +1,4 @@
-"""The anatomy of a mismatch in one picture: `python -m experiments.gpu_check.drawing FOLDER` of the dumps of `check_anatomy`."""
+"""The anatomy of a mismatch as a picture: `python -m experiments.gpu_check.drawing FOLDER`, with the dumps of `check_anatomy`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from analysis.marks import HUES, NEUTRAL
 from harness.dumps.files import read
 
 DECADES = 6
-"""Probabilities under μ are binned by factors of ten, the last bin open below."""
+"""Number of bins of a token's probability under μ, a factor of ten each; the last one is open below."""
 
 
 class DumpedTokens(NamedTuple):
-    """All tokens of an arm, flat: log μ, log π − log μ (nats), response, and place in it from 0."""
+    """All tokens of an arm as flat arrays: log μ, log π − log μ (nats), number of the response, place in it from 0."""
 
     logp_rollout: np.ndarray
     log_ratio: np.ndarray
@@ -27,7 +27,7 @@ class DumpedTokens(NamedTuple):
 
 
 def load(path: Path) -> DumpedTokens:
-    """The tokens of a dump."""
+    """Load the tokens of a dump from its file."""
     rollout, ratios, lengths = [], [], []
     for table in read(path):
         mu, pi = (table[name].combine_chunks() for name in ("logp_rollout", "logp_old"))
@@ -41,19 +41,19 @@ def load(path: Path) -> DumpedTokens:
 
 
 def k3(log_ratio: np.ndarray) -> float:
-    """Mean of ρ − 1 − log ρ, nats per token."""
+    """K3, the mean of ρ − 1 − log ρ with ρ = π/μ over tokens, in nats."""
     return float((np.expm1(log_ratio) - log_ratio).mean())
 
 
 def by_probability(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
-    """(lower end of each bin of μ, mean |log ratio| of its tokens), NaN for an empty bin."""
+    """(lower end of each bin of μ, mean |log ratio| of the tokens in it), NaN for an empty bin."""
     bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
     count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
     return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)
 
 
 def ess_by_length(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
-    """(T, ESS of the sequence weights of what the first T tokens of each response would give), over all responses."""
+    """(T, ESS of the sequence weights over all responses if each is cut after its first T tokens)."""
     places = np.arange(tokens.place.max() + 1)
     out = []
     for last in places:
@@ -64,14 +64,14 @@ def ess_by_length(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_place(tokens: DumpedTokens, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """(last place of each run of `width` places, K3 of their tokens)."""
+    """(last place of each block of `width` places in a response, K3 of the tokens there)."""
     bins = tokens.place // width
     values = np.bincount(bins, np.expm1(tokens.log_ratio) - tokens.log_ratio) / np.bincount(bins)
     return (np.arange(len(values)) + 1) * width, values
 
 
 def draw(folder: Path) -> Figure:
-    """K3 by arm and by place, ESS by length, |log ratio| by probability under μ; arms without a mismatch are left out."""
+    """Draw K3 by arm and by place, ESS by length, |log ratio| by probability under μ. Arms without a mismatch are left out."""
     arms = {path.stem: load(path) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     width = max(8, max(int(tokens.place.max()) + 1 for tokens in arms.values()) // 16)

@@ -1,4 +1,4 @@
-"""The embedded engine's number formats against the device's own: casts value by value, FP8 products by `torch._scaled_mm`."""
+"""Checks of the local engine's number formats against the device's own: casts, and FP8 products by `torch._scaled_mm`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.rollouts import casts
 from harness.seeding import generator
 
 SIZES = ((16, 576, 960), (256, 576, 3072), (256, 1536, 576), (1024, 4096, 4096))
-"""(tokens, inputs, outputs): the matrices of SmolLM2, and one of a 7B model."""
+"""(tokens, inputs, outputs) of the tested matrix products: matrices of SmolLM2, and one of a 7B model."""
 CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None]] = {
     "e4m3": (casts.e4m3, lambda x: x.clamp(-casts.E4M3_MAX, casts.E4M3_MAX).to(torch.float8_e4m3fn).float()),
     "e5m2": (casts.e5m2, None),
@@ -21,7 +21,7 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | 
     "bf16": (lambda x: casts.round_to(x, torch.bfloat16), None),
     "fp16": (lambda x: casts.round_to(x, torch.float16), None),
 }
-"""Format -> (the engine's cast, the device's own where the engine's is not that already)."""
+"""Format -> (the engine's cast, the device's own cast, or None if the engine uses it already)."""
 QUANTIZERS = {
     "fp8 per tensor": lambda x: casts.quantize_fp8(x, None),
     "fp8 per row": lambda x: casts.quantize_fp8(x, -1),
@@ -31,7 +31,7 @@ QUANTIZERS = {
 
 
 def check_casts() -> Table:
-    """Every bf16 number and a million of fp32 through each cast: the device against the CPU, and against its own cast."""
+    """Compare casts of all bf16 and a million fp32 numbers: device with CPU, and engine with the device's own cast."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     values = torch.cat([bits[bits.isfinite()], _spread(2**20)])
     rows = []
@@ -50,7 +50,7 @@ def check_casts() -> Table:
 
 
 def check_products(sizes: tuple[tuple[int, int, int], ...] = SIZES) -> Table:
-    """FP8 matrix products of the same codes and scales: `torch._scaled_mm` and the engine's emulation, each against fp64."""
+    """Compare FP8 matrix products of equal codes and scales: `torch._scaled_mm` and the engine's emulation, each with fp64."""
     rows = []
     for tokens, inputs, outputs in sizes:
         x = torch.randn(tokens, inputs, generator=generator(0, "products")).to(device())
@@ -86,6 +86,6 @@ def _off(result: Tensor, exact: Tensor) -> float:
 
 
 def _spread(count: int) -> Tensor:
-    """Random numbers over all magnitudes that the formats tell apart."""
+    """Random numbers over all magnitudes that the tested formats can represent."""
     drawn = generator(0, "spread")
     return torch.randn(count, generator=drawn) * torch.exp(4 * torch.randn(count, generator=drawn))

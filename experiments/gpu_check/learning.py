@@ -1,4 +1,4 @@
-"""RL of BF16 and FP8 rollouts for a given time."""
+"""A check that runs RL with BF16 and with FP8 rollouts for a given time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.run.loop import train
 
 ARMS = ("bf16", "fp8_channel")
 TRIAL = 3
-"""Steps that are run first, to see how long one takes; the first of them loads kernels."""
+"""Number of RL steps in a trial that measures the time of a step; the first one loads kernels."""
 
 
 def check_learning(size: Size, minutes: float, out: Path) -> Table:
-    """Both arms, each for half the time, kept as runs under `out`; evaluated ten times each.
+    """Train a BF16 and an FP8 arm, each for half the time and with ten evaluations, as runs under `out`.
 
-    A run that is there already goes on from its last checkpoint.
+    An existing run continues from its last checkpoint.
     """
     rows = []
     for arm in ARMS:
@@ -35,7 +35,7 @@ def check_learning(size: Size, minutes: float, out: Path) -> Table:
 
 
 def _trained(config: Config) -> list[dict[str, float]]:
-    """The row of each step, and that of the evaluation after the last one."""
+    """Train a run, and return the row of each step and of the evaluation after the last step."""
     train(config)
     return RunFolder(config.path).metrics()
 

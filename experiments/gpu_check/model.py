@@ -1,4 +1,4 @@
-"""The policy that the checks ask, and what each engine samples from it in each arm."""
+"""The policy that the GPU checks use, and its responses sampled by each engine in each arm."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from harness.seeding import generator
 from harness.tasks import PAD
 
 KV_CACHE_GIB = 1.0
-"""Memory of each vLLM engine's cache. On a CPU vLLM keeps it until the process ends."""
+"""Memory of each vLLM engine's cache, in GiB. On a CPU vLLM keeps it until the process ends."""
 ARMS = {
     **{name: (name, "compute") for name in ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "int8", "nvfp4")},
     "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
 }
-"""Name -> (option of rollout/precision, rollout.kv_cache)."""
+"""Name of an arm -> (option of rollout/precision, value of rollout.kv_cache)."""
 
 
 class Size(NamedTuple):
-    """How much the checks compute.
+    """The amount of computation in the GPU checks.
 
-    model: a folder that transformers loads. responses: how many each arm samples, in groups of four. answer: most tokens of a
-    response. steps: RL steps. arms: names of ARMS that the anatomy takes. overrides: changes of the config.
+    model: a folder that transformers loads. responses: number of responses per arm, in groups of four. answer: maximum tokens
+    of a response. steps: number of RL steps. arms: keys of ARMS in the anatomy. overrides: changes of the config.
     """
 
     model: str = "models/smollm2"
@@ -44,13 +44,13 @@ class Size(NamedTuple):
     overrides: tuple[str, ...] = ()
 
     def config(self, *more: str) -> Config:
-        """The run of experiment=smollm2/bf16 at this size."""
+        """The config of experiment=smollm2/bf16 at this size."""
         sizes = (f"model.path={self.model}", f"task.answer_length={self.answer}", "tracking=disabled", *self.overrides)
         return parse(compose("+experiment=smollm2/bf16", *sizes, *more))
 
 
 class Scored(NamedTuple):
-    """The responses of an arm [B, T] and the seconds that sampling took, with the trainer's exact log π of them."""
+    """The responses of an arm [B, T], the seconds of sampling, and the trainer's exact log π."""
 
     engine: str
     arm: str
@@ -61,22 +61,22 @@ class Scored(NamedTuple):
 
     @property
     def log_ratio(self) -> Tensor:
-        """log π − log μ, 0 off the mask."""
+        """The log ratio log π − log μ of each token, 0 outside the mask."""
         return log_ratio(self.logp, self.rollout.logp, self.mask)
 
     @property
     def batch(self) -> Batch:
-        """The responses as the diagnostics take them."""
+        """The responses as a batch, which the diagnostics take."""
         return Batch(self.rollout.logp, self.mask, self.logp)
 
     @property
     def statistics(self) -> dict[str, float]:
-        """The diagnostics of a run's mismatch."""
+        """The mismatch diagnostics of these responses, by the names that runs record."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
 class Policy:
-    """The model's weights, prompts in groups of four, and the trainer's own policy, which scores."""
+    """The model's weights, prompts in groups of four, and the trainer's own policy for scoring."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()
@@ -90,7 +90,7 @@ class Policy:
         self.own.load_weights(self.net.named_parameters(), 0)
 
     def engine(self, kind: str, arm: str) -> RolloutEngine:
-        """An engine for an arm. Raises UserError where it cannot compute so here."""
+        """An engine for an arm. Raises UserError if this machine does not support the combination."""
         precision, kv_cache = ARMS[arm]
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         if kind == "local":
@@ -104,7 +104,7 @@ class Policy:
         return VllmEngine(self.net.config, chosen, sampling, context=context, kv_cache_gib=KV_CACHE_GIB)
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample from an engine in an arm, and score. Raises UserError where the engine cannot compute so here."""
+        """Sample from an engine in an arm, and score. Raises UserError if this machine does not support the combination."""
         engine = self.engine(kind, arm)
         engine.load_weights(self.net.named_parameters(), 0)
         if device().type == "cuda":  # kernels are chosen and loaded at their first call

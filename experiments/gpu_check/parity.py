@@ -1,4 +1,4 @@
-"""Actor, local engine and vLLM on the same tokens, as `faultline doctor --parity` compares them."""
+"""A check of actor, local engine and vLLM on the same tokens, by the comparison of `faultline doctor --parity`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.parity import NORMAL, parity
 
 
 def check_parity() -> Table:
-    """Every pair in every precision. Raises RuntimeError if one is further apart than is normal."""
+    """Compare every pair of engines in every precision. Raises RuntimeError if a difference is larger than normal."""
     configs = {name: parse(compose(f"rollout/precision={name}")) for name in {precision for precision, _ in NORMAL} - {"fp32"}}
     control = parse(compose("rollout/precision=fp32"))
     precisions = {name: config.rollout.precision for name, config in configs.items()} | {"fp32": control.rollout.precision}

@@ -1,4 +1,4 @@
-"""Whether the mismatch of fixed responses stays as it is while the policy is trained."""
+"""A check of how far the mismatch of fixed responses persists while the policy is trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRECISIONS = ("bf16", "fp8_channel")
 
 
 def check_persistence(size: Size) -> Table:
-    """Correlation of the log ratio of the first step's responses between syncs k optimizer steps apart."""
+    """Measure the correlation of the first step's log ratios between syncs that are k optimizer steps apart."""
     rows = []
     progress = Progress(len(PRECISIONS) * len(RATES) * (size.steps + 1))
     for precision in PRECISIONS:
@@ -38,13 +38,16 @@ def check_persistence(size: Size) -> Table:
 
 
 def correlation(ratios: Tensor, lag: int) -> float:
-    """ρ_k = Σ_t Σ_i l_t,i · l_{t+k},i / √(Σ_t Σ_i l_t,i² · Σ_t Σ_i l_{t+k},i²) of ratios l [syncs, tokens]."""
+    """Correlation at lag k of log ratios l [syncs, tokens].
+
+    ρ_k = Σ_t Σ_i l_t,i · l_{t+k},i / √(Σ_t Σ_i l_t,i² · Σ_t Σ_i l_{t+k},i²)
+    """
     before, after = ratios[:-lag], ratios[lag:]
     return ((before * after).sum() / (before.square().sum() * after.square().sum()).sqrt()).item()
 
 
 def _ratios(size: Size, precision: str, rate: str, progress: Progress) -> Tensor:
-    """[syncs, tokens]: l of the fixed responses after 0, 1, … steps."""
+    """Log ratios l of the fixed responses after 0, 1, … training steps, as [syncs, tokens]."""
     with tempfile.TemporaryDirectory() as root:
         config = size.config(
             f"rollout/precision={precision}",

@@ -1,4 +1,4 @@
-"""A few RL steps: seconds by phase, tokens per second, peak memory, and how far both are from what the device could do."""
+"""A check of a few RL steps: seconds by phase, tokens per second, peak memory, and shares of the device's best rates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ceiling(NamedTuple):
 
 
 def ceiling() -> Ceiling:
-    """Measured now, on buffers far larger than a cache."""
+    """Measure the device's best rates, on buffers far larger than a cache."""
     large = device().type == "cuda"
     source = torch.ones(2**31 if large else 2**28, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
@@ -40,7 +40,7 @@ def ceiling() -> Ceiling:
 
 
 def check_training(size: Size) -> list[Table]:
-    """size.steps RL steps of BF16 and FP8 rollouts by each engine; the first step, which loads kernels, is left out."""
+    """Run size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, does not count."""
     top = ceiling()
     engines = {"local": ()} | ({"vllm": ("rollout/engine=vllm", *_asleep())} if installed() else {})
     rows = []
@@ -89,7 +89,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> int:
-    """Peak memory in bytes: of the GPU since `_forget_peak`, on a CPU of the process since its start."""
+    """Peak memory in bytes: of the GPU since `_forget_peak`, or of the process since its start on a CPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
