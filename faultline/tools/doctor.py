@@ -17,7 +17,7 @@ from harness.errors import UserError
 from harness.rollouts.vllm_support import INSTALL, installed, kv_cache_refusal, slow_formats, weight_formats
 
 DRIVER = Path("/proc/driver/nvidia/version")
-"""The loaded driver of NVIDIA, on Linux."""
+"""File in which Linux gives the version of the loaded NVIDIA driver."""
 
 
 def doctor(parity: bool) -> None:
