@@ -300,7 +300,7 @@ class _Inert:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Unpickler for SkyRL's batches that imports nothing. Every name becomes inert, except the function that returns the state."""
+    """Unpickler for SkyRL's batches that imports nothing. Every name becomes inert except the function that gives the state."""
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert

@@ -70,7 +70,7 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """Keep the valid rows of a table. unreadable: problems that the reader found. start: its first row's number in the file."""
+        """Keep a table's valid rows. unreadable: problems that the reader found. start: number of its first row in the file."""
         rows = {problem.row for problem in unreadable}
         if len(rows) < len(table) and (missing := absent(table)):
             have = ", ".join(table.column_names) or "none of them"
