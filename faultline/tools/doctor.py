@@ -38,7 +38,7 @@ def doctor(parity: bool) -> None:
 
 
 def driver(path: Path = DRIVER) -> str | None:
-    """The version of the loaded NVIDIA driver, None without one."""
+    """Version of the loaded NVIDIA driver; None without a driver."""
     if not path.is_file():
         return None
     match = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())

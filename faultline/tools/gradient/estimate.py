@@ -76,8 +76,9 @@ def drowned(reference: Tensor) -> bool:
 
 
 def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair, and
-    a resample of one batch alone gives NaN."""
+    """Mean of gram[k, l] over pairs of batches k ≠ l, weighted by how often a resample holds both.
+
+    Copies of one batch make no pair, so a resample of one batch alone gives NaN."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)
