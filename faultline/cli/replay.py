@@ -50,7 +50,7 @@ def run(dump: Path | None, **options: Any) -> None:
     renamed = {"example": "example_name", "all": "tables", "json": "as_json"}
     verdict = replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
     if not verdict.diagnosis.consistent:
-        sys.stdout.flush()  # a closed pipe is met here, and not at the end of the interpreter
+        sys.stdout.flush()  # a closed pipe raises here, and not when the interpreter ends
         raise SystemExit(FAULT)
 
 

@@ -32,8 +32,8 @@ def record(trainer: GRPOTrainer, folder: Path | str, every: int = 1) -> None:
     log μ is TRL's sampling_per_token_logps. TRL has it with use_vllm=True, and from a rollout_func that returns logprobs.
     log π_old is TRL's old_per_token_logps. TRL computes it with vllm_importance_sampling_correction=True. Otherwise this hook
     computes it by one more forward pass of the trainer. Tokens without a log μ from vLLM (NaN) are masked.
-    Evaluation is not written. Raises UserError on an `every` below 1, on a trainer that has no log μ, and on a batch with images
-    whose log π_old TRL does not compute.
+    Evaluation is not written. Raises UserError on an `every` below 1 and on a trainer that has no log μ. A batch with images
+    raises it if TRL does not compute log π_old.
     """
     if every < 1:
         raise UserError(f"every={every}: write each step with 1, or every tenth with 10")

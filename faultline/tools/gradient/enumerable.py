@@ -33,7 +33,7 @@ def exact_table(
     pi, mu = policies(space, noise, seed=seed)
     reward = rewards(space, seed=seed + 1)
     probability = space.logp(pi).sum(-1).exp()
-    reward = reward - (probability * reward).sum()  # the best constant baseline's neighbour: no bias, less variance
+    reward = reward - (probability * reward).sum()  # the mean as baseline: no bias, less variance
     score = _scores(space, pi)
     truth = -torch.einsum("n,n,ntp->p", probability, reward, score)
     behaviour = space.logp(mu).sum(-1).exp()

@@ -28,7 +28,7 @@ from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
-    """One sampled batch. rows: input of the network. replay: recorded routes to replay, if any. batch: input of the methods."""
+    """One sampled batch. rows: input of the network. replay: the engine's record to replay. batch: input of the methods."""
 
     rows: Rows
     replay: Recorded | None

@@ -30,8 +30,8 @@ def import_config(path: Path, *, ready: bool = False) -> str:
     """Translate the config or recipe at `path` to the text of an equivalent experiment file.
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
-    ready: include the model, the task and a sweep of its own. Raises UserError if the file cannot be read or is of no known
-    format, a value does not fit its key, a key of a correction is not translated, or a required model is missing.
+    ready: include the model, the task and a sweep of its own. Raises UserError if the file cannot be read or its format is
+    unknown. It does so too if a value does not fit its key, a correction's key is not translated, or a required model is missing.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)

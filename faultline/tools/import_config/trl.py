@@ -51,7 +51,7 @@ def translate(source: Source, out: Translation) -> None:
     _loss(source, out, kind, level)
     out.options["reduce"] = REDUCTIONS.get(kind, "token_mean")
     if kind == "luspo" and level == "token":
-        out.options["reduce"] = "seq_mean_token_sum"  # the length, which loss=luspo has in itself
+        out.options["reduce"] = "seq_mean_token_sum"  # a sum has the factor of length that loss=luspo has in itself
     if kind == "dr_grpo":
         out.set("reduce.norm", source.number("max_completion_length", default=256))
     if kind == "bnpo":

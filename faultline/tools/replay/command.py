@@ -61,7 +61,7 @@ def replay_command(
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)
     if as_json:
-        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: names of a stranger reach no terminal
+        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: a stranger's names send the terminal no codes
         return verdict
     print(*terminal.lines(verdict), sep="\n")
     if tables:

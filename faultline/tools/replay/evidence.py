@@ -42,14 +42,14 @@ def known(path: Path) -> Known:
     try:
         config = RunFolder(run).read("config.json")
     except UserError:
-        return Known()  # a damaged config takes nothing from the dump
+        return Known()  # the dump is judged without the damaged config
     rollout, actor = _part(config, "rollout"), _part(config, "actor")
     engine = _part(rollout, "engine")
     noise = any(engine.get(name) for name in ("noise", "router_noise"))
     behind = rollout.get("staleness")
     behind = behind if isinstance(behind, int) else 0
     if noise or behind or rollout.get("partial_tokens") or "num_experts" in _part(config, "model"):
-        return Known(None, behind, noise)  # more than rounding differs, or rounding flips experts
+        return Known(None, behind, noise)  # K3 is then not that of rounding alone, or rounding flips experts
     sampler = _part(rollout, "precision").get("name") if rollout.get("kv_cache") == "compute" else "fp8_cache"
     trainer = _part(actor, "precision").get("name") or actor.get("dtype")
     if not {str(sampler), str(trainer)} <= rounding.K3.keys():

@@ -82,7 +82,7 @@ class FlatTokens:
     def in_segments(self) -> Groups:
         """Groups of the tokens by segment."""
         assert self.segments is not None, "families at the levels of segments are left out without segments"
-        widths = np.ones(self.rows, dtype=np.int64)  # of each response its own: one with many turns must not widen the others
+        widths = np.ones(self.rows, dtype=np.int64)  # one width per response: many turns in one must not widen the others
         np.maximum.at(widths, self.row, self.segments + 1)
         start = np.cumsum(widths) - widths
         number = start[self.row] + self.segments
