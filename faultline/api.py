@@ -1,4 +1,4 @@
-"""The functions of `import faultline`. Each takes a `Batch`, or single arrays by name: those of `Arrays`."""
+"""The functions of `import faultline`. Each takes a `Batch`, or single arrays by the names in `Arrays`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from faultline.tools.replay.sources import Dump
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """The weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
-    loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t and any other reduction likewise.
+    loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t. Other reductions use the same weights and mask.
 
-    correction: a `Correction`, the name of a preset as "icepop", or a YAML file. Give all responses of an optimizer step at
-    once when it has normalize=batch. arrays: logp_old, logp_rollout, mask, advantages and segments, as `Arrays` says.
-    Raises ValueError on arrays that cannot be used, and on a missing one.
+    correction: a `Correction`, the name of a preset such as "icepop", or a YAML file. If it has normalize=batch, pass all
+    responses of an optimizer step in one call. arrays: logp_old, logp_rollout, mask, advantages and segments; see `Arrays`.
+    Raises ValueError if an array is missing or cannot be used.
 
     >>> import faultline
     >>> correction = faultline.Correction(weight=faultline.Weight("token", "truncate", upper=2.0))
@@ -45,7 +45,7 @@ def correct(batch: Batch | None = None, *, correction: Correction | str, **array
 def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, float]:
     """Statistics of the mismatch, before any correction; `algos.diagnostics.mismatch.finish_mismatch` has the equations.
 
-    arrays: as for `correct`. Raises ValueError as `correct` does.
+    arrays: logp_old, logp_rollout, mask; see `Arrays`. Raises ValueError if an array is missing or cannot be used.
 
     >>> import faultline
     >>> stats = faultline.mismatch(logp_old=[[-1.0, -1.5]], logp_rollout=[[-1.1, -1.4]])
@@ -58,9 +58,9 @@ def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, 
 
 
 def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """`mismatch`, and a correction's effect on the batch: weights, filters, tokens kept. The metrics are those of a run.
+    """Metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. A run logs the same.
 
-    correction, arrays: as for `correct`. Raises ValueError as `correct` does.
+    correction, arrays: the arguments of `correct`. Raises ValueError if an array is missing or cannot be used.
 
     >>> import faultline
     >>> stats = faultline.diagnostics(correction="token_truncate", logp_old=[[-1.0, -1.5]], logp_rollout=[[-2.0, -1.5]])
@@ -75,7 +75,7 @@ def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **a
 def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
     """The training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
 
-    skip_bad: leave bad rows out, instead of raising UserError that lists them. docs/dumps.md says what a dump holds.
+    skip_bad: leave bad rows out. Otherwise they raise a UserError that lists them. docs/dumps.md describes a dump.
 
     >>> import faultline, pathlib, tempfile
     >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
@@ -91,8 +91,8 @@ class ReplayResult(NamedTuple):
     """The data frames of a replayed dump.
 
     corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
-    profiles: mean effective weight by position and length. mismatch: as `mismatch` gives it, of the whole dump.
-    versions: a row per age of the weights that drew a token, in a dump with versions.
+    profiles: mean effective weight by position and length. mismatch: statistics of the whole dump, as from `mismatch`.
+    versions: a row per age of the weights that sampled a token; empty without versions.
     skipped: correction → the column that it needs and the dump lacks.
     """
 
@@ -109,7 +109,8 @@ def replay(
 ) -> ReplayResult:
     """Replay corrections, and every threshold of every family, on a dump. The dump is read once, in pieces.
 
-    path, skip_bad: as for `load`. corrections: names of presets or YAML files, or corrections by name; by default all presets.
+    path, skip_bad: the arguments of `load`. corrections: names of presets or YAML files, or corrections by name; default: all
+    presets.
 
     >>> import faultline, pathlib, tempfile
     >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"

@@ -1,4 +1,4 @@
-"""Torch tensors, numpy arrays or nested lists as a `Batch`, checked."""
+"""Convert torch tensors, numpy arrays or nested lists to a checked `Batch`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Array = Any
 
 
 class Arrays(TypedDict, total=False):
-    """The arrays of a batch, [B, T] each; None counts as not given."""
+    """Keyword arguments that make a batch: one array [B, T] each. None counts as not given."""
 
     logp_old: Array
     """Log π_old of the sampled tokens, from the trainer, in nats."""
     logp_rollout: Array
     """Log μ of the sampled tokens, from the rollout engine, in nats."""
     mask: Array
-    """True on response tokens; without it all tokens count."""
+    """Mask that is true on response tokens; without it all tokens count."""
     advantages: Array
-    """Some filters need them."""
+    """Advantage of each token; only some filters need it."""
     segments: Array
-    """Number of each token's turn; the levels of segments need it."""
+    """Number of the turn that each token belongs to; corrections at a segment level need it."""
 
 
 def as_batch(**arrays: Unpack[Arrays]) -> Batch:
-    """The arrays as a batch. Raises ValueError naming the argument that cannot be used, TypeError on an unknown name."""
+    """Make a `Batch` of arrays. Raises ValueError naming an argument that cannot be used, and TypeError on an unknown name."""
     if unknown := arrays.keys() - Arrays.__annotations__.keys():
         raise TypeError(f"{', '.join(sorted(unknown))}: no such array; accepted are {', '.join(Arrays.__annotations__)}")
     tensors = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}

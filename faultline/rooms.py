@@ -1,7 +1,7 @@
-"""The rooms of this package where the working folder has a package of the same name, as `harness` or `analysis`.
+"""Import of this project's packages when the working folder has a package of the same name, such as `harness` or `analysis`.
 
-Python finds the working folder's package first, and keeps one package of a name. So `harness.dumps` is looked for in theirs, and
-then here: both programs import their own modules. Two modules of one name cannot be told apart, and are refused by name.
+Python finds the working folder's package first, and keeps one package per name. This finder looks for `harness.dumps` there
+first, then in this project, so both programs import their own modules. Two modules of the same name raise ImportError.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ HOME = Path(__file__).parents[1]
 
 
 class Rooms:
-    """Finds modules of ROOMS beside this package, for those that no package before them has."""
+    """Import finder for modules of the packages in ROOMS that the working folder's package of that name does not have."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module `name` below HOME, if it is one of a room."""
+        """Find the module `name` below HOME if it is inside a package of ROOMS; None otherwise."""
         room, _, inside = name.partition(".")
         if room not in ROOMS or not inside:
             return None
@@ -30,9 +30,9 @@ class Rooms:
 
 
 def beside_others() -> None:
-    """Make the rooms importable beside packages of their names.
+    """Make the packages of ROOMS importable although other packages have the same names.
 
-    Raises ImportError where such a package has a module of a room's name, or is a single file.
+    Raises ImportError if such a package and this project's have a module of the same name, or if it is a single file.
     """
     for room in ROOMS:
         spec = find_spec(room)
@@ -49,11 +49,11 @@ def beside_others() -> None:
 
 
 def _package(room: str) -> Path | None:
-    """The folder of the package that `import ROOM` gives; None where it is a single module, or none."""
+    """Folder of the package that `import room` would load; None if there is none, or only a single module."""
     spec = find_spec(room)
     return Path(spec.origin).parent if spec is not None and spec.origin and spec.submodule_search_locations else None
 
 
 def _modules(folder: Path) -> set[str]:
-    """Names of the modules and packages of a folder, but for those of Python's own."""
+    """Names of the modules and packages in a folder, without `__init__`."""
     return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {"__init__"}

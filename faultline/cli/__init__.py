@@ -30,15 +30,15 @@ class Command(Protocol):
     """Interface of a subcommand: a module of this package."""
 
     HELP: str
-    """One line for the list of commands."""
+    """One-line description of the subcommand in the list of commands."""
     EXAMPLES: str
-    """Commands that can be run as they stand, one a line."""
+    """Example commands for the help, one a line; each can be run unchanged."""
 
     run: Callable[..., None]
-    """Does the work. Raises UserError on what the user can mend."""
+    """Function that does the subcommand's work. It raises UserError on mistakes that the user can correct."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments; their names are those of `run`."""
+        """Declare the subcommand's arguments; `run` has parameters of the same names."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -59,7 +59,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line `words`, by default that of this process. See `harness.boundary` for what errors become."""
+    """Run the command line `words`, by default that of this process. `harness.boundary` turns errors into messages."""
     words = sys.argv[1:] if words is None else list(words)
     with boundary.command():
         if words[:1] == ["train"]:  # Hydra reads its own command line, --help too
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
+    """Build the `faultline` parser with all subcommands."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="faultline",

@@ -1,4 +1,4 @@
-"""Types of arguments. Each error names the value and what is accepted."""
+"""Types for argparse arguments. Each error names the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TRUST = "import code that a run names as package.module:attribute; only if you t
 
 
 def names(text: str) -> list[str]:
-    """Names separated by commas."""
+    """Parse names separated by commas."""
     return text.split(",")
 
 
 def seeds(text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas."""
+    """Parse seeds: whole numbers separated by commas."""
     if not re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text):
         raise ArgumentTypeError(f"{text}: accepted are whole numbers separated by commas, as 3,4,5")
     return tuple(int(seed) for seed in text.split(","))
 
 
 def count(least: int) -> Callable[[str], int]:
-    """A whole number of at least `least`."""
+    """Make an argparse type that accepts whole numbers of at least `least`."""
 
     def convert(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
@@ -37,14 +37,14 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def port(text: str) -> int:
-    """A port that a user may take."""
+    """Parse a network port that needs no administrator rights, 1024 to 65535."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65535:
         raise ArgumentTypeError(f"{text}: accepted are ports from 1024 to 65535")
     return int(text)
 
 
 def folder(text: str) -> Path:
-    """A folder that is there or can be made: no file, and none above it."""
+    """Parse the path of a folder that exists or can be created: neither it nor a parent is a file."""
     path = Path(text)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
@@ -53,7 +53,7 @@ def folder(text: str) -> Path:
 
 
 def positive(most: float) -> Callable[[str], float]:
-    """A number in (0, most]."""
+    """Make an argparse type that accepts numbers in (0, most]."""
 
     def convert(text: str) -> float:
         try:

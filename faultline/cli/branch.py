@@ -1,4 +1,4 @@
-"""`faultline branch`."""
+"""Command line of `faultline branch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ faultline branch runs/first/* --noise"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline branch`."""
     parser.add_argument("origin", metavar="run", type=Path, help="folder of the run, as runs/demo/<hash>")
     parser.add_argument("--at", type=count(0), metavar="STEP", help="step of the checkpoint; by default the newest")
     parser.add_argument("--set", dest="arms", action="append", default=[], metavar="ARM", help="overrides, as correction=icepop")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(**arguments: Any) -> None:
-    """Run the arms, write the report and print its path."""
+    """Run every arm from the same checkpoint, write the report and print its path."""
     from sweeps.branch import branch
 
     print(f"Page: {branch(**arguments).resolve()}")

@@ -1,4 +1,4 @@
-"""`faultline completion`."""
+"""Command line of `faultline completion`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ faultline completion zsh"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline completion`."""
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that reads the script")
 
 
 def run(shell: str) -> None:
-    """Print it."""
+    """Print the completion script for a shell."""
     import shtab
 
     from faultline.cli import build_parser
@@ -36,7 +36,7 @@ def run(shell: str) -> None:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Arguments of the command and of its subcommands."""
+    """All argparse actions of a parser and of its subparsers."""
     for action in parser._actions:  # as shtab itself reads them
         if isinstance(action, argparse._SubParsersAction):
             for subparser in action.choices.values():

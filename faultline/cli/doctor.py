@@ -1,4 +1,4 @@
-"""`faultline doctor`."""
+"""Command line of `faultline doctor`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ faultline doctor --parity"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline doctor`."""
     parser.add_argument("--parity", action="store_true", help="compare actor, local engine and vLLM in every precision")
 
 
 def run(parity: bool) -> None:
-    """Print it."""
+    """Print the versions, the device and the rollout formats of this machine."""
     print("importing torch and asking the engines ...", file=sys.stderr, flush=True)
     from faultline.tools.doctor import doctor
 

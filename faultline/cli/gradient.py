@@ -1,4 +1,4 @@
-"""`faultline gradient`."""
+"""Command line of `faultline gradient`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ faultline gradient runs/first/* --prompts 16 --batches 8 --reference 16"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline gradient`."""
     parser.add_argument("checkpoint", type=Path, nargs="?", help="a run folder, or <run folder>/checkpoints/step-<n>")
     parser.add_argument("--enumerable", action="store_true", help="compute exactly, on a policy whose responses are all listed")
     parser.add_argument("--noise", type=positive(10), default=0.3, help="sd of logit noise with --enumerable (0.3)")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(checkpoint: Path | None, **options: Any) -> None:
-    """Write the page, or the table of --paired, and print its path."""
+    """Write the page that compares gradients, or the table of --paired, and print its path."""
     from faultline.tools.gradient.command import gradient_command
 
     written = gradient_command(checkpoint, **options).resolve()

@@ -1,4 +1,4 @@
-"""`faultline import-config`."""
+"""Command line of `faultline import-config`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ faultline import-config run.sh"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline import-config`."""
     parser.add_argument("file", type=Path, help="YAML or JSON file of keys, or a shell recipe")
     parser.add_argument(
         "--launch", nargs="+", metavar=("DIR", "KEY=VALUE"),
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the experiment file, or the command that runs it."""
+    """Print the experiment file made of another program's config; with `launch`, write it and print the command that runs it."""
     from faultline.tools import import_config
 
     if launch is None:

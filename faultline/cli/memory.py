@@ -1,4 +1,4 @@
-"""`faultline memory`."""
+"""Command line of `faultline memory`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ faultline memory --ranks 32 +experiment=gpu/qwen2.5_32b_bf16 rollout.engine.tens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline memory`."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, as for `faultline train`")
     parser.add_argument("--ranks", type=count(1), default=1, help="processes of the run, each with a GPU; by default 1")
 
 
 def run(overrides: list[str], ranks: int) -> None:
-    """Print it."""
+    """Print the memory that a run with these overrides will take."""
     from faultline.tools.memory import show_memory
 
     show_memory(overrides, ranks)

@@ -1,4 +1,4 @@
-"""`faultline power`."""
+"""Command line of `faultline power`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ faultline power runs/demo --difference 0.1 --margin 0.05 --power 0.9"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline power`."""
     parser.add_argument("sweep", help="its folder, as runs/demo; or wandb-offline:FOLDER, or wandb:[entity/]project[:group]")
     parser.add_argument("--difference", type=float, default=0.1, help="of the mean reward that is to be found; by default 0.1")
     parser.add_argument("--margin", type=float, default=0.05, help="within which arms count as equivalent; by default 0.05")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(sweep: Path | str, power: float, **options: Any) -> None:
-    """Print the table of seeds."""
+    """Print the number of seeds that comparisons of a sweep need for a given power."""
     from analysis.frames import show
     from analysis.power import plan
 

@@ -1,4 +1,4 @@
-"""`faultline replay`."""
+"""Command line of `faultline replay`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Say whether a dump has a fault, whether it needs a correction, and what each cor
 
 Exit code: 0 with a verdict, 2 on wrong input, 3 where the log-probabilities have a fault or are not explained by rounding."""
 FAULT = 3
-"""Exit code of a diagnosis that is not consistent."""
+"""Exit code when the diagnosis of a dump is not `consistent`."""
 EXAMPLES = """\
 faultline replay --example
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped
@@ -24,7 +24,7 @@ faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --all"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline replay`."""
     own = "a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder"
     parser.add_argument("dump", type=Path, nargs="?", help=own)
     shipped = "instead of a dump: SmolLM2-135M sampled in FP8 (default) or BF16, shipped with the package"
@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(dump: Path | None, **options: Any) -> None:
-    """Print the verdict and write the page. Raises SystemExit with FAULT unless the diagnosis is consistent."""
+    """Print the verdict on a dump and write its page. Raises SystemExit with FAULT unless the diagnosis is consistent."""
     from faultline.tools.replay.command import replay_command
 
     renamed = {"example": "example_name", "all": "tables", "json": "as_json"}
     verdict = replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
     if not verdict.diagnosis.consistent:
-        sys.stdout.flush()  # a closed pipe is met here, and not at the end of the interpreter
+        sys.stdout.flush()  # a closed pipe raises here, and not when the interpreter ends
         raise SystemExit(FAULT)
 
 

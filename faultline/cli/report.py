@@ -1,4 +1,4 @@
-"""`faultline report`."""
+"""Command line of `faultline report`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ faultline report wandb-offline:wandb"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline report`."""
     parser.add_argument("sweep", help="its folder, as runs/demo; or wandb-offline:FOLDER, or wandb:[entity/]project[:group]")
     parser.add_argument("--out", type=folder, help="folder of the report; by default the sweep's own folder")
     parser.add_argument("--into", type=Path, help="Markdown file that takes the results between its two marks, as README.md")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, wandb: str | None, **options: Any
 ) -> None:
-    """Write the report and print its path, or follow the sweep."""
+    """Write the report of a sweep and print its path, or follow the sweep while it runs."""
     if watch:
         _watch(sweep, {"out": out, "into": into, "seeds": seeds, "wandb": wandb, **options})
         return

@@ -1,4 +1,4 @@
-"""`faultline search`."""
+"""Command line of `faultline search`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ faultline search sweeps/conf/search/learning_rate_edge.yaml name=edge"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline search`."""
     parser.add_argument("spec", type=Path, help="YAML file, or the name of one in sweeps/conf/search")
     dashboard = "serve optuna-dashboard on the search, on 127.0.0.1, until Ctrl-C"
     parser.add_argument("--dashboard", action="store_true", help=dashboard)
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(spec: Path, changes: list[str], dashboard: bool) -> None:
-    """Search, and print the result as JSON."""
+    """Run a search of hyperparameters and print its result as JSON."""
     print(f"search {spec}: importing, then checking the corners of its space ...", file=sys.stderr, flush=True)
     from sweeps.search.controller import search, sweep_of
     from sweeps.search.dashboard import serve_dashboard, until_interrupted

@@ -1,4 +1,4 @@
-"""`faultline sweep status|logs|cancel|retry`."""
+"""Command line of `faultline sweep status|logs|cancel|retry`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline sweep`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     for action, text in ACTIONS.items():
         example = next(line for line in EXAMPLES.splitlines() if f" {action} " in line)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(action: str, **arguments: Any) -> None:
-    """One of `sweeps.commands`."""
+    """Run one action on a sweep: a function of `sweeps.commands`."""
     from sweeps import commands
 
     getattr(commands, action)(**arguments)

@@ -1,4 +1,4 @@
-"""`faultline watch`."""
+"""Command line of `faultline watch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ faultline watch runs/demo --port 8123"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `faultline.cli.Command`."""
+    """Declare the arguments of `faultline watch`."""
     parser.add_argument("sweep", type=Path, help="its folder, as runs/demo")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--port", type=port, default=0, help="of the page; by default a free one")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(**arguments: Any) -> None:
-    """Print the address of the page and serve it, or show the view of the terminal."""
+    """Serve the page that shows runs live and print its address, or show the runs in the terminal."""
     from sweeps.watch.command import watch
 
     watch(**arguments)

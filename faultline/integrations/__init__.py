@@ -1,1 +1,1 @@
-"""Hooks into other programs of reinforcement learning that write the dumps `faultline replay` reads."""
+"""Hooks for other reinforcement learning programs. They write the dumps that `faultline replay` reads."""

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def record(trainer: GRPOTrainer, folder: Path | str, every: int = 1) -> None:
-    """From now on write what the trainer generates at each `every`-th step as folder/step-<step>-<batch>-rank-<rank>.parquet.
+    """Write each `every`-th batch that the trainer generates from now on: folder/step-<step>-<batch>-rank-<rank>.parquet.
 
-    log μ are TRL's sampling_per_token_logps. TRL has them with use_vllm=True, and from a rollout_func that returns logprobs.
-    log π_old are its old_per_token_logps. TRL computes those with vllm_importance_sampling_correction=True; otherwise they are
-    computed here, by one more forward pass of the trainer's own. Tokens without a log μ from vLLM (NaN) are masked.
-    Evaluation is not written. Raises UserError on an `every` below 1, on a trainer that has no log μ, and on a batch with images
-    whose log π_old TRL does not compute.
+    log μ is TRL's sampling_per_token_logps. TRL has it with use_vllm=True, and from a rollout_func that returns logprobs.
+    log π_old is TRL's old_per_token_logps. TRL computes it with vllm_importance_sampling_correction=True. Otherwise this hook
+    computes it by one more forward pass of the trainer. Tokens without a log μ from vLLM (NaN) are masked.
+    Evaluation is not written. Raises UserError on an `every` below 1 and on a trainer that has no log μ. A batch with images
+    raises it if TRL does not compute log π_old.
     """
     if every < 1:
         raise UserError(f"every={every}: write each step with 1, or every tenth with 10")
@@ -57,7 +57,7 @@ def record(trainer: GRPOTrainer, folder: Path | str, every: int = 1) -> None:
 
 
 def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np.ndarray]:
-    """The dump of what `_generate_and_score_completions` returned: [B, T] each, advantages spread over the tokens."""
+    """Columns of a dump from the output of TRL's `_generate_and_score_completions`: [B, T] each, advantages for each token."""
     if "sampling_per_token_logps" not in out:
         raise UserError("TRL's batch has no sampling_per_token_logps: let rollout_func return logprobs, or set use_vllm=True")
     rollout = out["sampling_per_token_logps"].float()
@@ -76,7 +76,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np
 
 
 def _logp_old(trainer: GRPOTrainer, out: Mapping[str, Any]) -> Tensor:
-    """log π_old of the completions, [B, T]: TRL's, else by the weights that have just sampled."""
+    """log π_old of the completions, [B, T]: TRL's if it has them, else computed with the weights that sampled them."""
     if "old_per_token_logps" in out:
         return out["old_per_token_logps"]
     if "pixel_values" in out:

@@ -1,9 +1,9 @@
-"""Dumps from verl, whose files stay as they are. Two ways:
+"""Dumps from verl, without changing verl's files. There are two ways:
 
     VERL_USE_EXTERNAL_MODULES=faultline.integrations.verl FAULTLINE_DUMP=dump python -m verl.trainer.main_ppo ...
 
-writes each batch of verl's own trainers into the folder `dump`, and FAULTLINE_DUMP_EVERY=10 every tenth. In a trainer of your own
-call `dump(data, folder, step)` where data has both log-probabilities.
+writes each batch of verl's own trainers into the folder `dump`; with FAULTLINE_DUMP_EVERY=10, every tenth. In a trainer of your
+own, call `dump(data, folder, step)` where data has both log-probabilities.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NEEDED = {
     "old_log_probs": "call this after old_log_probs are computed, with algorithm.rollout_correction.bypass_mode=False",
     "response_mask": "call this after the response mask is computed",
 }
-"""Tensors of the batch -> what provides them."""
+"""Tensor that a dump of a verl batch needs -> the setting or call that provides it."""
 
 
 def dump(data: DataProto, folder: Path | str, step: int) -> Path:
-    """Write a batch as folder/step-<step>.parquet, and return its path.
+    """Write a verl batch as folder/step-<step>.parquet, and return its path.
 
-    data: tensors [B, T] under verl's names, of which those of NEEDED must be there. responses, advantages and token_level_scores
-    are written where it has them. Call it before a rejection changes response_mask, to see all tokens. Raises UserError on a
+    data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, advantages and token_level_scores are
+    written if present. Call it before rejection changes response_mask, so that the dump has all tokens. Raises UserError on a
     missing tensor.
     """
     batch = data.batch
@@ -61,10 +61,10 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
 
 
 def install(folder: Path | str, every: int = 1) -> None:
-    """From now on write every batch, or each `every`-th, that a trainer of verl 0.9 hands to its rollout correction.
+    """Write each `every`-th batch that a trainer of verl 0.9 passes to its rollout correction from now on.
 
-    All its trainers do so, with bypass_mode=False, before a token is rejected and before advantages are computed. Steps count
-    from the first batch, or from the last dump in the folder after a restart. A disk that refuses is reported and stops nothing.
+    With bypass_mode=False all trainers of verl do so, before a token is rejected and before advantages are computed. Steps
+    count from the first batch; after a restart, from the last dump in the folder. A failed write is reported and stops nothing.
     Raises UserError on an `every` below 1.
     """
     if every < 1:

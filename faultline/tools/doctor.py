@@ -17,7 +17,7 @@ from harness.errors import UserError
 from harness.rollouts.vllm_support import INSTALL, installed, kv_cache_refusal, slow_formats, weight_formats
 
 DRIVER = Path("/proc/driver/nvidia/version")
-"""The loaded driver of NVIDIA, on Linux."""
+"""File in which Linux gives the version of the loaded NVIDIA driver."""
 
 
 def doctor(parity: bool) -> None:
@@ -38,7 +38,7 @@ def doctor(parity: bool) -> None:
 
 
 def driver(path: Path = DRIVER) -> str | None:
-    """The version of the loaded NVIDIA driver, None without one."""
+    """Version of the loaded NVIDIA driver; None without a driver."""
     if not path.is_file():
         return None
     match = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())

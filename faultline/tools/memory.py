@@ -1,4 +1,4 @@
-"""`faultline memory`: what a run will take of each GPU, of the host and of the disk."""
+"""`faultline memory`: the memory that a run will take on each GPU and on the host, and its disk space."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.memory import MOMENTS, memory, shape_of, sizes_of
 
 
 def show_memory(overrides: Sequence[str], ranks: int) -> None:
-    """Print the parts of a GPU's memory by moment, then host and disk. Raises UserError on what cannot be computed."""
+    """Print a run's parts of GPU memory at each moment, then host and disk. Raises UserError on configs it cannot compute."""
     config = parse(compose(*overrides))
     computed, sizes = memory(config, ranks), sizes_of(shape_of(config))
     rows = [(part.name, part.equation, [part.at.get(moment, 0) for moment in MOMENTS]) for part in computed.gpu]

@@ -1,1 +1,1 @@
-"""`faultline gradient`: the gradient that each loss and correction gives, against the gradient that it should give."""
+"""`faultline gradient`: compare the gradient of each loss and correction with the true policy gradient."""

@@ -1,4 +1,4 @@
-"""Exact bias and variance of each method: the policy's responses are all listed, so that an expectation is a sum.
+"""Exact bias and variance of each gradient estimator: all responses of a tiny policy are listed, so an expectation is a sum.
 
 One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t); the truth is g = −∇E_π[R]. bias = |E_μ f − g|, variance =
 E_μ|f|² − |E_μ f|², both over |g| or |g|²; the root mean squared error is that of the mean over `responses` of them.
@@ -22,9 +22,10 @@ from harness.errors import UserError
 def exact_table(
     methods: list[Method], *, vocabulary: int = 3, length: int = 4, noise: float = 0.3, seed: int = 0, responses: int = 256
 ) -> pd.DataFrame:
-    """A row per method: cosine and norm ratio of E_μ f to g, bias, sd of one response, rmse of `responses`, family, bound.
+    """Table with a row per method: cosine and norm ratio of E_μ f to g, bias, sd of one response, rmse of `responses`, family,
+    bound.
 
-    noise: standard deviation of the noise that makes the logits of μ from those of π. The methods must reduce by token_sum.
+    noise: standard deviation of the noise that is added to the logits of π to give those of μ. Methods must reduce by token_sum.
     """
     for method in methods:
         _refuse_coupled(method)
@@ -32,7 +33,7 @@ def exact_table(
     pi, mu = policies(space, noise, seed=seed)
     reward = rewards(space, seed=seed + 1)
     probability = space.logp(pi).sum(-1).exp()
-    reward = reward - (probability * reward).sum()  # the best constant baseline's neighbour: no bias, less variance
+    reward = reward - (probability * reward).sum()  # the mean as baseline: no bias, less variance
     score = _scores(space, pi)
     truth = -torch.einsum("n,n,ntp->p", probability, reward, score)
     behaviour = space.logp(mu).sum(-1).exp()
@@ -61,7 +62,7 @@ def exact_table(
 
 
 def _refuse_coupled(method: Method) -> None:
-    """Raise UserError for a method that reads the whole batch: the sum takes each response by itself."""
+    """Raise UserError for a method that reads the whole batch: the exact sum takes each response by itself."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
     coupled = correction.normalize == "batch" or correction.weight.level == "group" or plugins
@@ -73,7 +74,7 @@ def _refuse_coupled(method: Method) -> None:
 
 
 def _scores(space: EnumerablePolicy, logits: Tensor) -> Tensor:
-    """∇log π of each token of each response by the logits, [N, T, parameters]: one-hot of the token minus π, at its state."""
+    """Gradient of log π of each token by the logits, [N, T, parameters]: one-hot of the token minus π, at the token's state."""
     n, t = space.tokens.shape
     one_hot = torch.nn.functional.one_hot(space.tokens, logits.shape[1]).double()
     there = torch.nn.functional.one_hot(space.state, len(logits)).double()

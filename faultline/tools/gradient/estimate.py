@@ -20,7 +20,7 @@ class Grams:
         self.gg, self.gr, self.rr = (part.numpy() for part in (g @ g.T, g @ r.T, r @ r.T))
 
     def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
-        """cosine, norm ratio, bias, sd and rmse of resamples that hold batch k times[:, k] times; each [resamples].
+        """Compute cosine, norm ratio, bias, sd and rmse, each [resamples]. Resample i holds batch k times[i, k] times.
 
         bias and sd are divided by |E r|. sd is for one batch, and rmse² = bias² + sd². A squared length that noise makes
         negative counts as 0; a ratio to such a reference is NaN.
@@ -39,7 +39,7 @@ class Grams:
         }
 
     def summary(self) -> dict[str, float]:
-        """`statistics` of the data, and their intervals over resamples of the batches: see `interval`."""
+        """Statistics of the data (`statistics`), and their bootstrap intervals over resamples of the batches (`interval`)."""
         counts = self.gr.shape
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
         for name, values in self.statistics(*draws(counts)).items():
@@ -48,15 +48,15 @@ class Grams:
 
 
 def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
-    """How often each resample holds each batch, [RESAMPLES, count] for each count: the same at every call."""
+    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count; equal at every call."""
     rng = np.random.default_rng(0)
     return [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
 
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """<name> low and high: the 2.5 % and 97.5 % quantiles of the values of resamples.
+    """Bootstrap interval of a statistic as `<name> low` and `<name> high`: the 2.5 % and 97.5 % quantiles over resamples.
 
-    They are NaN where more than 2.5 % of the values are, as with two or three batches, of which a resample often holds one alone.
+    Both are NaN if more than 2.5 % of the values are NaN. With two or three batches a resample often holds only one of them.
     """
     known = values[~np.isnan(values)]
     enough = len(known) >= (1 - TAIL) * RESAMPLES
@@ -70,14 +70,15 @@ def interval(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def drowned(reference: Tensor) -> bool:
-    """Whether the squared length of the reference, estimated from its batches [J, parameters], is not above 0."""
+    """Whether the reference is lost in noise: its squared length, estimated from its batches [J, parameters], is not above 0."""
     r = reference.double()
     return bool(pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
 
 
 def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both; copies of one batch make no pair, and
-    a resample of one batch alone gives NaN."""
+    """Mean of gram[k, l] over pairs of batches k ≠ l, weighted by how often a resample holds both.
+
+    Copies of one batch make no pair, so a resample of one batch alone gives NaN."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)

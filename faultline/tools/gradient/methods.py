@@ -1,4 +1,4 @@
-"""The estimators that are compared: losses x corrections, and corrections along their bounds."""
+"""The gradient estimators that `faultline gradient` compares: losses x corrections, and corrections along their bounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """An estimator. family, bound: the family of thresholds and the bound that it stands for; None for a named correction."""
+    """A gradient estimator. family, bound: its family of thresholds and its bound C; None for a named correction."""
 
     name: str
     objective: Objective
@@ -53,9 +53,9 @@ def methods(
     own: PluginConfig | None = None,
     along: tuple[Family, ...] = ALONG,
 ) -> list[Method]:
-    """The exact sequence weight, every loss with every correction, and pg at each bound of the families in `along`.
+    """List the estimators: the exact sequence weight, every loss with every correction, and pg at each bound of `along`.
 
-    own: the loss of a run, whose parameters that loss keeps; the others have those of their files.
+    own: the loss of a run with its parameters; other losses have the parameters of their config files.
     Raises UserError on a loss and a correction that count a ratio twice, and on an unknown name.
     """
     exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
@@ -79,7 +79,7 @@ def methods(
 
 
 def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
-    """A loss with the parameters of a run if it is the run's `own`, else those of its config file.
+    """Build the loss `name`, with the parameters of the run's `own` loss if it is that one, else of its config file.
 
     Raises UserError on an unknown name.
     """
@@ -93,9 +93,9 @@ def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
 
 
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
-    """c [B, T] with which the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
+    """Coefficients c [B, T] such that the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
 
-    Every loss sees the policy through log π_θ of the tokens only, so this is all that a method does to a batch.
+    Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of a method on a batch.
     """
     assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()

@@ -1,4 +1,4 @@
-"""The page of a comparison of gradients: an answer in words, a table, and bias against standard deviation."""
+"""The page of `faultline gradient`: an answer in words, a table, and a figure of bias against standard deviation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from faultline.tools.gradient.methods import EXACT
 from harness.files import output_folder, write_file
 
 FILLS = ("none", "full", "left")
-"""Fill styles of markers, taken in turn once each marker stands for a method."""
+"""Fill styles of markers. The next one is used when all markers of one style stand for a method."""
 GAP = 2.0
-"""Pixels around a text: a browser's font may be wider."""
+"""Free pixels around each text of the figure, because a browser's font may be wider."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
 def answer(table: pd.DataFrame) -> list[str]:
-    """Which correction is closest to the true gradient, and what it costs in variance; a sentence each."""
+    """Sentences on the comparison: the method closest to the true gradient, the least biased one, and its cost in variance."""
     named = table[table.family.isna() & (table.method != EXACT)]
     plain = named[named.method.str.endswith(" none")]
     best, least = (named.iloc[int(np.nanargmin(column))] for column in (named.rmse, named.bias))
@@ -49,14 +49,14 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with formatted numbers, and their intervals in brackets where there are any."""
+    """Format the table of gradients: numbers, with their intervals in brackets where there are any."""
     return pd.DataFrame(
         [{"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")]
     )
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print the named methods, write gradient.html and gradient.csv into `out`; the page's path."""
+    """Print the named methods and write gradient.html and gradient.csv into `out`. Returns the page's path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
     out = output_folder(out)
@@ -66,7 +66,7 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
 
 
 def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print every method against the second, no correction, and write paired.csv into `out`; its path."""
+    """Print every method against no correction, the second row, and write paired.csv into `out`. Returns its path."""
     rows = [
         {
             "method": row["method"],
@@ -83,7 +83,7 @@ def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Pat
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """The value; its interval, where there is one, in brackets."""
+    """Format a statistic of a row, with its interval in brackets if it has one."""
     low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
     return f"{row[name]:{form}}" + ("" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]")
 
@@ -117,7 +117,7 @@ def _figure(table: pd.DataFrame) -> Figure:
 
 
 def _thin_out(figure: Figure, texts: Sequence[Text]) -> None:
-    """Take away each text that would be drawn over one before it."""
+    """Remove each text that would overlap an earlier one."""
     figure.draw_without_rendering()
     kept: list[Bbox] = []
     for text in texts:

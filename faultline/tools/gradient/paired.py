@@ -1,7 +1,8 @@
-"""Methods against no correction on the same batches, whose noise they share: what a method costs, and from where it pays.
+"""Compare gradient methods with no correction on the same batches: the variance they cost, and the batch size where they pay.
 
-No truth is drawn. The exact sequence weight w = Π π_θ/μ stands for it: E_μ[w·f] = E_π[f] for an f of one response, with the
-baseline, the scale and the number of tokens that μ's samples give. A mean over heavy weights is known to few digits.
+The shared batches cancel much of the noise. No samples of the true gradient are drawn. The exact sequence weight w = Π π_θ/μ
+replaces it: E_μ[w·f] = E_π[f] for an f of one response, with the baseline, the scale and the number of tokens of μ's samples.
+A mean over heavy weights is known to few digits.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from torch import Tensor
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
 EQUAL = 1e-6
-"""Differences of squares below this part of sd²(none) are rounding: methods of equal gradients come from different sums."""
+"""Differences of squares below this share of sd²(none) are rounding: equal gradients may come from different sums."""
 
 
 class Paired:
-    """Inner products of a method's gradients [K, parameters], those of no correction and of the exact sequence weight, on the
-    same K batches of `responses` each."""
+    """Inner products of three sets of gradients [K, parameters]: a method's, no correction's and the exact sequence weight's.
+
+    All are taken on the same K batches of `responses` each."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses
@@ -26,12 +28,12 @@ class Paired:
         )
 
     def statistics(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Statistics of resamples that hold batch k times[:, k] times; each [resamples].
+        """Compute sd ratio, bias and pays from, each [resamples]. Resample i holds batch k times[i, k] times.
 
         sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
-        responses n from which on bias² + sd²·responses/n lies below that of no correction for every larger batch,
-        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)). 0: for every batch. Infinite: its bias is the
-        larger one; with a smaller sd it is then below in batches of up to n. NaN: they are equal.
+        responses n beyond which bias² + sd²·responses/n is below that of no correction,
+        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)). 0: in every batch. Infinite: the method's bias
+        is larger; with a smaller sd it is then below in batches of up to n. NaN: the two are equal.
         """
         of_none = _variance(self.none, times)
         bias = pairs(self.off, times)
@@ -45,7 +47,7 @@ class Paired:
             }
 
     def summary(self) -> dict[str, float]:
-        """`statistics` of the data, and their intervals as <name> low and high: see `estimate.interval`."""
+        """Statistics of the data, and their bootstrap intervals as `<name> low` and `<name> high` (`estimate.interval`)."""
         count = len(self.own)
         out = {name: float(value[0]) for name, value in self.statistics(np.ones((1, count))).items()}
         for name, values in self.statistics(*draws((count,))).items():
@@ -54,5 +56,5 @@ class Paired:
 
 
 def _variance(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """The variance of one batch's gradient, summed over parameters; NaN of a resample that is one batch alone."""
+    """Variance of one batch's gradient, summed over parameters; NaN for a resample that holds only one batch."""
     return times @ np.diagonal(gram) / times.sum(1) - pairs(gram, times)

@@ -1,4 +1,4 @@
-"""The network whose policy gradient is taken."""
+"""The network whose policy gradient `faultline gradient` computes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from harness.train.routing.hooks import RoutingHooks
 
 
 class Below(NamedTuple):
-    """The computation that all gradients of a batch by the upper blocks share.
+    """Results of the lower blocks and the head that are computed once per batch and shared by all gradients of the upper blocks.
 
-    args, kwargs: of the lowest of these blocks. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
+    args, kwargs: inputs of the lowest upper block. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
     """
 
     args: tuple[Any, ...]
@@ -27,18 +27,18 @@ class Below(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses as `GradientPolicy` reads them. below: None where the gradient is by all parameters."""
+    """Responses in the form that `GradientPolicy` reads. below: None if the gradient is taken for all parameters."""
 
     layout: Layout
     below: Below | None
 
 
 class GradientPolicy:
-    """π_θ in fp32, and ∇ Σ c_t·log π_θ(y_t) by its parameters.
+    """Policy π_θ in fp32, and the gradient ∇ Σ c_t·log π_θ(y_t) for its parameters.
 
-    layers: only those of the last `layers` blocks and of the norm after them; None: all. A log-probability is a function of
-    its last hidden state h_t alone, so that ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t: head and lower blocks are computed
-    once a batch.
+    layers: take only the parameters of the last `layers` blocks and of the norm after them; None: all. A log-probability
+    depends only on its last hidden state h_t, so ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t. Head and lower blocks are
+    therefore computed once per batch.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float, layers: int | None = None):
@@ -61,12 +61,12 @@ class GradientPolicy:
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Responses [B, T] to prompts [B, P] as `gradient` reads them. replay: the record of the engine that π_θ takes."""
+        """Bring responses [B, T] to prompts [B, P] into the form that `gradient` reads. replay: engine record for π_θ."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 
     def gradient(self, rows: Rows, c: Tensor) -> Tensor:
-        """∇ Σ c·log π_θ, [parameters]. c: [B, T]."""
+        """Gradient ∇ Σ c·log π_θ of the rows, [parameters]. c: coefficients [B, T]."""
         layout, below = rows
         c = c[:, : layout.mask.shape[1]].float() * layout.mask
         if below is None:

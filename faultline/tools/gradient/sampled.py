@@ -1,4 +1,4 @@
-"""Gradients of a checkpoint's policy: of each method on frozen batches, and of fresh samples of the policy itself."""
+"""Gradients of a checkpoint's policy: those of each method on frozen batches, and the true one on fresh samples of the policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
-    """One batch: its rows as the network reads them, what they replay if anything, and what the methods read."""
+    """One sampled batch. rows: input of the network. replay: the engine's record to replay. batch: input of the methods."""
 
     rows: Rows
     replay: Recorded | None
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
 
 
 class SampledGradients:
-    """Gradients in fp32 of the actor's policy, on `prompts` of its training prompts. layers: see `GradientPolicy`."""
+    """Gradients in fp32 of the actor's policy. prompts: number of training prompts per batch. layers: see `GradientPolicy`."""
 
     def __init__(self, parts: Parts, prompts: int, seed: int, layers: int | None = None):
         self.sampler, self.scorer, self.assemble = parts.sampler, parts.scorer, parts.assemble
@@ -58,7 +58,7 @@ class SampledGradients:
         self.policy.load({name: weight.detach().float().cpu() for name, weight in parts.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
-        """A row per method: `Grams.summary`, family and bound. Methods of equal coefficients are computed once.
+        """Table with a row per method: `Grams.summary`, family and bound. Methods with equal coefficients are computed once.
 
         batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
         whose policy gradient is the truth. Prints its progress every few seconds.
@@ -86,7 +86,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """A row per method: `Paired.summary`. The first is the exact sequence weight, the second no correction.
+        """Table with a row per method: `Paired.summary`. The first row is the exact sequence weight, the second no correction.
 
         batches: number of frozen batches from the rollout engine, which all methods share.
         """
@@ -116,7 +116,7 @@ class SampledGradients:
         return drawn
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
-        """∇ Σ c·log π_θ of each batch, [batches, parameters]."""
+        """Gradient ∇ Σ c·log π_θ of each batch, [batches, parameters]."""
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             rows.append(self.policy.gradient(drawn.rows, c))
@@ -124,10 +124,10 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """A batch of the run's number of samples per prompt, all of it in host memory.
+        """Draw a batch with the run's number of samples per prompt, kept in host memory.
 
-        Advantages are made by the rules of the run, penalties on its rewards included. π_old replays of the rollout engine what
-        it replays in the run, experts and support; r2 replays nothing at one set of weights.
+        Advantages follow the rules of the run, reward penalties included. π_old replays the same engine records as in the run,
+        experts and support. With one set of weights, r2 has nothing to replay.
         """
         sampler, scorer = self.sampler, self.scorer
         prompts = self.prompts.repeat_interleave(self.config.rollout.group_size, dim=0)
@@ -144,6 +144,6 @@ class SampledGradients:
 
 
 def _on_policy(batch: Batch) -> Batch:
-    """The batch as if the trainer's own policy had sampled it by the log-probabilities that it reports."""
+    """Copy of a batch in which the trainer's own policy counts as the sampler, with the log-probabilities that it reports."""
     assert batch.logp_old is not None
     return batch._replace(logp_rollout=batch.logp_old)

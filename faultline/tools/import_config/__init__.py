@@ -17,21 +17,21 @@ from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
-"""Name → module of a format; the first that recognises the keys is taken.
+"""Name of a program → module that imports its configs; the first that recognises the keys is taken.
 
-A module has `recognises(keys)`, `shorten(key)`, `translate(source, translation)`, `POLICY`, the keys of the model and its data,
-and `CORRECTION`, a pattern of the keys that belong to a correction.
+Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. Its `POLICY` has the keys of the model
+and its data; its `CORRECTION` is a pattern of the keys that belong to a correction.
 """
 YAML = (".yaml", ".yml", ".json")
-"""Suffixes of configs. Another file is read as a shell recipe or as a list of overrides."""
+"""File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
 
 def import_config(path: Path, *, ready: bool = False) -> str:
-    """The text of an experiment file equivalent to the config or recipe at `path`.
+    """Translate the config or recipe at `path` to the text of an equivalent experiment file.
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
-    ready: with model, task and a sweep of its own. Raises UserError when the file cannot be read, is of no known format, holds a
-    value that is not what its key takes, has a key of a correction that is not translated, or names no model where one is needed.
+    ready: include the model, the task and a sweep of its own. Raises UserError if the file cannot be read or its format is
+    unknown. It does so too if a value does not fit its key, a correction's key is not translated, or a required model is missing.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
@@ -52,10 +52,10 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
 
 def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Write the config at `path` as folder/experiment/NAME.yaml; the command that runs it with these overrides, and the text.
+    """Write the config at `path` as folder/experiment/NAME.yaml. Returns the command that runs it with `overrides`, and the text.
 
-    Nothing is written before the whole was composed and its keys were checked. Raises UserError as `import_config` does, where
-    a key that a run needs is missing, and where the file is there already.
+    The file is written only after the whole config was composed and checked. Raises UserError as `import_config` does, and if
+    a key that a run needs is missing or the file exists already.
     """
     from harness.compose import compose
     from harness.config import parse
@@ -76,7 +76,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
 
 
 def experiment_name(path: Path) -> str:
-    """The name of the file, with - for characters that no option's name may have."""
+    """Name of the experiment made from a file: the file's name, with - for characters that an option's name may not have."""
     return re.sub(r"[^\w-]+", "-", path.stem).strip("-") or "imported"
 
 

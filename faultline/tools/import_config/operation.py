@@ -1,4 +1,4 @@
-"""Keys of how a run is operated and how its batch is cut into passes, which verl and SkyRL spell differently."""
+"""Translate the keys of verl and SkyRL that operate a run (checkpoints, engine, logging) and cut its batch into passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.",
 
 
 def of_skyrl(source: Source, out: Translation) -> None:
-    """Its engine with its precision."""
+    """Translate SkyRL's operating keys, the rollout engine and its precision."""
     place = "generator.inference_engine."
     out.choose("rollout/precision", source, f"{place}model_dtype", PRECISIONS)
     engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
@@ -35,7 +35,7 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Intervals, checkpoints, W&B's project, AdamW's betas, recomputation, and the pretrained model."""
+    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, and the pretrained model."""
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
@@ -52,14 +52,14 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """The rollout engine, and the ranks that share it. Of another engine than vLLM the second key is left, and named so."""
+    """Translate the rollout engine and its tensor parallelism. The latter is left, and so named, unless the engine is vLLM."""
     out.choose("rollout/engine", source, name, {"vllm": "vllm"})
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
 
 
 def of_verl(source: Source, out: Translation) -> None:
-    """Its engine, which may lend its memory to the trainer, its micro-batches by tokens, and its replay of routers."""
+    """Translate verl's operating keys: the rollout engine and its sleep, micro-batches by tokens, and the replay of routers."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size")
     if "rollout/engine" in out.options and source.has("rollout.free_cache_engine"):
         out.set("rollout.engine.sleep", source.flag("rollout.free_cache_engine"))

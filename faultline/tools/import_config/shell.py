@@ -1,7 +1,8 @@
 """Shell recipes and lists of Hydra overrides as dotted keys. A script is parsed, never executed.
 
-Understood are variables with defaults, arrays, whole-number arithmetic, quotes, line continuations, comments and here-documents.
-What only an execution would show stays as ${NAME}: commands, the environment but for HOME, and what a branch or a loop sets.
+The parser knows variables with defaults, arrays, integer arithmetic, quotes, line continuations, comments and here-documents.
+A value that only an execution would show stays as ${NAME}: outputs of commands, environment variables other than HOME, and
+variables that a branch or a loop sets.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from typing import Any, NamedTuple
 from harness.errors import UserError
 
 LARGEST_SCRIPT = 2**16
-"""Bytes. The longest recipe of verl has a quarter of it."""
+"""Maximum size of a script in bytes. The longest recipe of verl has a quarter of it."""
 LARGEST_VALUE = 2**16
-"""Characters of a variable: a script may double one a thousand times."""
+"""Maximum number of characters in a variable. Without it a script could double one a thousand times."""
 DEEPEST = 100
-"""Branches and loops within each other."""
+"""Maximum depth of nested branches and loops."""
 LONGEST_SUM = 200
-"""Characters of an arithmetic expression."""
+"""Maximum number of characters in an arithmetic expression."""
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
 OVERRIDE = re.compile(r"(?:\+\+?|~)?[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=|(?:\+\+?|~)[A-Za-z_][\w@/-]*=|~[A-Za-z_][\w@/.-]*$")
-"""A word that sets or removes a key of a config. A key without a dot needs its +, because NAME=value sets a variable."""
+"""Pattern of a word that sets or removes a config key. A key without a dot needs a +, because NAME=value sets a variable."""
 LISTED = re.compile(r"(?:\+\+?)?[A-Za-z_][\w@/.-]*=|~[A-Za-z_]")
-"""A line of a list of overrides."""
+"""Pattern of a line in a list of overrides."""
 PARAMETER = re.compile(r"([A-Za-z_]\w*|[@*#?$!]|\d+)(\[[@*]\])?(?:(:?)([-=+?])(.*))?", re.S)
 CLOSED_BY = {"if": "fi", "case": "esac", "{": "}", "(": ")"} | dict.fromkeys(("for", "while", "until", "select"), "done")
 KEYWORDS = ("then", "else", "elif", "do", "time", "!", "function", "fi", "done", "esac", "}")
@@ -44,16 +45,16 @@ OPERATIONS: dict[type, Callable[[int, int], int]] = {
 
 
 class Statement(NamedTuple):
-    """A simple command as it is written, in words. certain: outside of every branch, loop, function and subshell."""
+    """A simple shell command as written, in words. certain: whether it is outside every branch, loop, function and subshell."""
 
     words: list[str]
     certain: bool
 
 
 def read_script(path: Path, text: str) -> dict[str, Any]:
-    """Key → value of the one command in `text` that sets keys of a config, or of a list of overrides.
+    """Read key → value from the one command in a script that sets keys of a config, or from a list of overrides.
 
-    Raises UserError where no command or several set keys, where an override is no single value, and on a text that bash refuses.
+    Raises UserError if no command or several set keys, if an override is not a single value, and on text that bash refuses.
     """
     script = _Script()
     try:
@@ -75,9 +76,9 @@ def read_script(path: Path, text: str) -> dict[str, Any]:
 
 
 def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Key → value of Hydra's overrides; the last of equal keys holds, and ~key removes one.
+    """Read key → value from Hydra overrides. The last of equal keys wins, and ~key removes a key.
 
-    A value that is not of Hydra's grammar stays a text. Raises UserError on a sweep.
+    A value outside Hydra's grammar stays a text. Raises UserError on a sweep.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -99,9 +100,9 @@ def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 class _Script:
-    """The variables of a script, and the commands with overrides: (whether a program stands before them, the overrides).
+    """State of a script while it is read: its variables, and its commands with overrides.
 
-    An unknown variable is None.
+    A command is (whether a program precedes the overrides, the overrides). A variable whose value is unknown is None.
     """
 
     def __init__(self) -> None:
@@ -136,11 +137,11 @@ class _Script:
         self.variables[name] = value if certain else None
 
     def text(self, raw: str) -> str:
-        """A word of an assignment, which is not split."""
+        """Expand a word of an assignment into one text, without splitting it."""
         return " ".join(self.fields(raw, quoted=True))
 
     def fields(self, raw: str, quoted: bool = False) -> list[str]:
-        """The words that a word as written becomes."""
+        """Expand a word as written into the words that the shell makes of it."""
         out: list[str] = []
         current: str | None = None
         i = 0
@@ -171,7 +172,7 @@ class _Script:
         return out if current is None else [*out, current]
 
     def _quoted(self, text: str) -> list[str]:
-        """The fields of what stands in double quotes: one, or as many as an array has."""
+        """Expand text in double quotes into its fields: one, or one per element of an array."""
         out = [""]
         i = 0
         while i < len(text):
@@ -216,7 +217,7 @@ class _Script:
         return (value or []) if array else (value or [""])[:1]
 
     def _sum(self, text: str) -> str:
-        """The whole number that an arithmetic expression gives."""
+        """Compute an arithmetic expression, a whole number, and return it as text."""
         plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: (self.variables.get(match[1]) or ["unknown"])[0], text.strip())
         try:
             return str(_evaluate(ast.parse(plain, mode="eval").body)) if len(plain) <= LONGEST_SUM else "${sum}"
@@ -235,7 +236,7 @@ def _evaluate(node: ast.expr) -> int:
 
 
 def _end(text: str, start: int) -> int:
-    """The place after the quoted part, the expansion or the character that begins at `start`. IndexError: it does not end."""
+    """Index after the quoted part, expansion or character that begins at `start`. Raises IndexError if it does not end."""
     first, i = text[start], start + 1
     if first == "\\":
         return min(start + 2, len(text))
@@ -260,7 +261,7 @@ def _end(text: str, start: int) -> int:
 
 
 def _brackets(text: str, start: int) -> int:
-    """The place after the bracket that closes the one at `start`."""
+    """Index after the bracket that closes the one at `start`."""
     i = start + 1
     while text[i] != ")":
         i = _brackets(text, i) if text[i] == "(" else _end(text, i)
@@ -268,7 +269,7 @@ def _brackets(text: str, start: int) -> int:
 
 
 def _statements(text: str) -> Iterator[Statement]:
-    """The simple commands of a script, without keywords and conditions' brackets."""
+    """Split a script into its simple commands, without keywords and the brackets of conditions."""
     open_: list[str] = []  # what each branch, loop, function and subshell around the command ends with
     for words, joined in _commands(text):
         while words:
@@ -291,7 +292,7 @@ def _statements(text: str) -> Iterator[Statement]:
 
 
 def _commands(text: str) -> Iterator[tuple[list[str], bool]]:
-    """(words as written, whether && or || stands before) of each simple command; "(" and ")" of a subshell stand alone."""
+    """Yield (words as written, whether && or || precedes) for each simple command; "(" and ")" of a subshell stand alone."""
     words: list[str] = []
     word, joined, redirected, heredocs, i = "", False, False, list[str](), 0
 
@@ -351,10 +352,10 @@ def _commands(text: str) -> Iterator[tuple[list[str], bool]]:
 
 
 def _without_comments(text: str, start: int) -> str:
-    """`text`, of the same length, with blanks for the comments from `start` on: an apostrophe in one opens no quote."""
+    """Replace the comments of `text` from `start` on by blanks, because an apostrophe in a comment opens no quote."""
     return text[:start] + re.sub(r"(?m)(?<=[\s(])#[^\n]*", lambda match: " " * len(match[0]), text[start:])
 
 
 def _words(text: str) -> list[str]:
-    """The words of an array as written, over lines and comments."""
+    """Split an array as written into its words, across lines and comments."""
     return [word for words, _ in _commands(_without_comments(text, 0)) for word in words]

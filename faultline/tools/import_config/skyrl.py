@@ -1,4 +1,4 @@
-"""SkyRL, from use_tis to 0.3.0: trainer.algorithm with off_policy_correction."""
+"""Import of SkyRL configs, from the version with use_tis to 0.3.0: trainer.algorithm with off_policy_correction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 CORRECTION = re.compile(r"off_policy_correction\.|tis_|use_tis|_mask_(is|low|high|metric)|outlier_token")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
 UNCORRECTED = ("importance_sampling", "cross_entropy")
-"""Losses to which SkyRL applies no correction, whatever is set."""
+"""Losses to which SkyRL applies no correction, even if the config sets one."""
 REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
 REDUCTIONS["sequence_mean"] = "seq_mean_token_mean"
 RENAMED = {
@@ -37,14 +37,14 @@ def recognises(keys: Mapping[str, Any]) -> bool:
 
 
 def shorten(key: str) -> str:
-    """A key without the section that holds the algorithm."""
+    """Remove from a SkyRL key the section that holds the algorithm."""
     for prefix in PREFIXES:
         key = key.removeprefix(prefix)
     return key
 
 
 def translate(source: Source, out: Translation) -> None:
-    """Fill `out` from `source`."""
+    """Translate a SkyRL config: fill `out` from `source`."""
     out.values["proximal"] = "old"
     _loss(source, out)
     _weight(source, out)
@@ -114,7 +114,7 @@ def _loss(source: Source, out: Translation) -> None:
 
 
 def _weight(source: Source, out: Translation) -> None:
-    """tis_ratio_type, or the older use_tis with tis_imp_ratio_cap."""
+    """Translate SkyRL's importance weight: tis_ratio_type, or the older use_tis with tis_imp_ratio_cap."""
     kind, old = source.take("tis_ratio_type"), source.flag("use_tis")
     cap = source.number("tis_imp_ratio_cap")
     caps = {
@@ -138,7 +138,7 @@ def _weight(source: Source, out: Translation) -> None:
 
 
 def _masks(source: Source, out: Translation) -> None:
-    """Token mask, outlier bounds and sequence mask: all on π_old/μ, with the original counts."""
+    """Translate SkyRL's token mask, outlier bounds and sequence mask: all on π_old/μ, divided by the original counts."""
     low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
     if low is not None and high is not None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)
@@ -163,7 +163,7 @@ def _masks(source: Source, out: Translation) -> None:
 
 
 def _uncorrected(source: Source, out: Translation) -> None:
-    """Drop what the loss does not read."""
+    """Drop the correction keys if SkyRL's loss does not read them."""
     kind = source.take("policy_loss_type")
     if kind in UNCORRECTED and (out.weight.level or out.reject):
         out.weight, out.reject = type(out.weight)(), {}
@@ -171,14 +171,14 @@ def _uncorrected(source: Source, out: Translation) -> None:
 
 
 def _critic(source: Source, out: Translation) -> None:
-    """advantage_estimator=gae: γ and λ, and the critic's own keys."""
+    """Translate SkyRL's advantage_estimator=gae: γ and λ, and the critic's own keys."""
     out.values["advantage"] = {"gamma": source.number("gamma", default=1.0), "lam": source.number("lambd", default=1.0)}
     out.set("critic.lr", source.number("trainer.critic.optimizer_config.lr", default=5e-6))
     out.set("critic.cliprange_value", source.number("value_clip", default=0.2))
 
 
 def _kl(source: Source, out: Translation) -> None:
-    """use_kl_loss, which is on by default, or use_kl_in_reward, which excludes it."""
+    """Translate SkyRL's KL term: use_kl_loss, on by default, or use_kl_in_reward, which excludes use_kl_loss."""
     kind, coef = str(source.take("kl_estimator_type", default="k3")), source.number("kl_loss_coef", default=0.001)
     on = source.flag("use_kl_loss", default=True)
     if source.flag("use_kl_in_reward"):
@@ -198,7 +198,7 @@ def _kl(source: Source, out: Translation) -> None:
 
 
 def _entropy_and_groups(source: Source, out: Translation) -> None:
-    """Entropy bonus, schedule and dynamic sampling."""
+    """Translate SkyRL's entropy bonus, learning-rate schedule and dynamic sampling."""
     coef = source.number("entropy_loss_coef", default=0.01)
     if source.flag("use_entropy_loss"):
         out.entropy(coef, source.key("entropy_loss_coef"), "token_mean")

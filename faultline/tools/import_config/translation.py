@@ -1,4 +1,4 @@
-"""The keys of the other program, each of them taken or named, and the experiment file in the making."""
+"""The keys of an imported config, each translated or reported, and the experiment file that is built from them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.85e8
-"""e²⁰, the largest ratio ever computed: a truncation there has no effect."""
+"""e²⁰, the largest ratio that is ever computed: truncation at this bound has no effect."""
 UNREACHED_OFFSET = 4.86e8
-"""An offset from 1 that no ratio exceeds, in place of ∞, which a config cannot hold."""
+"""Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot hold."""
 
 MOST_ROUNDS = 1000
-"""The largest rollout.filter.max_rounds, in place of no limit."""
+"""Largest rollout.filter.max_rounds; it replaces "no limit" of other programs."""
 
 
 class Source:
-    """The keys of a config, under short names. `left` names those that no importer has taken."""
+    """The keys of an imported config, under short names. `left` lists the keys that no importer has taken."""
 
     def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
         self._values: dict[str, tuple[str, Any]] = {}
@@ -35,17 +35,17 @@ class Source:
         self._taken: set[str] = set()
 
     def has(self, *names: str) -> bool:
-        """Whether one of the names is set, false included."""
+        """Whether one of the names has a value other than null; false counts as a value."""
         return any(self._values.get(name, ("", None))[1] is not None for name in names)
 
     def given(self, name: str) -> bool:
-        """Whether the name stands in the file, null included."""
+        """Whether the config has this name, even with the value null."""
         return name in self._values
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """The value under the first of `names` that is set; all of them count as taken.
+        """Value of the first of `names` that is set, else `default`. All of the names count as taken.
 
-        Raises UserError on a list, and on an interpolation that is not resolved.
+        Raises UserError on a list, and on an unresolved interpolation.
         """
         self._taken.update(names)
         value = next((self._values[name][1] for name in names if self.has(name)), default)
@@ -60,12 +60,12 @@ class Source:
     @overload
     def number(self, *names: str, default: None = None) -> float | None: ...
     def number(self, *names: str, default: float | None = None) -> float | None:
-        """`take`, as a number. Raises UserError naming the key of anything else."""
+        """Take the value of the first of `names` that is set, as a number. Raises UserError naming the key of any other value."""
         value = self.take(*names, default=default)
         return None if value is None else as_number(self.key(*names), value)
 
     def text(self, name: str) -> str | None:
-        """`take`, as a text; the first of a list of texts, which SkyRL and verl may write as one text."""
+        """Take a value as text. Of a list of texts, which SkyRL and verl may write as one text, take the first."""
         value = self._values.get(name, ("", None))[1]
         if isinstance(value, str) and (listed := LIST_IN_TEXT.fullmatch(value)):
             value = [listed[1]]
@@ -75,7 +75,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """The numbers of a list; None of anything else, which is left."""
+        """Take a list of numbers. Any other value is not taken, and None is returned."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None
@@ -83,29 +83,29 @@ class Source:
         return [float(as_number(self.key(name), one)) for one in value]
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """`take`, as true or false."""
+        """Take the value of the first of `names` that is set, as true or false. Raises UserError on any other value."""
         value = self.take(*names, default=default)
         if not isinstance(value, bool):
             raise UserError(f"{self.key(*names)}={value!r}: must be true or false")
         return value
 
     def key(self, *names: str) -> str:
-        """The file's spelling of the first of `names` that it has."""
+        """Full key, as spelled in the file, of the first of `names` that the file has."""
         return next((self._values[name][0] for name in names if name in self._values), names[0])
 
     def expand(self, values: Mapping[str, Any]) -> None:
-        """Set the keys that a preset stands for; a key of the file itself is stronger."""
+        """Set the keys that a preset stands for; a key in the file itself takes precedence."""
         for name, value in values.items():
             self._values.setdefault(name, (name, value))
 
     def left(self) -> list[str]:
-        """key=value of everything that was set and not taken."""
+        """List as key=value every key that is set and that no importer has taken."""
         kept = (self._values[short] for short in self._values if short not in self._taken)
         return [f"{key}={value}" for key, value in kept if value is not None]
 
 
 class PolicyKeys(NamedTuple):
-    """The other program's keys of the pretrained model, of its data, and of the longest prompt and response, in tokens."""
+    """Another program's keys for the pretrained model, its data, and the longest prompt and response in tokens."""
 
     model: str
     data: str
@@ -114,10 +114,10 @@ class PolicyKeys(NamedTuple):
 
 
 class Translation:
-    """An experiment file in the making: options of config groups, values, and comments for its reader.
+    """An experiment file under construction: options of config groups, values, and comments for its reader.
 
-    ready: whether it is to have its model and its task too, which otherwise stay those of the defaults. warnings: the first
-    lines of the file. notes: differences of meaning. lost: keys without a counterpart, with the reason.
+    ready: whether the file sets its model and its task too; otherwise the defaults apply. warnings: the first lines of the
+    file. notes: differences of meaning. lost: keys without a counterpart, with the reason.
     """
 
     def __init__(self, ready: bool = False) -> None:
@@ -134,13 +134,13 @@ class Translation:
         self.lost: list[str] = []
 
     def loss(self, name: str, **params: Any) -> None:
-        """Choose a loss with its parameters."""
+        """Set the loss and its parameters in the experiment file."""
         self.options["loss"] = name
         if params:
             self.values["loss"] = params
 
     def set(self, key: str, value: Any) -> None:
-        """Set a dotted key, unless there is nothing to set."""
+        """Set a dotted key of the experiment file, unless the value is None."""
         if value is None:
             return
         *groups, last = key.split(".")
@@ -150,7 +150,7 @@ class Translation:
         place[last] = value
 
     def epochs(self, source: Source, epochs: str, steps: str) -> None:
-        """Warn where the length of the run is not that of the other program: it counts epochs, or is not set."""
+        """Warn if the run may be of another length than in the other program: that counts epochs, or sets no length."""
         value = source.take(epochs)
         if "steps" in self.values:
             if value is not None:
@@ -161,7 +161,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
-        """Set the pretrained model, and the task of text that its data are for."""
+        """Set the pretrained model, and the text task that matches its data."""
         model, data = source.text(keys.model), source.text(keys.data)
         if model is None:
             raise UserError(f"{keys.model} is missing: name the model that --launch is to train, or import without it")
@@ -180,13 +180,13 @@ class Translation:
         self.set("task.answer_length", source.number(keys.response))
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
-        """Set the nucleus and the top k; −1 there and 0 here are all tokens."""
+        """Set top-p and top-k sampling. A top k of −1 in other programs becomes 0 here: all tokens."""
         k = source.number(top_k)
         self.set("rollout.top_p", source.number(top_p))
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of `group` for the value of `key`, or name it as lost. An unset key chooses nothing."""
+        """Choose the option of a config group for the value of `key`, or list the key as lost. An unset key chooses nothing."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -194,7 +194,7 @@ class Translation:
             self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
 
     def kl(self, kind: str, coef: float, source: str) -> None:
-        """Add a KL term to the loss: `kind` is k1, k2, k3, k3_unbiased or abs, or one of them with verl's "+"; 0 is none."""
+        """Add a KL term to the loss. kind: k1, k2, k3, k3_unbiased or abs, or one of them with verl's "+". coef: 0 adds none."""
         value = kind.removesuffix("+")
         if coef == 0:
             return
@@ -209,7 +209,7 @@ class Translation:
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
     def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
-        """Take a KL penalty off the reward; `kind` as in `kl`, target and horizon those of an adaptive coefficient or None."""
+        """Subtract a KL penalty from the reward. kind: a KL estimator as in `kl`. target, horizon: of an adaptive coefficient."""
         value = kind.removesuffix("+")
         if "kl" in self.options:
             self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
@@ -222,7 +222,7 @@ class Translation:
                 self.notes.append(f"{source}: theirs gives a token the penalties still to come, this that of its whole response")
 
     def entropy(self, coef: float | None, source: str, reduction: str | None = None) -> None:
-        """Add an entropy bonus. reduction: the other program's, where it is not that of the loss."""
+        """Add an entropy bonus. reduction: the other program's reduction of the entropy, if it differs from the loss's."""
         if coef is None or coef == 0:
             return
         if coef < 0:
@@ -233,7 +233,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set a schedule by transformers' name; warmup in optimizer steps."""
+        """Set the learning-rate schedule by the name that transformers gives it. warmup: in optimizer steps."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
@@ -243,7 +243,7 @@ class Translation:
             self.set("actor.schedule", {"name": name, "warmup_steps": int(warmup)} | ratio)
 
     def filter_groups(self, rounds: float | None, source: str) -> None:
-        """Set DAPO's dynamic sampling; rounds: 0 and less are without a limit."""
+        """Set DAPO's dynamic sampling. rounds: maximum number of sampling rounds; 0 or less means no limit."""
         if rounds == 1:
             self.lost.append(f"{source}=1: one round is never refilled; rollout.filter.max_rounds is 2 or more")
             return
@@ -252,8 +252,9 @@ class Translation:
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
-        """Set the weight; apply=False: for its metrics alone. Bounds of 0 and ∞ are none here. Raises UserError where no weight
-        of this algebra is the same."""
+        """Set the importance weight; apply=False: only for its metrics. Bounds of 0 and ∞ become no bound.
+
+        Raises UserError if no weight of this project is equivalent."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -268,7 +269,7 @@ class Translation:
     def filter(
         self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
     ) -> None:
-        """Add a filter. Bounds of 0 and ∞ on a ratio are none here. Raises UserError where no filter here is the same."""
+        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound. Raises UserError if no filter here is equivalent."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
@@ -278,7 +279,7 @@ class Translation:
             unusable(source, str(error))
 
     def render(self, title: str, left: list[str]) -> str:
-        """The experiment file."""
+        """Render the text of the experiment file. left: keys of the other program that were not translated."""
         denominator: Denominator = self.denominator if self.reject else "original"
         normalize: Normalize = self.normalize if self.weight.level and self.weight.apply else "none"
         ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
@@ -299,12 +300,12 @@ class Translation:
 
 
 def unusable(setting: str, reason: str) -> NoReturn:
-    """Raise UserError: without this part of the correction the file would look translated and train without it."""
+    """Raise UserError for a part of a correction that cannot be translated: the file would silently train without it."""
     raise UserError(f"{setting}: {reason}; or remove it to translate the rest without it")
 
 
 def as_number(key: str, value: Any) -> float:
-    """`value` as a number, a text such as 1e-4 included. Raises UserError naming `key`."""
+    """Convert `value`, a number or a text such as 1e-4, to a number. Raises UserError naming `key` if it is neither."""
     try:
         if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
             raise ValueError

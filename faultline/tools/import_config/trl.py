@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig, up to 1.16: flat keys."""
+"""Import of TRL's GRPOConfig, up to version 1.16; its keys are flat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REDUCTIONS = {
     "luspo": "seq_mean_token_mean",
     "dr_grpo": "seq_mean_token_sum_norm",
 }
-"""loss_type → reduction; dapo, bnpo, cispo and vespo take the mean over tokens."""
+"""TRL's loss_type → reduction here. dapo, bnpo, cispo and vespo are not listed; they take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
 RENAMED = {
@@ -39,19 +39,19 @@ def recognises(keys: Mapping[str, Any]) -> bool:
 
 
 def shorten(key: str) -> str:
-    """TRL's keys are flat."""
+    """Return a TRL key unchanged, because TRL's keys are flat."""
     return key
 
 
 def translate(source: Source, out: Translation) -> None:
-    """Fill `out` from `source`."""
+    """Translate a GRPOConfig of TRL: fill `out` from `source`."""
     out.values["proximal"] = "old"
     kind = source.take("loss_type", default="dapo")
     level = source.take("importance_sampling_level", default="token")
     _loss(source, out, kind, level)
     out.options["reduce"] = REDUCTIONS.get(kind, "token_mean")
     if kind == "luspo" and level == "token":
-        out.options["reduce"] = "seq_mean_token_sum"  # the length, which loss=luspo has in itself
+        out.options["reduce"] = "seq_mean_token_sum"  # a sum has the factor of length that loss=luspo has in itself
     if kind == "dr_grpo":
         out.set("reduce.norm", source.number("max_completion_length", default=256))
     if kind == "bnpo":
@@ -71,7 +71,7 @@ def translate(source: Source, out: Translation) -> None:
 
 
 def _schedule(source: Source, out: Translation) -> None:
-    """TRL's default, transformers', is linear."""
+    """Translate TRL's learning-rate schedule; its default, that of transformers, is linear."""
     keys = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
     name = source.take("lr_scheduler_type", default="linear")
     warmup, ratio = source.number("warmup_steps", default=0), source.number("warmup_ratio", default=0)
@@ -86,7 +86,7 @@ def _schedule(source: Source, out: Translation) -> None:
 
 
 def _steps(source: Source, out: Translation) -> None:
-    """Mini-batches of a rollout, and rollouts of a run.
+    """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run.
 
     TRL generates every steps_per_generation · num_iterations forward passes and steps the optimizer every
     gradient_accumulation_steps of them; the batch sizes of a device cancel.
@@ -191,7 +191,7 @@ def _correction(source: Source, out: Translation, kind: str) -> None:
 
 
 def _kl(source: Source, out: Translation) -> None:
-    """beta; use_bias_correction_kl has been on by default since 1.16."""
+    """Translate TRL's KL term: beta, and use_bias_correction_kl, which is on by default since 1.16."""
     beta, unbiased = source.number("beta", default=0.0), source.flag("use_bias_correction_kl", default=True)
     out.kl("k3_unbiased" if unbiased else "k3", beta, f"beta={beta}")
     if beta and unbiased:

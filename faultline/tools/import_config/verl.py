@@ -1,4 +1,4 @@
-"""verl, from tis_imp_ratio_cap (August 2025) to 0.9.1: each key by its effect in the version that had it."""
+"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1: each key by its effect in the version that had it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADVANTAGES = {
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
 ALONE = {**dict.fromkeys((*GRPO, "rloo", "opo"), "reinforce"), "reinforce_plus_plus_baseline": "reinforce_pp"}
-"""Estimators that take the baseline of one response to a prompt to be 0, and what that is here."""
+"""verl's estimator → estimator here when a prompt has only one response, for which verl takes a baseline of 0."""
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -45,7 +45,7 @@ RENAMED = {
 POLICY = PolicyKeys("model.path", "data.train_files", "data.max_prompt_length", "data.max_response_length")
 KWARGS = "reward_kwargs.overlong_buffer_cfg"
 OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{KWARGS}")
-"""Where verl has had the settings of DAPO's punishment of length."""
+"""Keys under which versions of verl have the settings of DAPO's length penalty."""
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def recognises(keys: Mapping[str, Any]) -> bool:
 
 
 def shorten(key: str) -> str:
-    """A key without the sections that verl moved it through."""
+    """Remove from a verl key the sections that differ between verl's versions."""
     for prefix in PREFIXES:
         key = key.removeprefix(prefix)
     key = key.removeprefix("rollout_correction.")
@@ -63,7 +63,7 @@ def shorten(key: str) -> str:
 
 
 def translate(source: Source, out: Translation) -> None:
-    """Fill `out` from `source`."""
+    """Translate a verl config: fill `out` from `source`."""
     if (preset := source.take("rollout_correction")) is not None:
         keys, notes = expand(source.key("rollout_correction"), str(preset))
         source.expand(keys)
@@ -199,9 +199,9 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """rollout_is true or false with level, mode, threshold_lower and veto; the threshold is the switch.
+    """Translate verl's correction of October 2025: rollout_is with level, mode, thresholds, veto. The threshold switches it on.
 
-    The veto was 1e-4 where the config did not set it, and none with null.
+    The veto was 1e-4 if the config did not set it, and off with null.
     """
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
@@ -239,7 +239,7 @@ def _veto(source: Source, out: Translation, key: str) -> None:
 
 
 def _pair(key: str, text: object) -> tuple[float, float]:
-    """ "lo_hi", or one number c for [1/c, c]."""
+    """Parse verl's bounds of a ratio: "lo_hi", or one number c for [1/c, c]."""
     parts = [as_number(key, part) for part in str(text).split("_")]
     if len(parts) > 2 or min(parts) <= 0:
         raise UserError(f"{key}={text}: must be one positive number or two, as 0.5_2.0")
@@ -260,9 +260,9 @@ def _reduction(source: Source, out: Translation) -> None:
 
 
 def _responses(out: Translation) -> None:
-    """verl divides a mean over responses by all of the mini-batch, and a token mean by the kept tokens.
+    """Set the denominator of the loss: verl divides a mean over responses by all responses, and a token mean by kept tokens.
 
-    denominator=original says the first, where a filter leaves a response whole or drops it and the loss does not look at others.
+    denominator=original does the former if filters keep or drop whole responses and the loss treats responses separately.
     """
     if out.denominator != "kept" or not out.reject or not out.options["reduce"].startswith("seq_mean"):
         return
@@ -308,7 +308,7 @@ def _rest(source: Source, out: Translation) -> None:
 
 
 def _alone(source: Source, out: Translation) -> None:
-    """One response to a prompt: here the estimators of a group refuse it."""
+    """Translate verl's advantage estimator for one response per prompt, which group estimators here do not accept."""
     theirs = source.take("adv_estimator")
     if theirs in ALONE and out.values.get("rollout", {}).get("group_size") == 1:
         out.options["advantage"] = ALONE[theirs]
@@ -316,7 +316,7 @@ def _alone(source: Source, out: Translation) -> None:
 
 
 def _critic(source: Source, out: Translation) -> None:
-    """adv_estimator=gae: γ and λ, and the critic's own keys where they differ from the actor's."""
+    """Translate verl's adv_estimator=gae: γ and λ, and the critic's own keys where they differ from the actor's."""
     out.values["advantage"] = {"gamma": source.number("gamma", default=1.0), "lam": source.number("lam", default=1.0)}
     out.set("critic.lr", source.number("critic.optim.lr", default=1e-5))
     out.set("critic.cliprange_value", source.number("critic.cliprange_value", default=0.5))
@@ -333,7 +333,7 @@ def _critic(source: Source, out: Translation) -> None:
 
 
 def _kl(source: Source, out: Translation) -> None:
-    """use_kl_loss with its type and coefficient; use_kl_in_reward with kl_penalty and kl_ctrl."""
+    """Translate verl's KL terms: use_kl_loss with its type and coefficient; use_kl_in_reward with kl_penalty and kl_ctrl."""
     theirs = str(source.take("actor.kl_loss_type", default="low_var_kl"))
     coef = source.number("actor.kl_loss_coef", default=0.001)
     if source.flag("actor.use_kl_loss"):
@@ -366,7 +366,7 @@ def _kl_in_reward(source: Source, out: Translation) -> None:
 
 
 def _schedule(source: Source, out: Translation) -> None:
-    """verl steps its schedule once a rollout, this once an optimizer step."""
+    """Translate the learning-rate schedule: verl steps it once per rollout, this project once per optimizer step."""
     names = ("actor.optim.lr_scheduler_type", "actor.optim.warmup_style")
     name, cycles = source.take(*names, default="constant"), source.number("actor.optim.num_cycles", default=0.5)
     steps = source.number("actor.optim.lr_warmup_steps", default=-1)
@@ -385,7 +385,7 @@ def _schedule(source: Source, out: Translation) -> None:
 
 
 def _sampling(source: Source, out: Translation) -> None:
-    """DAPO: filter_groups and the overlong buffer; and what becomes of long prompts."""
+    """Translate verl's keys of DAPO, filter_groups and the overlong buffer, and its treatment of long prompts."""
     if source.flag("filter_groups.enable"):
         out.filter_groups(source.number("filter_groups.max_num_gen_batches", default=0), "filter_groups.max_num_gen_batches")
         if (metric := source.take("filter_groups.metric")) not in (None, "acc"):

@@ -1,6 +1,6 @@
-"""The presets of verl's RolloutCorrectionConfig, as the keys that they set there.
+"""The presets of verl's RolloutCorrectionConfig, as the keys that they set in verl.
 
-`experiments/conf/correction/verl_2025` has those of 2025 as options, `experiments/conf/correction/verl` those of verl 0.9.1.
+`experiments/conf/correction/verl_2025` has the presets of 2025 as options, `experiments/conf/correction/verl` has verl 0.9.1's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOVEMBER: dict[str, dict[str, Any]] = {
     "pure_is": SEQUENCE | GRADIENT,
     "disabled": {},
 }
-"""The ten of pull request 3984."""
+"""The ten presets that verl's pull request 3984 introduced."""
 
 DECEMBER: dict[str, dict[str, Any]] = {
     "decoupled_token_is": TOKEN,
@@ -41,7 +41,7 @@ DECEMBER: dict[str, dict[str, Any]] = {
     "pg_is": SEQUENCE | GRADIENT,
     "pg_rs": GEOMETRIC | GRADIENT,
 }
-"""Those that pull request 4070 renamed or added."""
+"""Presets that verl's pull request 4070 renamed or added."""
 
 GEO: dict[str, Any] = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
 K3: dict[str, Any] = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}
@@ -66,7 +66,7 @@ JANUARY: dict[str, dict[str, Any]] = {
     "bypass_pg_geo_rs_seq_tis": SEQUENCE | GEO | REINFORCE,
     "bypass_pg_geo_rs_token_tis": TOKEN | GEO | REINFORCE,
 }
-"""Those of pull requests 4511 and 4544, with the option names of 2026."""
+"""Presets of verl's pull requests 4511 and 4544, with the option names of 2026."""
 
 PRESETS = JANUARY | NOVEMBER | DECEMBER
 PARAMETERS = {
@@ -76,15 +76,15 @@ PARAMETERS = {
     "rs_threshold_lower": "rollout_rs_threshold_lower",
     "veto_threshold": "rollout_token_veto_threshold",
 }
-"""Parameter of a preset → the key that it sets."""
+"""Parameter of a verl preset → the config key that it sets."""
 CALL = re.compile(r"(?:RolloutCorrectionConfig\.)?(\w+)(?:\((.*)\))?", re.S)
 
 
 def expand(key: str, preset: str) -> tuple[dict[str, Any], list[str]]:
-    """The keys that a preset sets, as NAME or NAME(PARAMETER=VALUE, ...), and what a reader must know.
+    """Expand a verl preset, NAME or NAME(PARAMETER=VALUE, ...), to the keys that it sets and notes for the reader.
 
-    A name of both years is that of 2025 unless a parameter fits only 2026's, as rs_threshold="0.5_2.0". Raises UserError on an
-    unknown name, and on a parameter that the preset does not have.
+    A name of both years means the preset of 2025 unless a parameter fits only that of 2026, such as rs_threshold="0.5_2.0".
+    Raises UserError on an unknown name, and on a parameter that the preset does not have.
     """
     match = CALL.fullmatch(preset)
     name = match[1] if match else preset

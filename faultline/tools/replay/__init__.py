@@ -1,1 +1,1 @@
-"""`faultline replay`: what each correction at each threshold would have done to a dumped batch."""
+"""`faultline replay`: compute the effect of each correction, at each threshold, on a dumped batch."""

@@ -1,4 +1,4 @@
-"""Proposed bounds: one for each family, its interval over resampled prompts, and whether it is to be trusted."""
+"""Proposed bounds of corrections: one per family, its interval over resampled prompts, and whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ ADVISED = (
 )
 RESAMPLES = 200
 GROUPS = 1000
-"""Groups of prompts that are resampled together, so that resampling takes no longer for a larger dump."""
+"""Number of groups of prompts. A group is resampled as one, so resampling takes no longer for a larger dump."""
 HEAVY = 0.7
 """Pareto k beyond which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
 FEWEST = 10
-"""Responses that must lie beyond a bound. With fewer, each of them moves the quantile."""
+"""Minimum number of responses beyond a proposed bound. With fewer, each of them moves the quantile."""
 NULL_RATE = 1e-3
-"""Share of the null's tokens that a proposed filter may reject."""
+"""Maximum share of the tokens of the null, a dump of the control, that a proposed filter may reject."""
 DOUBTS = ("not to be trusted", "dump too small")
-"""Beginnings of the verdict on a bound that the dump gives but does not support."""
+"""First words of verdicts on doubtful bounds: the dump gives such a bound but does not support it."""
 
 
 class Target(NamedTuple):
-    """kept: share of tokens that a filter or mask must keep. ess: effective sample size of a truncated weight, as a share."""
+    """Target of a proposed bound. kept: share of tokens that a filter must keep. ess: ESS of a truncated weight, a share."""
 
     kept: float
     ess: float
 
 
 class Advice(NamedTuple):
-    """bounds: a row per family. k3: 95 % interval of K3, None of a single sample. samples: how many were resampled.
+    """Proposed bounds of a dump. bounds: a row per family. k3: 95 % interval of K3, None for a single sample.
 
-    by_prompt: whether a sample is a prompt with all its responses. Without a column `group` it is a response.
+    samples: number of samples that were resampled. by_prompt: whether a sample is a prompt with all its responses. In a dump
+    without a column `group`, it is one response.
     """
 
     bounds: pd.DataFrame
@@ -55,19 +56,19 @@ class Advice(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Sums per group of samples and bin of the statistic. Bin k holds what is inside bound k but not inside bound k − 1."""
+    """Sums per group of samples and bin of the statistic. Bin k holds the units inside bound k but not inside bound k − 1."""
 
     group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
-    """[3, entries]: tokens, and for weights Σ n·ρ and Σ n·ρ²."""
+    """Sums [3, entries]: number of tokens, and for weights Σ n·ρ and Σ n·ρ², with n tokens per unit."""
 
 
 class Advisor:
-    """Takes in batches, then proposes bounds. Keeps one number per token and a few per response.
+    """Collect the batches of a dump, then propose bounds. One number per token and a few per response are kept.
 
-    A sample is a prompt of a step with all its responses, since these share their mismatch; a response where the dump does
-    not name prompts. Sample i belongs to group i modulo GROUPS.
+    A sample is a prompt of a step with all its responses, because these share their mismatch. If the dump does not name
+    prompts, it is one response. Sample i belongs to group i modulo GROUPS.
     """
 
     def __init__(self, target: Target):
@@ -79,7 +80,7 @@ class Advisor:
         self.samples, self.by_prompt = 0, True
 
     def add(self, responses: DumpedResponses) -> None:
-        """Take in one batch. A response without tokens is no sample."""
+        """Add one batch of responses. A response without tokens is not a sample."""
         tokens = FlatTokens(responses)
         present = tokens.count > 0
         number = np.zeros(len(present), dtype=np.int64)
@@ -102,7 +103,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """A row per family: C, its 95 % interval, lower and upper bound, tokens kept, ESS, false rejections, verdict."""
+        """Table of proposals with a row per family: C, its 95 % interval, bounds, tokens kept, ESS, false rejections, verdict."""
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
         draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
@@ -152,7 +153,7 @@ class Advisor:
         return _merged(_Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
-        """The place of the proposed bound in DEFAULT. None when no bound is needed, or none reaches the target."""
+        """Index of the proposed bound in DEFAULT; None if no bound is needed, or none reaches the target."""
         curve = _curve(family, sums)
         if self._unneeded(family, curve):
             return None
@@ -163,7 +164,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """The reason that no bound is needed, or "": the ESS is reached without one, or the smallest keeps the share."""
+        """Reason why no bound is needed, or "" if one is: the ESS is reached without one, or the smallest keeps the share."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -175,7 +176,7 @@ class _Curve(NamedTuple):
 
 
 def _merged(entries: _Entries) -> _Entries:
-    """One entry for each group and bin."""
+    """Merge entries of the same group and bin into one, by adding their sums."""
     key = entries.group.astype(np.int64) * (len(DEFAULT) + 1) + entries.bin
     unique, inverse = np.unique(key, return_inverse=True)
     group, bins = np.divmod(unique, len(DEFAULT) + 1)
@@ -183,13 +184,13 @@ def _merged(entries: _Entries) -> _Entries:
 
 
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """[3, bins]: the sums of all samples, or of a resample in which group i stands draw[i] times."""
+    """Sums per bin, [3, bins], over all samples, or over a resample that holds group i draw[i] times."""
     times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Share of tokens kept and ESS at each bound."""
+    """Compute the share of tokens kept and the ESS at each bound of a family from its sums per bin."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
@@ -203,7 +204,7 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """The first place at which the family rejects no more than NULL_RATE of the null's tokens."""
+    """Index of the first bound at which the family rejects at most NULL_RATE of the tokens of the null."""
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)
@@ -211,11 +212,11 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
 
 
 def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded: float) -> str:
-    """The first verdict that holds.
+    """Verdict on a proposed bound: the first one that applies.
 
     beyond: responses beyond the bound. tail: Pareto k of the weights whose ESS chose the bound, NaN if a share kept chose it.
-    bounded: share of the resamples with a bound. Without need of a bound the tail does not matter: the dump shows the ESS of
-    batches of its size. With a bound, E[ρ] − E[min(ρ, C)] is its bias, and beyond HEAVY no feasible sample shows it.
+    bounded: share of the resamples with a bound. If no bound is needed, the tail does not matter: the dump shows the ESS of
+    batches of its size. A bound has the bias E[ρ] − E[min(ρ, C)]; beyond HEAVY no feasible sample shows it.
     """
     if unneeded:
         return f"enough without a bound: {unneeded}"

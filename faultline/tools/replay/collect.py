@@ -1,4 +1,4 @@
-"""One pass over a dump: its mismatch, the chosen corrections, and every threshold."""
+"""One pass over a dump that computes its mismatch, the effect of the chosen corrections, and every threshold."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Parts = dict[str, list[Rows]]
 class Replayed:
     """The sums and tables of a replayed dump.
 
-    batches, responses, tokens: how many it holds. bad: rows left out. fills: tokens whose log-probability is a mask's fill.
+    batches, responses, tokens: numbers in the dump. bad: rows left out. fills: tokens whose log-probability is a fill value.
     mismatch: metrics of the uncorrected ratio.
     corrections: a row per correction. profiles: a row per correction and bin. skipped: correction → why it was not replayed.
-    thresholds: sums of every family. versions: a row per age of the weights that drew a token.
+    thresholds: sums of every family. versions: a row per age of the weights that sampled a token.
     """
 
     batches: int
@@ -56,7 +56,7 @@ class _Sums:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, batch: Batch, specs: dict[str, Correction]) -> None:
-        """Take in some responses, which `specs` correct without the others."""
+        """Add some responses of a batch, and correct them by `specs` without the rest of the batch."""
         for name, spec in specs.items():
             corrected = correct(batch, spec)
             self.rows.setdefault(name, []).append(effect_rows(batch, corrected))
@@ -68,9 +68,9 @@ def collect(
 ) -> Replayed:
     """Read `dump` once, a batch at a time, in blocks of responses of similar length.
 
-    Statistics are of all its responses; normalize=batch and plug-ins see each training batch whole.
+    Statistics cover all responses of the dump. normalize=batch and plug-ins see each training batch whole.
 
-    advisor, evidence: take in the same batches. Raises UserError when no correction can be replayed.
+    advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed.
     """
     sums, thresholds, versions, ratios, batches = _Sums(), Thresholds(), Versions(), [], 0
     progress, read = Progress(sum(path.stat().st_size for path in dump.files)), 0
@@ -119,7 +119,7 @@ def collect(
 
 
 def _profile(name: str, sums: Tensor) -> pd.DataFrame:
-    """Mean effective weight by position and by length; upto: the last position or length of the bin."""
+    """Table of a correction's mean effective weight by position and by length. upto: last position or length of the bin."""
     frames = []
     for by, (weight, tokens) in {"position": sums[:2], "length": sums[2:]}.items():
         here = tokens > 0

@@ -1,4 +1,4 @@
-"""`faultline replay DUMP`."""
+"""The command `faultline replay DUMP`: it reads a dump, prints the verdict and writes the files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def replay_command(
     tables: bool = False,
     as_json: bool = False,
 ) -> Verdict:
-    """Print the verdict on a dump, write page and CSV files; the verdict.
+    """Print the verdict on a dump, write the page and CSV files, and return the verdict.
 
-    dump: a file, a folder or a run folder; or the `example_name` of a shipped one. corrections: names of presets or YAML files,
-    all presets if None. null: a dump of the control, for false rejections. keep, ess: what a proposed filter must keep of the
-    tokens, and a proposed truncation have as ESS. tables: print all numbers too. as_json: print a `Verdict` and nothing else.
+    dump: a file, a folder or a run folder; or the `example_name` of a shipped dump. corrections: names of presets or YAML files,
+    all presets if None. null: a dump of the control, for false rejections. keep: share of tokens that a proposed filter must
+    keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
     out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
-    Raises UserError unless there is one of dump and example_name.
+    Raises UserError unless exactly one of dump and example_name is given.
     """
     if (dump is None) == (example_name is None):
         raise UserError("give a dump, or --example for the one that ships with the package; not both")
@@ -61,7 +61,7 @@ def replay_command(
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)
     if as_json:
-        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: names of a stranger reach no terminal
+        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: a stranger's names send the terminal no codes
         return verdict
     print(*terminal.lines(verdict), sep="\n")
     if tables:
@@ -71,7 +71,7 @@ def replay_command(
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """The same presets on the shipped dumps, as known scales. Left out where these lack a column that every preset needs."""
+    """Effects of the verdict's presets on the shipped dumps, for comparison. A dump that suits none of them is left out."""
     shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
     references: dict[str, list[PresetEffect]] = {}
     for name, title in EXAMPLES.items():

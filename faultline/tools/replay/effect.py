@@ -1,4 +1,4 @@
-"""One correction on dumped batches: the training step's own metrics, and the effective gradient weight g = w·1{kept}."""
+"""Effect of one correction on dumped batches: the metrics of a training step, and the effective gradient weight g = w·1{kept}."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from algos.ratios import Ratio
 from harness.dumps.schema import DumpedResponses
 
 CELLS = 2**22
-"""Values of a padded block: 16 MB an array in fp32."""
+"""Maximum number of values in a padded block of responses: 16 MB per array in fp32."""
 WHOLE = 2**28
-"""Values of a padded batch that is taken whole, for the corrections that need it: 1 GB an array in fp32."""
+"""Maximum number of values in a padded batch, for corrections that need the whole batch: 1 GB per array in fp32."""
 
 
 def padded(responses: DumpedResponses) -> Batch:
-    """Flat responses as a padded batch, in the dump's own precision."""
+    """Convert flat responses to a padded batch, in the dump's own precision."""
     rollout, mask, old = (padded_column(responses, c) for c in (responses.logp_rollout, responses.mask, responses.logp_old))
     advantages, segments = (
         None if c is None else padded_column(responses, c) for c in (responses.advantages, responses.segments)
@@ -34,7 +34,7 @@ def padded(responses: DumpedResponses) -> Batch:
 
 
 def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
-    """A column with one value per token as [B, T], 0 beyond the end of a response."""
+    """Pad a column with one value per token to [B, T], with 0 beyond the end of a response."""
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
     values = torch.tensor(column)
@@ -42,9 +42,9 @@ def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
 
 
 def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
-    """The responses in blocks that pad to at most `cells` values, of lengths within a factor of two.
+    """Split responses into blocks that pad to at most `cells` values, with lengths within a factor of two.
 
-    One block, in the dump's order, where all of them pad to no more. A response longer than `cells` is a block of its own.
+    If all of them fit into one block, it keeps the dump's order. A response longer than `cells` is a block of its own.
     """
     lengths = np.diff(responses.offsets)
     if len(lengths) * lengths.max(initial=0) <= cells:
@@ -61,7 +61,7 @@ def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedRes
 
 
 def missing(spec: Correction, responses: DumpedResponses) -> str | None:
-    """The reason why `spec` cannot be replayed on a dump with these columns, or None."""
+    """Reason why a correction cannot be replayed on a dump with these columns; None if it can."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
     if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):
         return "needs advantages"
@@ -76,14 +76,14 @@ def missing(spec: Correction, responses: DumpedResponses) -> str | None:
 
 
 def needs_whole(spec: Correction) -> bool:
-    """Whether a response's weight or mask depends on the others of its batch."""
+    """Whether a correction's weight or mask of a response depends on other responses of the batch."""
     together = spec.normalize == "batch" or spec.weight.level == "group"
     return together or any(isinstance(filter_, Plugin) for filter_ in spec.reject.values())
 
 
 @torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
-    """Per response: `applied_rows`, and sums of g and g² beside the exact sequence weight R = exp(Σ l)."""
+    """Sums per response: those of `applied_rows`, of g and g², and the exact sequence weight R = exp(Σ l)."""
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
         "g": row_sum(g),
@@ -96,11 +96,11 @@ def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
 
 @torch.no_grad()
 def finish_effect(rows: Rows) -> dict[str, float]:
-    """`finish_applied`, and under effect/ the metrics of g over all tokens.
+    """Compute the metrics of `finish_applied`, and under effect/ the metrics of the effective weight g over all tokens.
 
     ess = (Σg)²/(n·Σg²). kept_tokens: share with g > 0; a weight of 0 drops a token as a filter does. kept_sequences: share
-    of responses with such a token. weight_mean, weight_max: of g. agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], R the exact
-    sequence weight of the token's response: 1 where g is proportional to R. Without a correction it is the ESS of R.
+    of responses with such a token. weight_mean, weight_max: of g. agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], where R is the
+    exact sequence weight of the token's response. It is 1 if g is proportional to R, and without a correction the ESS of R.
     """
     n, exact = rows["n"], rows["exact"]
     tokens = n.sum().clamp(min=1)
@@ -118,7 +118,7 @@ def finish_effect(rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
-    """Σ g and tokens by position, then both by length of the response, in the bins of `positions`; [4, BINS].
+    """Sums of g and of tokens by position, then both by length of the response, in the bins of `positions`; [4, BINS].
 
     The sums of several batches add up. Row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
     """

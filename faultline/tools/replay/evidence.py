@@ -1,4 +1,4 @@
-"""The diagnosis of a dump, which comes before any correction: docs/diagnosis.md."""
+"""The diagnosis of a dump's log-probabilities, before any correction is proposed; see docs/diagnosis.md."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 
 CELLS = 2**22
-"""Padded values that are diagnosed together. A larger dump is thinned to every second batch or prompt, again and again."""
+"""Maximum number of padded values in a diagnosis. A larger dump is thinned to every second batch or prompt, repeatedly."""
 
 
 class Known(NamedTuple):
-    """Facts of a run's config that explain a difference of its two columns.
+    """Facts of a run's config that explain a difference between log μ and log π_old.
 
-    precision: the coarser one of sampler and trainer, a name of `rounding.K3`; None where it was not measured. behind: steps that
-    the sampler's weights are behind at least. noise: whether the run adds noise to its sampler on purpose.
+    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; None if it was not measured. behind: minimum
+    number of steps that the sampler's weights are behind. noise: whether the run adds noise to its sampler on purpose.
     """
 
     precision: str | None = None
@@ -35,21 +35,21 @@ class Known(NamedTuple):
 
 
 def known(path: Path) -> Known:
-    """What the config says of the run that a dump belongs to. path: of a run folder, of its dumps or of one of their files."""
+    """Read the facts from the config of the run that a dump belongs to. path: a run folder, its dumps or one of their files."""
     run = next((f for f in (path, *path.parents[:2]) if (f / "config.json").is_file() and (f / "dumps").is_dir()), None)
     if run is None:
         return Known()
     try:
         config = RunFolder(run).read("config.json")
     except UserError:
-        return Known()  # a damaged config takes nothing from the dump
+        return Known()  # the dump is judged without the damaged config
     rollout, actor = _part(config, "rollout"), _part(config, "actor")
     engine = _part(rollout, "engine")
     noise = any(engine.get(name) for name in ("noise", "router_noise"))
     behind = rollout.get("staleness")
     behind = behind if isinstance(behind, int) else 0
     if noise or behind or rollout.get("partial_tokens") or "num_experts" in _part(config, "model"):
-        return Known(None, behind, noise)  # more than rounding differs, or rounding flips experts
+        return Known(None, behind, noise)  # K3 is then not that of rounding alone, or rounding flips experts
     sampler = _part(rollout, "precision").get("name") if rollout.get("kv_cache") == "compute" else "fp8_cache"
     trainer = _part(actor, "precision").get("name") or actor.get("dtype")
     if not {str(sampler), str(trainer)} <= rounding.K3.keys():
@@ -63,7 +63,7 @@ def _part(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class Evidence:
-    """Takes in the batches of a dump, then diagnoses all of them as one."""
+    """Collect the batches of a dump, then diagnose them together."""
 
     def __init__(self, facts: Known):
         self.known = facts
@@ -72,7 +72,7 @@ class Evidence:
         self.seen, self.every = 0, 1
 
     def add(self, responses: DumpedResponses) -> None:
-        """Take in one batch, or pass over it where the dump is too large to be diagnosed whole."""
+        """Add one batch, or skip it if the dump is too large to be diagnosed whole."""
         self.seen += 1
         if (self.seen - 1) % self.every:
             return
@@ -85,7 +85,7 @@ class Evidence:
         return sum(map(len, self.batches)) * max(int(np.diff(one.offsets).max(initial=0)) for one in self.batches)
 
     def _lag(self, responses: DumpedResponses) -> np.ndarray | None:
-        """Versions that each token's weights are known to be behind; None where nothing says that they are."""
+        """Number of versions that each token's weights are known to be behind; None if nothing shows that they are."""
         version = responses.version
         if version is None:
             return np.full(len(responses.mask), self.known.behind) if self.known.behind else None
@@ -93,7 +93,7 @@ class Evidence:
         return lag if lag[responses.mask].any() else None
 
     def diagnosis(self) -> tuple[Diagnosis, list[Mean]]:
-        """The diagnosis, and the mean ratio by place in bins that end at 2ᵇ tokens."""
+        """Diagnose the batches. Returns the diagnosis, and the mean ratio by position in bins that end at 2ᵇ tokens."""
         whole = _joined(self.batches)
         batch = padded(whole)
         lag = None
@@ -115,7 +115,7 @@ class Evidence:
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:
-    """Every k-th prompt, or response where prompts are unknown, so that at most CELLS values remain."""
+    """Keep every k-th prompt, or every k-th response if prompts are unknown, so that at most CELLS values remain."""
     lengths = np.diff(responses.offsets)
     times = -(-len(responses) * int(lengths.max(initial=0)) // CELLS)
     if times <= 1:
@@ -125,7 +125,7 @@ def _thinned(responses: DumpedResponses) -> DumpedResponses:
 
 
 def _joined(batches: list[DumpedResponses]) -> DumpedResponses:
-    """One batch, in which the prompts of each have numbers of their own. A column that not all have is None."""
+    """Join batches into one in which prompts of different batches differ in number. A column that a batch lacks is None."""
     columns: dict[str, Any] = {}
     starts = np.cumsum([0, *map(len, batches[:-1])])
     for name in DumpedResponses._fields[1:]:

@@ -1,7 +1,7 @@
-"""A family of corrections: all but the bound. It owns the value of each unit, and the bounds that the value is held to.
+"""A family of corrections, which differ only in the bound. It computes the value of each unit and the bounds on that value.
 
-The values are those of `algos.corrections.apply`, computed in numpy on flat arrays. A dump needs no padding then, and all
-families of one level and statistic share them. A test compares them with `algos`, value by value.
+The values are those of `algos.corrections.apply`, computed in numpy on flat arrays. So a dump needs no padding, and all
+families of one level and statistic share the values. A test compares them with `algos`, value by value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from algos.ratios import LOG_RATIO_BOUND
 from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 1e100
-"""Nats: beyond every bound, and the sum of its squares over a response is finite."""
+"""Largest value in nats: it is beyond every bound, and the sum of its squares over a response is finite."""
 
 
 class Units(NamedTuple):
-    """Tokens, responses or segments, each with one weight, or one verdict of a filter.
+    """Units of a correction: tokens, responses or segments. Each has one weight, or one decision of a filter.
 
-    values: compared with the bounds. size: tokens of the unit. row: its response. Each [units].
+    values: numbers that are compared with the bounds. size: tokens of each unit. row: its response. All are [units].
     """
 
     values: np.ndarray
@@ -32,19 +32,19 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """FlatTokens in groups. number: of the group of each token. size, row: tokens and response of each group, empty ones too."""
+    """Tokens in groups. number: group of each token. size, row: number of tokens and response of each group, empty ones too."""
 
     number: np.ndarray
     size: np.ndarray
     row: np.ndarray
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Σ over the tokens of each group, [groups]."""
+        """Sum values over the tokens of each group, [groups]."""
         return np.bincount(self.number, weights=values, minlength=len(self.row))
 
 
 class FlatTokens:
-    """The response tokens of a batch in fp64, flat. l: log π_old − log μ, nats. row: number of the response, ascending."""
+    """The response tokens of a batch as flat fp64 arrays. l: log π_old − log μ, nats. row: response of each token, ascending."""
 
     def __init__(self, responses: DumpedResponses):
         mask, lengths = responses.mask, np.diff(responses.offsets)
@@ -59,30 +59,30 @@ class FlatTokens:
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """l clamped to ±LOG_RATIO_BOUND."""
+        """Log ratio l of each token, clamped to ±LOG_RATIO_BOUND."""
         return np.clip(self.l, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
     @cached_property
     def exact(self) -> np.ndarray:
-        """R = exp(Σ l), the exact sequence weight of each response, [rows]."""
+        """Exact sequence weight R = exp(Σ l) of each response, [rows]."""
         return bounded_exp(self.in_responses.sum(self.l))
 
     def statistic(self, name: str) -> np.ndarray:
-        """`STATISTICS[name]` per token, computed once."""
+        """Value of the statistic `name` of STATISTICS per token, computed once."""
         if name not in self._statistics:
             self._statistics[name] = STATISTICS[name](self)
         return self._statistics[name]
 
     @cached_property
     def in_responses(self) -> Groups:
-        """Its tokens by response."""
+        """Groups of the tokens by response."""
         return Groups(self.row, self.count.astype(np.float64), np.arange(self.rows))
 
     @cached_property
     def in_segments(self) -> Groups:
-        """Its tokens by segment."""
+        """Groups of the tokens by segment."""
         assert self.segments is not None, "families at the levels of segments are left out without segments"
-        widths = np.ones(self.rows, dtype=np.int64)  # of each response its own: one with many turns must not widen the others
+        widths = np.ones(self.rows, dtype=np.int64)  # one width per response: many turns in one must not widen the others
         np.maximum.at(widths, self.row, self.segments + 1)
         start = np.cumsum(widths) - widths
         number = start[self.row] + self.segments
@@ -100,11 +100,11 @@ STATISTICS: dict[str, Callable[[FlatTokens], np.ndarray]] = {
     ),
     "mult_error": lambda tokens: bounded_exp(np.abs(tokens.l)),
 }
-"""Statistic of a filter → its value per token."""
+"""Statistic of a filter → function that computes its value per token."""
 
 
 class Family(NamedTuple):
-    """A correction but for its bound: the action truncate, clip or mask of a weight, or reject by a statistic; at a level.
+    """A correction at some level without its bound. action: truncate, clip or mask a weight, or reject by a statistic.
 
     One number C ≥ 1 gives the bounds. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C − 1 − log C.
     prob_diff: ±(1 − 1/C).
@@ -119,7 +119,7 @@ class Family(NamedTuple):
         return "-".join([self.action, self.level, *([self.statistic] if self.statistic != "ratio" else [])])
 
     def bounds(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper) of the statistic at C, as a config has them; −inf for none."""
+        """Bounds (lower, upper) of the statistic at C, in the form of a config; −inf for none."""
         none = np.full_like(c, -np.inf)
         match self.statistic:
             case "k2":
@@ -133,7 +133,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction with bound C, as a config has it."""
+        """Correction of this family with bound C, in the form of a config."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -141,7 +141,7 @@ class Family(NamedTuple):
         return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: FlatTokens) -> Units:
-        """The units at its level, with the values that its bounds are compared with. A response without tokens has none."""
+        """Units at the family's level, with the values that are compared with its bounds. A response without tokens has none."""
         values = tokens.statistic(self.statistic)
         if self.level == "token":
             units = Units(values, np.ones(len(values)), tokens.row)
@@ -157,22 +157,22 @@ class Family(NamedTuple):
         return units._replace(values=bounded_exp(units.values)) if self.statistic == "ratio" else units
 
     def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper) of the values of `units` at C: `bounds`, but a worst token's value is the larger of ρ and 1/ρ."""
+        """Limits (lower, upper) of the values of `units` at C. They equal `bounds`, but level worst_token has no lower limit."""
         lower, upper = self.bounds(c)
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 
     def distance(self, values: np.ndarray) -> np.ndarray:
-        """d such that a unit's value lies inside the limits at C if and only if d ≤ upper(C)."""
+        """Distance d of each unit such that its value lies inside the limits at C if and only if d ≤ upper(C)."""
         if self.statistic == "ratio" and self.action != "truncate":
             return np.maximum(values, 1 / values)
         return np.abs(values) if self.statistic == "prob_diff" else values
 
 
 def families(segments: bool) -> list[Family]:
-    """All families; those at the levels of segments only where the dump has segments.
+    """List all families; those at the segment levels only if the dump has segments.
 
-    Left out are repetitions: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
-    Left out are sums that C does not scale. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞, and
+    Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
+    Sums that C does not scale are left out. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞, and
     mult_error grows with the length, so `Reject` refuses it.
     """
     levels = ["token", "sequence", "geometric", *(["segment", "segment_geometric"] if segments else [])]
@@ -188,11 +188,11 @@ def _is_distinct(level: str, statistic: str) -> bool:
 
 
 def by_row(reduce: np.ufunc, values: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """`reduce` over the values of each row that has any; `row` ascends."""
+    """Apply `reduce` to the values of each row that has any. row: row of each value, ascending."""
     starts = np.flatnonzero(np.diff(row, prepend=-1))
     return reduce.reduceat(values, starts) if len(starts) else values
 
 
 def bounded_exp(values: np.ndarray) -> np.ndarray:
-    """exp with its argument clamped to ±LOG_RATIO_BOUND."""
+    """Compute exp with its argument clamped to ±LOG_RATIO_BOUND."""
     return np.exp(np.clip(values, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))

@@ -1,4 +1,4 @@
-"""Figures of the page: what each well-known preset leaves of a batch, beside SmolLM2's, and the mean ratio by place."""
+"""Figures of the replay page: ESS and tokens kept by each known preset, compared with SmolLM2, and the mean ratio by position."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from faultline.tools.replay.example import EXAMPLES
 from faultline.tools.replay.verdict import PresetEffect
 
 BAR = 0.2
-"""Inches of a bar with its number."""
+"""Height of a bar with its number, in inches."""
 INSIDE = 0.15
-"""ESS from which the number stands within its bar."""
+"""ESS above which the number is drawn within its bar."""
 
 EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
-"""Colours of the shipped dumps; others are black."""
+"""Colours of the shipped example dumps in figures; other dumps are black."""
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
-    """A group of bars per preset, a bar per dump; dumps: what to call it → its presets. The first dump gives the order.
+    """Draw a group of bars per preset with a bar per dump. dumps: label → effects of presets; the first one gives the order.
 
-    The full bar is the ESS, which the number repeats. The pale one behind it is the share of tokens kept.
+    The full bar is the ESS, which the number repeats. The pale bar behind it is the share of tokens kept.
     """
     first = next(iter(dumps.values()))
     figure, ((axis,),) = subplots(1, 1, 1.1 + BAR * len(first) * (len(dumps) + 0.5))
@@ -57,7 +57,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
 
 
 def ratio_figure(by_place: list[Mean]) -> Figure:
-    """The mean ratio with two standard errors in each bin of places; bin b ends at token 2ᵇ."""
+    """Draw the mean ratio with two standard errors in each bin of token positions; bin b ends at token 2ᵇ."""
     figure, ((axis,),) = subplots(1, 1, 2.6)
     told = [(2**i, mean) for i, mean in enumerate(by_place) if math.isfinite(mean.mean)]
     errors = [2 * mean.error if math.isfinite(mean.error) else 0.0 for _, mean in told]

@@ -20,9 +20,9 @@ from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with
 from harness.files import output_folder, write_file
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
-"""Bounds C of the grid, which are among the thresholds; the CSV has all of them."""
+"""Bounds C that are columns of the grid; the CSV file has all thresholds."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
-"""Families in the figure."""
+"""Families of corrections whose curves are drawn in the figure."""
 IDENTITY = (
     "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
@@ -31,7 +31,7 @@ BY_AGE = "Mismatch by age of the weights"
 
 
 def summary(replayed: Replayed) -> list[str]:
-    """The dump in two lines."""
+    """Summarise a dump in two lines: its size and its mismatch."""
     m, skipped = replayed.mismatch, f"; {replayed.bad} bad rows left out" if replayed.bad else ""
     return [
         f"{replayed.tokens:,} tokens, {replayed.responses:,} responses, {replayed.batches:,} batches{skipped}",
@@ -43,7 +43,7 @@ def summary(replayed: Replayed) -> list[str]:
 
 
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """`with_null`, formatted."""
+    """Format the table of corrections, with false rejections if there is a null."""
     rows = []
     for row in with_null(replayed, null).to_dict("records"):
         shown = {
@@ -60,7 +60,7 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
 
 
 def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
-    """A row per family, a column per bound C of ROUND: share of tokens kept, and ESS."""
+    """Table with a row per family and a column per bound C: share of tokens kept, and ESS."""
     rows = []
     for family, part in replayed.thresholds.table().groupby("family", sort=False):
         at = part.set_index("c").loc[list(bounds)]
@@ -70,7 +70,7 @@ def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.Dat
 
 
 def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
-    """The proposals, formatted."""
+    """Format the table of proposed bounds."""
     formats = {"tokens kept": ".4f", "ESS": ".4f", "false rejections": ".2e"}
     number = lambda form: lambda value: "–" if pd.isna(value) else format(value, form)  # noqa: E731
     shown = advice.copy()
@@ -80,7 +80,7 @@ def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
 
 
 def scales_table(k3: float) -> pd.DataFrame:
-    """K3 of published runs, with this dump among them."""
+    """Table of the K3 of published runs, with this dump among them."""
     rows = [(scale.low, f"{scale.low:.1e} to {scale.high:.1e}", scale.what, scale.source) for scale in SCALES]
     rows.append((k3, f"{k3:.1e}", "this dump", ""))
     return pd.DataFrame([row[1:] for row in sorted(rows)], columns=["K3, nats per token", "of", "source"])
@@ -95,10 +95,10 @@ def write(
     advice: pd.DataFrame,
     by_place: list[Mean],
 ) -> Verdict:
-    """Write replay.html, its first figure as replay.png, and the CSV files into `folder`; the verdict with the page's path.
+    """Write replay.html, its first figure as replay.png, and CSV files into `folder`. Returns the verdict with the page's path.
 
-    compared: name of a dump in the figure → effect of each preset on it. by_place: mean ratio by place.
-    Raises UserError where `folder` is a link.
+    compared: name of a dump in the figure → effect of each preset on it. by_place: mean ratio by token position.
+    Raises UserError if `folder` is a link.
     """
     folder = output_folder(folder)
     tables = {
@@ -168,13 +168,13 @@ def _page(
 
 
 def _settings(proposal: Proposal) -> str:
-    """A block per framework, as it is pasted."""
+    """Render the proposal's settings, a block per framework that can be copied and pasted."""
     blocks = ["\n".join([f"# {name}", *lines]) for name, lines in proposal.settings.items()]
     return "\n\n".join(blocks)
 
 
 def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
-    """log C from which on no curve moves any more, and at least log 2."""
+    """Value of log C beyond which no curve of the figure changes any more, and at least log 2."""
     last = table.groupby("family")[metrics].transform("last")
     moving = ((table[metrics] - last).abs() > 1e-3).any(axis=1)
     return max(1.5 * np.log(table.c[moving].max()) if moving.any() else 0.0, np.log(2.0))

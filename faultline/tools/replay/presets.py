@@ -1,4 +1,4 @@
-"""The corrections of experiments/conf/correction by name, and those of other YAML files. Torch-free."""
+"""Load corrections by preset name from experiments/conf/correction, or from other YAML files. No torch is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = CONF / "correction"
 
 
 class Preset(BaseModel):
-    """A correction, the anchor of the loss with it, old (π_old) or rollout (μ), and what it sets of PPO's own parameters."""
+    """A correction preset. proximal: anchor of the loss, old (π_old) or rollout (μ). ppo: parameters of PPO that it sets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     correction: CorrectionConfig
@@ -26,9 +26,9 @@ class Preset(BaseModel):
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
-    """All presets, or those of these names, as verl/decoupled_token_is. A name that ends in .yaml is a file like the presets.
+    """Load all presets, or those named, such as verl/decoupled_token_is. A name that ends in .yaml is a file in the same form.
 
-    Raises UserError on an unknown name, and on a file that is no correction.
+    Raises UserError on an unknown name, and on a file that is not a correction.
     """
     shipped = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     for name in names or []:

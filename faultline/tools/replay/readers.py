@@ -1,6 +1,6 @@
-"""Dumps of other programs as tables of `harness.dumps.schema`, one reader per file type; docs/replay.md says how each is made.
+"""Read dumps of other programs into tables of `harness.dumps.schema`, one reader per file type; docs/replay.md has recipes.
 
-.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch; nothing
+.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch; no code
 that the pickle names is run. .pt: a dictionary of tensors with verl's or TRL's names, read by `torch.load(weights_only=True)`.
 """
 
@@ -24,10 +24,10 @@ from harness.dumps.schema import COLUMNS, LOGPS, Problem
 from harness.errors import UserError, first_line
 
 LINES = 4096
-"""Lines of a JSONL file that become one table."""
+"""Maximum number of lines of a JSONL file in one table."""
 
 PARQUET = {"responses": "tokens", "response_mask": "mask", "rollout_log_probs": "logp_rollout", "old_log_probs": "logp_old"}
-"""verl's name of a parquet column -> ours."""
+"""verl's name of a parquet column -> this project's name."""
 
 PRIME_RL = {
     "step": "step",
@@ -60,7 +60,7 @@ SKYRL = {
     "logp_old": "action_log_probs",
     "advantages": "advantages",
 }
-"""Our column -> theirs."""
+"""This project's column -> SkyRL's."""
 
 NOT_READ = (
     pickle.UnpicklingError,
@@ -73,20 +73,20 @@ NOT_READ = (
     IndexError,
     OverflowError,
 )
-"""Exceptions of a truncated or foreign pickle."""
+"""Exceptions that loading a truncated or foreign pickle raises."""
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""Exceptions of pyarrow on a value that does not fit the type."""
+"""Exceptions that pyarrow raises on a value that does not fit the type."""
 
 Columns = dict[str, np.ndarray]
-"""Column → padded array, [B, T] per token and [B] per response. The mask may still hold numbers."""
+"""Column → padded array, [B, T] per token and [B] per response. The mask may still hold numbers instead of booleans."""
 
 
 class _BadLine(Exception):
-    """A line of JSON that is no row. args: the column at fault, and what is wrong."""
+    """Raised for a line of JSON that is not a row. args: the faulty column and the problem."""
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
-    """Tables of at most LINES rows, with the problems that only the text shows. Such a row is null in its table."""
+    """Read a JSONL file as tables of at most LINES rows, with the problems of its text. A row with a problem is null."""
     with open(path, encoding="utf-8", errors="replace") as file:
         start = 0
         while lines := list(itertools.islice(file, LINES)):
@@ -105,7 +105,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
 
 
 def read_skyrl(path: Path) -> Columns:
-    """SkyRL `trainer.dump_data_batch=true`: export_path/dumped_data/global_step_<n>_training_input.pkl."""
+    """Read a dump of SkyRL's `trainer.dump_data_batch=true`: export_path/dumped_data/global_step_<n>_training_input.pkl."""
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
         theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
@@ -121,7 +121,7 @@ def read_skyrl(path: Path) -> Columns:
 
 
 def read_tensors(path: Path) -> Columns:
-    """A dictionary of [B, T] tensors, written by torch.save, with the names of verl's DataProto.batch or of TRL's inputs."""
+    """Read a dictionary of [B, T] tensors from torch.save, with the names of verl's DataProto.batch or of TRL's inputs."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except NOT_READ as error:
@@ -152,9 +152,9 @@ def read_tensors(path: Path) -> Columns:
 
 
 def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
-    """Padded arrays of one training batch as a table, and the rows whose mask holds other numbers than 0 and 1.
+    """Convert padded arrays of one training batch to a table, and list the rows whose mask has numbers other than 0 and 1.
 
-    The step is the number after `step` in the file's name, else the last number there.
+    The step is the number after `step` in the file's name, else the last number in the name.
     """
     mask, shape = columns["mask"], columns["mask"].shape
     problems = [
@@ -172,7 +172,7 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
 
 
 def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(row, place) of the first True of each row that has any."""
+    """Find (row, position) of the first True in each row that has any."""
     rows = np.flatnonzero(bad.any(1))
     yield from zip(rows, bad[rows].argmax(1), strict=True)
 
@@ -225,7 +225,7 @@ def _json_row(path: Path, line: str) -> dict[str, Any]:
 
 
 def _spans(row: dict[str, Any]) -> list[int]:
-    """The version of each token from vLLM's CompletionOutput.weight_versions: {"version", "start", "end"} of each span."""
+    """Version of each token's weights, from vLLM's CompletionOutput.weight_versions: {"version", "start", "end"} per span."""
     versions: list[int] = []
     spans: list[Any] = row["weight_versions"] if isinstance(row["weight_versions"], list) else [None]
     for span in spans:
@@ -240,7 +240,7 @@ def _spans(row: dict[str, Any]) -> list[int]:
 
 
 def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Table:
-    """Rows as a table; a value that does not fit its column becomes null and a problem."""
+    """Convert rows to a table. A value that does not fit its column becomes null and is added to the problems."""
     arrays = {}
     for name in COLUMNS:
         if any(name in row for row in rows):
@@ -254,9 +254,9 @@ def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Ta
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array of that type. Raises one of UNFIT.
+    """Convert values to a pyarrow array of type `kind`. Raises one of UNFIT on a value that does not fit.
 
-    Asked for integers, pyarrow would cut 1.5 to 1, so it infers the type first.
+    The type is inferred first, because pyarrow would cut 1.5 to 1 if asked for integers.
     """
     if pa.types.is_integer(_inner(kind)):
         array = pa.array(values)
@@ -281,7 +281,7 @@ def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[
 
 
 class _Inert:
-    """Stands for every class and function that a pickle names. It keeps its arguments and does nothing."""
+    """Replacement for every class and function that a pickle names. It keeps its arguments and does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self.args = args
@@ -290,17 +290,17 @@ class _Inert:
         self.state = state
 
     def append(self, item: Any) -> None:
-        """Fills a list subclass."""
+        """Do nothing when a pickle appends to a list subclass."""
 
     def extend(self, items: Any) -> None:
-        """Fills a list subclass."""
+        """Do nothing when a pickle extends a list subclass."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Fills a dictionary subclass."""
+        """Do nothing when a pickle sets an item of a dictionary subclass."""
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Reads SkyRL's batches and imports nothing. Every name becomes inert, except the function that returns the state."""
+    """Unpickler for SkyRL's batches that imports nothing. Every name becomes inert except the function that gives the state."""
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert

@@ -1,4 +1,4 @@
-"""The mismatch of published runs: K3, nats per token."""
+"""The mismatch of published runs as K3 in nats per token, for comparison with a dump."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Scale(NamedTuple):
-    """K3 from `low` to `high` nats per token, of what, and who reports it."""
+    """Range of K3 in a published run, from `low` to `high` nats per token. what: the run. source: the publication."""
 
     low: float
     high: float
@@ -20,11 +20,13 @@ SCALES = (
     Scale(1.0e-2, 3.1e-2, "FP8, its first 32 steps", "verl pull request 7519, K1"),
     Scale(1e-2, 1.0, "BF16 on A100, 14B, runs that crashed", "Liu et al. 2025"),
 )
-"""Ascending. Liu et al. 2025 is "When Speed Kills Stability". K1 and K3 estimate the same divergence, KL(μ‖π)."""
+"""Published scales of K3, ascending. Liu et al. 2025 is "When Speed Kills Stability". K1 and K3 both estimate KL(μ‖π)."""
 
 NEGLIGIBLE = 1e-4
-"""Our choice between FP16 and BF16; no source has it. At the K3 of FP16 all methods of arXiv 2510.26788 train alike."""
-LARGE = 1e-2
-"""From here on runs crashed (Liu et al. 2025), or lost accuracy without a correction (FP8, arXiv 2601.18150).
+"""K3 below which mismatch is negligible. The value, between FP16 and BF16, is our choice; no source has it.
 
-That they did is published. That it makes a threshold is our choice."""
+At the K3 of FP16 all methods of arXiv 2510.26788 train alike."""
+LARGE = 1e-2
+"""K3 from which runs crashed (Liu et al. 2025), or lost accuracy without a correction (FP8, arXiv 2601.18150).
+
+The crashes and losses are published. To make this value a threshold is our choice."""

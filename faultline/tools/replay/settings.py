@@ -1,4 +1,4 @@
-"""A truncated weight as the settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project."""
+"""Write a truncated weight as settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ SKYRL = "trainer.algorithm.off_policy_correction"
 
 
 def settings(level: str, upper: float) -> dict[str, list[str]]:
-    """Framework → its settings for w = min(ρ, `upper`) with ρ at `level`, token or sequence.
+    """Map each framework to its settings for the weight w = min(ρ, `upper`) with ρ at `level`, token or sequence.
 
-    verl, SkyRL and Faultline take them on the command line, TRL as keyword arguments of GRPOConfig.
+    verl, SkyRL and Faultline take the settings on the command line, TRL as keyword arguments of GRPOConfig.
     """
     c = f"{upper:g}"
     return {

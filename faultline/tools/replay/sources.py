@@ -1,4 +1,4 @@
-"""A dump by its path, whatever wrote it: read in pieces, checked, and cut into training batches."""
+"""Read a dump of any supported program in pieces, check its rows, and cut it into training batches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from harness.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
 SHOWN = 10
-"""Bad rows that an error lists."""
+"""Maximum number of bad rows that an error lists."""
 FILL = -1e3
-"""Nats: no model gives a sampled token less. What lies below is the fill of a mask, as -1e9 or the smallest float."""
+"""Lowest log-probability of a sampled token, in nats. A lower value is the fill of a mask, such as -1e9 or the smallest float."""
 LOWEST = -1e9
-"""Nats: a log-probability below is read as this one, so that sums over a dump stay finite."""
+"""Lowest log-probability that is read, in nats. Lower ones are raised to it, so that sums over a dump stay finite."""
 
 
 class Dump:
     """The training batches of a dump. path: a file, a folder of files, or a run folder.
 
-    skip_bad: leave bad rows out and count them in `bad`, instead of raising UserError that lists them by row and column.
+    skip_bad: leave bad rows out and count them in `bad`. Otherwise a UserError lists them by row and column.
     read: bytes of the files that have been read to their end. fills: tokens on the mask with a log-probability below FILL.
     """
 
@@ -36,7 +36,7 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """One training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
+        """Yield one training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
@@ -51,7 +51,7 @@ class Dump:
             raise UserError(f"{self.path}: no sound row among {self.rows}")
 
     def _batch(self, tables: list[pa.Table]) -> DumpedResponses:
-        """Tables of one batch as responses, with log-probabilities of at least LOWEST."""
+        """Convert the tables of one batch to responses, with log-probabilities raised to at least LOWEST."""
         joined = _joined(tables)
         old, rollout = joined.logp_old, joined.logp_rollout
         self.fills += int((joined.mask & ((old < FILL) | (rollout < FILL))).sum())
@@ -70,7 +70,7 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """The sound rows. unreadable: problems that the reader saw. start: of the table's first row within the file."""
+        """Keep a table's valid rows. unreadable: problems that the reader found. start: number of its first row in the file."""
         rows = {problem.row for problem in unreadable}
         if len(rows) < len(table) and (missing := absent(table)):
             have = ", ".join(table.column_names) or "none of them"
@@ -123,7 +123,7 @@ def _with_dumps(runs: list[Path]) -> Path:
 
 
 def _natural(path: Path) -> list[tuple[bool, int | str]]:
-    """A key by which step-9 comes before step-10."""
+    """Sort key of paths that places step-9 before step-10."""
     return [(not part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", str(path)) if part]
 
 
@@ -144,7 +144,7 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> DumpedResponses:
-    """Tables of one batch as one. A column that not all have is left out, but for the mask: without one all tokens count."""
+    """Join the tables of one batch. A column that a table lacks is left out, except the mask: without one all tokens count."""
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
     return responses(pa.concat_tables(tables, promote_options="permissive"))

@@ -1,4 +1,4 @@
-"""The verdict as lines of a terminal."""
+"""Format the verdict of a replay for a terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from harness.errors import printable
 
 WIDTH = 100
 PRESETS = 8
-"""Presets that are shown, those with the least ESS first."""
+"""Maximum number of presets that the terminal shows, those with the least ESS first."""
 CHECK = 17
-"""Column at which begins what to check."""
+"""Column of the terminal at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Lines on what the dump cannot show, doubts of the proposal among them; the page has all."""
+"""Number of lines on limitations of the dump, doubts of the proposal included; the page has all of them."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """At most 23 lines of at most WIDTH printable characters, the names of dump and presets cut to fit."""
+    """Format a verdict in at most 23 lines of at most WIDTH printable characters. Names of dump and presets are cut to fit."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -47,7 +47,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def diagnosis_lines(d: Diagnosis) -> list[str]:
-    """The first line of a verdict, and with a fault its evidence and what to check in each program."""
+    """Format the diagnosis, a verdict's first line; with a fault, also its evidence and what to check in each program."""
     if d.consistent:
         note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
         return [f"LOG-PROBABILITIES  consistent: {mean_ratio(d)}", *note]
@@ -60,7 +60,7 @@ def diagnosis_lines(d: Diagnosis) -> list[str]:
 
 
 def mean_ratio(d: Diagnosis) -> str:
-    """The mean ratio with its error, and the shift that would have shown."""
+    """Sentence with the mean ratio, its standard error, and the smallest shift that the dump would have shown."""
     if d.mean_ratio is None:
         return "no token tells"
     if d.error is None:
@@ -70,7 +70,7 @@ def mean_ratio(d: Diagnosis) -> str:
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a sentence or two."""
+    """Summarise the verdict in a sentence or two."""
     p = verdict.proposal
     if p is None:
         without = {
@@ -88,13 +88,13 @@ def headline(verdict: Verdict) -> str:
 
 
 def doubted(verdict: Verdict) -> list[str]:
-    """The reason that the proposal is provisional, if its bound is doubtful."""
+    """Reason why the proposal is provisional, if its bound is doubtful."""
     p = verdict.proposal
     return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
 
 
 def starved(verdict: Verdict) -> list[str]:
-    """A sentence on the presets that leave next to nothing, if any do, and one on the geometric band that fits this dump."""
+    """Sentences on presets that keep almost nothing, if there are any, and on the geometric band that fits the dump."""
     names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
     if not names:
         return []
@@ -105,7 +105,7 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pasted(proposal: Proposal) -> list[str]:
-    """The settings of the other frameworks, as many on a line as fit."""
+    """Format the proposal's settings of the other frameworks, as many on a line as fit."""
     out = []
     for name, settings in proposal.settings.items():
         if name == "Faultline":
@@ -117,7 +117,7 @@ def pasted(proposal: Proposal) -> list[str]:
 
 
 def _scales(m: Mismatch) -> list[str]:
-    """The published scales with this dump among them."""
+    """Format the published scales of K3 with this dump among them."""
     rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in SCALES]
     interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
     rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
@@ -125,7 +125,7 @@ def _scales(m: Mismatch) -> list[str]:
 
 
 def _columns(presets: list[PresetEffect]) -> list[str]:
-    """Two presets a line, in reading order down the left column first."""
+    """Format presets in two columns; the left column is filled first."""
     cells = [f"  {preset.label[:30]:<30} {_share(preset.tokens_kept):>6} {preset.ess:>5.2f}" for preset in presets]
     half = -(-len(cells) // 2)
     right = cells[half:] + [""] * (2 * half - len(cells))
@@ -133,7 +133,7 @@ def _columns(presets: list[PresetEffect]) -> list[str]:
 
 
 def _share(value: float) -> str:
-    """In percent, with a decimal where it is next to 0 or 100 and not it."""
+    """Format a share in percent, with a decimal if it is close to 0 or 100 but not equal."""
     return f"{value:.1%}" if 0 < value < 0.01 or 0.99 < value < 1 else f"{value:.0%}"
 
 

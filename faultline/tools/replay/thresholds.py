@@ -1,8 +1,7 @@
-"""Every threshold of every family of corrections at once: each unit falls between two limits, and the sums there add up.
+"""Evaluate every threshold of every family of corrections in one pass over a dump.
 
-All numbers of a family are sums over units whose value lies inside the limits. With the sums between neighbouring limits taken,
-each threshold costs a difference of two. Sums over batches add up too: a dump larger than memory is read once, and the result
-is exact.
+All numbers of a family are sums over units whose value lies inside the limits. Each threshold needs only the difference of two
+cumulative sums. The sums of batches add up, so a dump larger than memory is read once, and the result is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from faultline.tools.replay.family import Family, FlatTokens, Units, by_row, fam
 from harness.dumps.schema import DumpedResponses
 
 ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Bounds that people use."""
+"""Round bounds C that people use in practice."""
 
 
 def _default() -> np.ndarray:
@@ -28,14 +27,14 @@ def _default() -> np.ndarray:
 
 
 DEFAULT = _default()
-"""1,000 bounds C from 1 + 1e-6 to e²⁰, beyond which ratios are clamped; 1.7 % apart in log C. The ROUND ones are among them."""
+"""Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, beyond which ratios are clamped; 1.7 % apart in log C. They include ROUND."""
 
 Sums = dict[str, np.ndarray]
-"""Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g, at each bound, [K]."""
+"""Sums of a family at each bound, [K]: Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g."""
 
 
 class Thresholds:
-    """Sums over batches for the bounds `c` [K] of families, by default all. `add` batches, then `table`."""
+    """Sums over batches for the bounds `c` [K] of families, by default all of them. Call `add` per batch, then `table`."""
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)
@@ -44,7 +43,7 @@ class Thresholds:
         self.tokens = self.responses = self.exact_sq = 0.0
 
     def add(self, responses: DumpedResponses) -> None:
-        """Take in one batch, in fp64. Once a batch has no segments, the families at their levels are left out."""
+        """Add one batch, in fp64. Once a batch has no segments, the families at segment levels are left out."""
         if responses.segments is None:
             self.families = [family for family in self.families if not family.level.startswith("segment")]
             self.sums = {family: sums for family, sums in self.sums.items() if family in self.families}
@@ -64,7 +63,7 @@ class Thresholds:
                     before[name] = join(before[name], values) if name in before else values
 
     def table(self) -> pd.DataFrame:
-        """A row per family and bound: family, level, action, statistic, c, lower, upper and the columns of `metrics`."""
+        """Table with a row per family and bound: family, level, action, statistic, c, lower, upper and columns of `metrics`."""
         parts = []
         for family, sums in self.sums.items():
             lower, upper = family.bounds(self.c)
@@ -74,9 +73,9 @@ class Thresholds:
         return pd.concat(parts, ignore_index=True)
 
     def metrics(self, sums: Sums) -> dict[str, np.ndarray]:
-        """kept_tokens (share with g > 0), kept_sequences (share with such a token), weight_mean, ess, weight_max, agreement.
+        """Compute kept_tokens (share with g > 0), kept_sequences (share with such a token) and statistics of g from sums.
 
-        They are those of `effect.finish_effect`.
+        weight_mean, ess, weight_max and agreement are defined as in `effect.finish_effect`.
         """
         return {
             "kept_tokens": share(sums["kept"], self.tokens),
@@ -89,7 +88,7 @@ class Thresholds:
 
 
 class _Binned:
-    """Sums of units up to each of the limits that a group of families has, [limits + 1]; the last is over all units.
+    """Cumulative sums of units up to each limit of a group of families, [limits + 1]; the last is over all units.
 
     limits: (lower, upper) of each family, [K]. A value that equals a limit is inside.
     """
@@ -102,11 +101,11 @@ class _Binned:
         self.number, self.size, self.size_exact = self._up_to(None), self._up_to(units.size), self._up_to(self._exact)
 
     def _up_to(self, terms: np.ndarray | None) -> np.ndarray:
-        """Σ of the terms of the units up to each limit; without terms, their number."""
+        """Cumulative sum of the units' terms up to each limit; without terms, the number of units."""
         return np.cumsum(np.bincount(self._bins, terms, len(self.ends) + 1), dtype=np.float64)
 
     def evaluate(self, family: Family, c: np.ndarray) -> Sums:
-        """The sums at the bounds `c` of a family with these units."""
+        """Compute the sums of a family with these units at each bound of `c`."""
         lower, upper = family.limits(c)
         lo, hi = np.searchsorted(self.ends, _below(lower)), np.searchsorted(self.ends, upper)
         tokens, units = self.size[hi] - self.size[lo], self.number[hi] - self.number[lo]
@@ -130,7 +129,7 @@ class _Binned:
 
     @cached_property
     def _weighted(self) -> Sums:
-        """Sums of n·ρ, n·ρ² and n·ρ·R up to each limit."""
+        """Cumulative sums of n·ρ, n·ρ² and n·ρ·R over units up to each limit, with n tokens per unit."""
         values = self.units.values
         scaled = self.units.size * values
         terms = {"g": scaled, "g_sq": scaled * values, "g_exact": self._exact * values}
@@ -138,13 +137,13 @@ class _Binned:
 
     @cached_property
     def _largest(self) -> np.ndarray:
-        """The largest value up to each limit."""
+        """Largest value of a unit up to each limit."""
         largest = np.zeros(len(self.ends) + 1)
         np.maximum.at(largest, self._bins, self.units.values)
         return np.maximum.accumulate(largest)
 
     def _responses(self, family: Family, upper: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Responses with a unit inside the limits."""
+        """Number of responses that have a unit inside the limits, at each bound."""
         if len(self.units.row) == (self.count > 0).sum():  # a unit is a response
             return units.astype(np.float64)
         nearest = by_row(np.minimum, family.distance(self.units.values), self.units.row)
@@ -152,11 +151,11 @@ class _Binned:
 
 
 def share(part: np.ndarray, whole: np.ndarray | float) -> np.ndarray:
-    """part/whole, 0 where the whole is 0."""
+    """Divide part by whole; the result is 0 where the whole is 0."""
     whole = np.broadcast_to(whole, part.shape)
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
 def _below(limits: np.ndarray) -> np.ndarray:
-    """The next smaller number: what is up to it is what is less than the limit."""
+    """Next smaller number below each limit. A value is less than the limit if and only if it is at most this number."""
     return np.nextafter(limits, -np.inf)

@@ -1,4 +1,4 @@
-"""The verdict on a dump: how large its mismatch is, whether and how to correct it, and what the dump cannot show."""
+"""The verdict on a dump: the size of its mismatch, whether and how to correct it, and the limitations of the dump."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ KNOWN = {
     "icepop": "IcePop, 0.5 to 5",
     "verl/decoupled_token_is": "verl, SkyRL token TIS, 2",
 }
-"""Presets that a verdict and the figure show, and what they are called there."""
+"""Preset that a verdict and its figure show → its label."""
 USUAL = 2.0
-"""The bound where the data ask for no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
+"""Bound C to propose if the data need no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
 FEW = 1000
-"""Samples, prompts or responses, below which the intervals are wide. Our choice."""
+"""Number of samples (prompts or responses) below which the intervals are called wide. The value is our choice."""
 STARVED = 0.1
-"""A preset that keeps a smaller share of the tokens is named first."""
+"""Share of tokens kept below which a preset is named first in the verdict."""
 
 UNCHANGED = 0.999
-"""ESS from which truncated weights hardly vary: they scale the loss, which no correction does as well."""
+"""ESS above which truncated weights hardly vary: they only scale the loss, so the effect is that of no correction."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
-"""not asked: the log-probabilities have a fault, or differ by more than rounding."""
+"""Need of a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
 
 
 class _Part(BaseModel):
@@ -48,7 +48,7 @@ class _Part(BaseModel):
 
 
 class DumpSize(_Part):
-    """Size of the dump."""
+    """Size of a dump: responses, tokens and batches."""
 
     name: str = Field(description="last part of the dump's path")
     responses: int = Field(description="responses with a token on the mask, and empty ones")
@@ -59,7 +59,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """The uncorrected ratio. Pareto k is null where the weights do not vary, an ESS where all weights underflow."""
+    """Statistics of the uncorrected ratio. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -71,7 +71,7 @@ class Mismatch(_Part):
 
 
 class Diagnosis(_Part):
-    """What the log-probabilities are, before anything is said of a correction; docs/diagnosis.md."""
+    """Diagnosis of the log-probabilities, before any correction is proposed; see docs/diagnosis.md."""
 
     kind: Literal["consistent", "fault", "unknown"] = Field(description="unknown: a fault that has no name here")
     fault: str | None = Field(description="its name; of kind consistent a note, as routing")
@@ -85,12 +85,12 @@ class Diagnosis(_Part):
 
     @property
     def consistent(self) -> bool:
-        """Whether a correction may be proposed."""
+        """Whether the log-probabilities are consistent, so that a correction may be proposed."""
         return self.kind == "consistent"
 
 
 class PresetEffect(_Part):
-    """Effect of a preset on the dump."""
+    """Effect of one correction preset on a dump."""
 
     preset: str = Field(description="its name in experiments/conf/correction, or the YAML file")
     label: str = Field(description="what people call it, with its bounds")
@@ -102,7 +102,7 @@ class PresetEffect(_Part):
 
 
 class Proposal(_Part):
-    """The weight min(ρ, upper) that is proposed, with ρ at `level`."""
+    """A proposed truncated weight min(ρ, upper), with ρ at `level`."""
 
     level: Literal["token", "sequence"] = Field(description="token or sequence")
     upper: float = Field(description="the bound C")
@@ -113,7 +113,7 @@ class Proposal(_Part):
 
     @property
     def doubtful(self) -> bool:
-        """Whether the dump does not support the bound."""
+        """Whether the dump fails to support the proposed bound."""
         return self.verdict.startswith(DOUBTS)
 
 
@@ -155,7 +155,7 @@ def judge(
     found: diagnose.Diagnosis,
     shown: Container[str] | None = None,
 ) -> Verdict:
-    """The verdict on a dump.
+    """Judge a replayed dump and return its verdict.
 
     null: a dump of the control. advice: `Advisor.propose` at the same target. found: `Evidence.diagnosis` of the dump; unless
     it is consistent, no correction is proposed. shown: the presets to list; None for all.
@@ -199,7 +199,7 @@ def judge(
 
 
 def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
-    """A diagnosis without its statistics."""
+    """Convert a diagnosis to the part of it that a verdict shows, without the full statistics."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
     return Diagnosis(
         kind=found.kind,
@@ -215,10 +215,10 @@ def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
 
 
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
-    """The sequence weight, the exact correction, if it has the target ESS when truncated at USUAL; else the token weight.
+    """Propose the sequence weight, the exact correction, if it has the target ESS when truncated at USUAL; else the token weight.
 
-    The token weight is truncated at USUAL, or at the largest bound below it that has the ESS. None if no bound has it. At a K3
-    of LARGE or more a weight that hardly varies is passed over: every response is at its cap, or the ratios cancel out.
+    The token weight is truncated at USUAL, or at the largest smaller bound that has the ESS; None if no bound has it. At a K3
+    of LARGE or more, a weight that hardly varies is not proposed: every response is at its cap, or the ratios cancel out.
     """
     large = replayed.mismatch["rollout_corr/k3_kl"] >= LARGE
     ess = replayed.thresholds.table().set_index(["family", "c"]).ess
@@ -242,13 +242,13 @@ def _proposal(
 
 
 def _rounded_down(c: float) -> float:
-    """Two decimals, or as many as keep it above 1: a smaller bound has at least the ESS."""
+    """Round a bound down to two decimals, or to as many as keep it above 1: a smaller bound has at least the same ESS."""
     decimals = max(2, math.ceil(-math.log10(c - 1)) + 1)
     return math.floor(c * 10**decimals) / 10**decimals
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """The need, and why. Undecided where the ends of the interval of K3 differ in it."""
+    """Need of a correction, and the reason. It is undecided if the two ends of the interval of K3 give different needs."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -269,7 +269,7 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
 
 
 def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
-    """fits: whether the sequence ESS reaches the target, which small ratios of many tokens may miss."""
+    """Need of a correction by K3. fits: whether the sequence ESS reaches the target; small ratios of many tokens may miss it."""
     if k3 >= LARGE:
         return "required"
     return "none" if k3 < NEGLIGIBLE and fits else "advised"
@@ -289,7 +289,7 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
-    """The presets that were replayed and are `shown`, None for all; least ESS first."""
+    """Effects of the replayed presets that are in `shown`, None for all; least ESS first."""
     return [
         PresetEffect(
             preset=row["correction"],
@@ -343,7 +343,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """The corrections; with a null also false_rejections, the share of its tokens that each rejects (NaN: not replayed there)."""
+    """Table of corrections; with a null, also false_rejections: the share of its tokens that each rejects (NaN: not replayed)."""
     if null is None:
         return replayed.corrections
     kept = null.corrections.set_index("correction")["effect/kept_tokens"]

@@ -1,4 +1,4 @@
-"""Mismatch by the age of the weights that drew a token: where rollouts are asynchronous or partial, part of it is staleness."""
+"""Mismatch by the age of the weights that sampled a token. In asynchronous or partial rollouts part of it is staleness."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pandas as pd
 from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 300.0
-"""Nats: log ρ is clamped here in ρ, ρ² and K3, so that their sums are finite and K3 is never negative."""
+"""Bound in nats at which log ρ is clamped in ρ, ρ² and K3, so that their sums are finite and K3 is never negative."""
 SUMS = ("tokens", "l", "excess", "ratio", "ratio_sq")
 
 
 class Versions:
-    """Sums over tokens by how many optimizer steps their weights are behind the newest of the batch."""
+    """Sums over tokens by the number of optimizer steps that their weights are behind the newest of the batch."""
 
     def __init__(self) -> None:
         self.known = True
         self.sums: dict[int, np.ndarray] = {}
 
     def add(self, responses: DumpedResponses) -> None:
-        """Take in one batch. Once a batch has no versions, the table is empty."""
+        """Add one batch. Once a batch has no versions, the table is empty."""
         if responses.version is None:
             self.known = False
             return
@@ -33,7 +33,7 @@ class Versions:
             self.sums[int(steps)] = self.sums.get(int(steps), 0.0) + terms[:, place == k].sum(1)
 
     def table(self) -> pd.DataFrame:
-        """A row per age: behind (optimizer steps), tokens, and K1, K3 and ESS of those tokens; no row without versions."""
+        """Table with a row per age: behind (optimizer steps), tokens, and their K1, K3 and ESS. It is empty without versions."""
         columns = ("behind", "tokens", "k1", "k3", "ess_token")
         rows = []
         for behind, sums in sorted(self.sums.items() if self.known else ()):
