@@ -152,7 +152,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """Raise UserError if a plug-in lacks the attribute `mark`, which its decorator sets. what: its meaning, for the message."""
+    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: its meaning, for the message."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 
