@@ -86,7 +86,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Whether responses can be sampled in parts."""
+        """Raise ValueError if responses cannot be sampled in parts over several steps."""
         if self.partial_tokens is None:
             return
         key = f"partial_tokens={self.partial_tokens}"
