@@ -70,7 +70,7 @@ class Composer:
         return plain(config)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
-        """Parse an override. Also returns whether Hydra must compose anew: the override chooses a group or sets the search path."""
+        """Parse an override. Also returns whether Hydra must compose anew, since it chooses a group or sets the search path."""
         if text not in self.parsed:
             (override,) = self.parser.parse_overrides([text])
             check_choices([override])

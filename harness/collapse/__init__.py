@@ -43,7 +43,7 @@ class Detector(Protocol):
     state: dict[str, Any]
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
-        """Return the event if this step completes one, else None. Called once a step, in order, and never again after an event."""
+        """Return the event if this step completes one, else None. Called once per step, in order, until it has returned an event."""
 
 
 class Detectors:
@@ -86,7 +86,7 @@ class Detectors:
 
 
 class Outcome(NamedTuple):
-    """Outcome of a run. kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: a warning before it."""
+    """Outcome of a run. kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: an earlier warning."""
 
     kind: str
     onset: int | None = None

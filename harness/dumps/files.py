@@ -117,7 +117,7 @@ def typed(path: Path, table: pa.Table) -> pa.Table:
 
 
 def _is_number(kind: pa.DataType, truth: bool) -> bool:
-    """Whether a column type is an integer, a float or null; with `truth` a boolean is accepted instead."""
+    """Whether a column type is an integer, a float or null. With `truth`, boolean is accepted too."""
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     return number or (truth and pa.types.is_boolean(kind))
 

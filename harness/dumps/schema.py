@@ -191,7 +191,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The mask at the values of a column; all True if the dump has no mask. sound: rows whose column has the response's length."""
+    """The mask at the values of a column, True without a mask. sound: rows whose column has the length of the response."""
     if "mask" not in table.column_names:
         return np.ones(lengths.sum(), dtype=bool)
     own = _lengths(table, "mask")
