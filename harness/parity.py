@@ -34,8 +34,8 @@ NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if r
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }
-"""(precision, kv_cache) -> largest mean |Δ| of a normal pair of engines on this model, in nats: about three times the measured value
-(experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
+"""(precision, kv_cache) -> largest mean |Δ| of a normal pair of engines on this model, in nats: about three times the measured
+value (experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
 
 
 class Pair(NamedTuple):

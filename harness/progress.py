@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """Progress of a command in `whole` parts, printed every few seconds. Timing starts after the first part, which is unlike the rest.
+    """Progress of a command in `whole` parts, printed every few seconds. Timing starts after the first part, which may be slower.
 
     A command that takes less than EVERY seconds after its first part prints nothing.
     """

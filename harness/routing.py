@@ -32,12 +32,13 @@ REPLAYS = {
         "π_old and π_θ take the engine's experts and weights, so no gradient reaches the router", "engine", True, True
     ),
 }
-"""Value of routing.replay -> its effect. r2 removes the drift of expert choices over the mini-batches. r3 also removes their mismatch
-with the engine (arXiv 2510.11370, 2512.01374). Under both, weights come from the live softmax over all experts: the router learns."""
+"""Value of routing.replay -> its effect. r2 removes the drift of expert choices over the mini-batches. r3 also removes their
+mismatch with the engine (arXiv 2510.11370 and 2512.01374). Under both the weights come from the live softmax over all experts,
+so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Raise UserError if routing replay is useless or meaningless. experts: per layer of the model. reported: routes of the engine."""
+    """Raise UserError if routing replay is useless or meaningless. experts: per model layer. reported: the engine's routes."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

@@ -43,7 +43,7 @@ class Detector(Protocol):
     state: dict[str, Any]
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
-        """Return the event if this step completes one, else None. Called once per step, in order, until it has returned an event."""
+        """Return the event if this step completes one, else None. Called once per step, in order, until it returns an event."""
 
 
 class Detectors:

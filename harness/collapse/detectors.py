@@ -76,7 +76,7 @@ class Drawdown:
 class Learning:
     """Event "learned": the median of three held-out rewards exceeds the first, R_0, by 3σ, or R_0 ≥ `solved`.
 
-    σ is the larger of both standard errors. A finished run without this event has the outcome "never learned", unless it collapsed.
+    σ is the larger of both standard errors. A finished run without this event has never learned, unless it collapsed.
     """
 
     role = "learned"

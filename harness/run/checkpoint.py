@@ -89,7 +89,7 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | None:
-    """Load the newest undamaged checkpoint into `models`; None if there is none. Damaged checkpoints are set aside and printed."""
+    """Load the newest undamaged checkpoint into `models`; None without one. Damaged checkpoints are set aside and printed."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None

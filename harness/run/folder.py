@@ -30,7 +30,7 @@ from harness.run import jsonl
 from harness.run.metrics import check_named
 
 STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", "failed")
-"""States of a run. interrupted: ended by its surroundings, such as a full disk. failed: ended by its own error, which would recur."""
+"""States of a run. interrupted: ended by its surroundings, such as a full disk. failed: ended by an error that would recur."""
 FINISHED = ("done", "collapsed")
 CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
 LAST_STEP = 10**9
@@ -81,7 +81,7 @@ class RunFolder:
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation. rewards: split/policy, such as held_out/own or train/rollout -> mean reward of each prompt, in order."""
+        """Append one evaluation. rewards: split/policy, such as held_out/own -> mean reward of each prompt, in order."""
         self._append("questions.jsonl", {"step": step, **rewards})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
@@ -130,11 +130,11 @@ class RunFolder:
         return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
-        """Rows of metrics, one per step, in order, each with its `step`. If a resumed run recorded a step twice, the later row counts."""
+        """Rows of metrics, one per step, in order, each with its `step`. Of a step recorded twice (a resume) the later counts."""
         return self._last_rows("metrics.jsonl")
 
     def questions(self) -> list[dict[str, Any]]:
-        """Rewards per prompt, one row per evaluation, in order, each with its `step`. Of a step recorded twice the later row counts.
+        """Rewards per prompt, one row per evaluation, in order, each with its `step`. Of a step recorded twice the later counts.
 
         Two runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards pair.
         """
@@ -154,7 +154,7 @@ class RunFolder:
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Rows of a file of JSON lines. Lines that are no row of a step were cut short by a kill and are skipped: the resume repeats them."""
+        """Rows of a file of JSON lines. Lines cut short by a kill are skipped: the resumed run has written their steps again."""
         try:
             rows = [row for _, row in jsonl.read(self.path / name)]
         except OSError as error:

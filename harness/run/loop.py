@@ -160,7 +160,7 @@ def _end_by(error: Exception) -> dict[str, Any]:
 
 
 def _record_end_by_another(path: Path, rank: int, state: str, reason: str) -> None:
-    """Record that the failure of another rank ended the run. Rank 0 already holds the folder; if it died, another rank claims it."""
+    """Record that another rank's failure ended the run. Rank 0 already holds the folder; if it died, another rank claims it."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
         folder.status(state, **folder.progress(), error=reason)

@@ -55,7 +55,7 @@ class Tracker:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar immediately, so that a killed run has it. A collapse also sends an alert."""
+        """Mirror a detector's event as a summary scalar immediately, so that a killed run has it. A collapse also alerts."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":

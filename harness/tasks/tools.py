@@ -22,7 +22,7 @@ EXAMPLES = (("3 + 5", 8), ("12 * 17", 204))
 
 
 class Tools(arithmetic.Sums):
-    """Task of generated sums with a calculator, configured by harness.config.ToolsConfig. See harness.tasks.EnvironmentTask for turns."""
+    """Task of generated sums with a calculator, configured by harness.config.ToolsConfig. It is an EnvironmentTask."""
 
     config: ToolsConfig
 
@@ -46,7 +46,7 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the calculator's reply to the last call of a turn. Only the end of the turn is decoded, and never encoded anew."""
+        """Tokens of the calculator's reply to the last call of a turn. Only the end of the turn is decoded, for reading."""
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
