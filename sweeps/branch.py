@@ -135,7 +135,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Raise UserError if an override needs routing data that the queued rollouts of the checkpoint do not have."""
+    """Raise UserError if an override needs routes or sampling masks that the checkpoint's queued rollouts do not have."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

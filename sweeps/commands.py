@@ -52,7 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` lines of the log of each of `runs`, or of all failed and stopped ones. A run without a log shows its job's."""
+    """Print the last `n` log lines of each of `runs`, or of all failed or stopped ones. Its job's log replaces a missing one."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -89,7 +89,7 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch `runs`, or all failed and stopped ones, with the settings of the last launch. code: hydra.launcher.code, on Slurm."""
+    """Relaunch `runs`, or all failed or stopped ones, with the settings of the last launch. code: hydra.launcher.code."""
     from sweeps.launch import relaunch
 
     sweep = open_sweep(path)
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with `beginnings`, one each; without any, failed and stopped runs. UserError unless one fits."""
+    """The runs whose hashes start with `beginnings`; if empty, failed or stopped runs. UserError on 0 or 2 fits of one."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

@@ -58,14 +58,14 @@ class Sweep:
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
-        """Whether the run's folder records that it has finished. False if the folder cannot be read; the run itself reports that."""
+        """Whether the run's folder records that it has finished. False if it cannot be read; the run itself reports that."""
         try:
             return self.folder(run).state in FINISHED
         except UserError:
             return False
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event for each of `runs`. Only the event `planned` creates a ledger, so a sweep that was moved gets no second one."""
+        """Append one event for each of `runs`. Only `planned` creates a ledger, so a sweep that was moved gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         with writing(self.home):

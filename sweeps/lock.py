@@ -48,7 +48,7 @@ class LauncherLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Context manager that holds the lock. Raises UserError if another launcher is at work, or the user has cancelled meanwhile."""
+        """Context manager that holds the lock. Raises UserError if another launcher has it, or the sweep was cancelled."""
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
             file = open(self.home / "lock", "a+")  # noqa: SIM115 (closed below; "w" would erase the holder's name)
@@ -78,7 +78,7 @@ class LauncherLock:
         return None
 
     def terminate(self, launcher: Launcher) -> None:
-        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock, so that the file is wrong."""
+        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock file."""
         with suppress(psutil.Error):  # it has ended, or is another user's
             process = psutil.Process(launcher.pid)
             if str((self.home / "lock").resolve()) in [file.path for file in process.open_files()]:

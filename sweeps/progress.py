@@ -20,7 +20,7 @@ ROWS = 40
 
 
 class Display:
-    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds. names: digest -> run name."""
+    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds. names: by digest."""
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}

@@ -154,8 +154,8 @@ _OLD = {
     if name.startswith(_OF_CORRECTION)
 }
 METRICS |= _CURRENT | _OLD
-"""All metrics with fixed names. Those of _CURRENT are recorded in bypass mode and with correction.ratio=current, those of _OLD with
-correction.ratio=current alone, where correction/… is the correction as applied in the mini-batches."""
+"""All metrics with fixed names. Those of _CURRENT are recorded in bypass mode and with correction.ratio=current. Those of _OLD
+are recorded only with correction.ratio=current, where correction/… is the correction as applied in the mini-batches."""
 
 FAMILIES = {
     "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),

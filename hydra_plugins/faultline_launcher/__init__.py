@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sweeps.ledger import Sweep
 
 COMMON = {"retry_failed": False, "extend": False}
-"""Keys of both launchers. retry_failed: also rerun runs that failed by their own error. extend: allow new runs in an existing sweep."""
+"""Keys of both launchers. retry_failed: rerun runs that failed by their own error. extend: allow new runs in an old sweep."""
 
 store = partial(ConfigStore.instance().store, provider="faultline")
 store(group="hydra/sweeper", name="grid", node=BasicSweeperConf(_target_="hydra_plugins.faultline_launcher.Grid"))

@@ -24,7 +24,7 @@ class Executor(Protocol):
     def stopped(self) -> bool: ...
 
     def prepare(self) -> dict[str, Any]:
-        """Prepare the launch and return the settings with which `launch.relaunch` can repeat it. Raise UserError if it is impossible."""
+        """Prepare the launch and return settings with which `launch.relaunch` can repeat it. Raise UserError if it cannot run."""
 
     def attached(self) -> AbstractContextManager[None]:
         """Context manager around submitting and waiting. It defines the effect of Ctrl-C and SIGTERM on the runs."""

@@ -38,7 +38,7 @@ class Local:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. A signal to this process makes each run save a checkpoint and stop, and waits for it."""
+        """Context manager around the runs. A signal to this process makes each run save and stop, and waits for that."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield

@@ -47,7 +47,7 @@ class Slurm:
         self.limit = int(limit[1])
 
     def prepare(self) -> dict[str, Any]:
-        """Take the code snapshot and return the settings of the launch. Raises UserError if hydra.launcher.code must be chosen."""
+        """Take the code snapshot and return the launch's settings. Raises UserError if hydra.launcher.code must be chosen."""
         self.code = snapshot(self.sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 

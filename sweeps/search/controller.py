@@ -200,8 +200,8 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The result of the search: the winner's scores in the search and on fresh seeds. With sections it has the bracket of the threshold,
-        with several parameters the importance of each."""
+        """The result of the search: the winner's scores in the search and on fresh seeds. With sections it has the bracket of the
+        threshold, with several parameters the importance of each."""
         ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}
@@ -254,7 +254,7 @@ class Controller:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 
     def _check_spec(self) -> None:
-        """Raise UserError if the spec of an earlier search of this name was edited. Keys in `exclude` may change."""
+        """Raise UserError if the spec of an earlier search of this name was edited. The keys excluded below may change."""
         file = self.sweep.home / "search-spec.json"
         spec = self.spec.model_dump(mode="json", exclude={"trials", "parallel", "launcher", "winner_seeds"})
         if file.exists() and (before := json.loads(file.read_text())) != spec:

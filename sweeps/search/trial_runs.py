@@ -40,7 +40,7 @@ class TrialRuns:
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Update `states` and `live` from the ledger and the executor. Returns False, and prints why, if Slurm does not answer."""
+        """Update `states` and `live` from ledger and executor. Returns False, and prints why, if Slurm does not answer."""
         self.sweep.lock.check_there()
         try:
             self.states, self.live = self.executor.look()
@@ -62,7 +62,7 @@ class TrialRuns:
         return all(run in self.states and self.states[run].state != "queued" for run in runs)
 
     def resubmit(self, runs: Iterable[str]) -> str | None:
-        """Resubmit runs that their surroundings ended. Returns the error of a run that failed by itself or too often, else None."""
+        """Resubmit runs that their surroundings ended. Returns the error of a run that failed by itself or too often."""
         unfinished = self.unfinished(runs)
         for run in unfinished:
             if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
@@ -82,7 +82,7 @@ class TrialRuns:
             self.retries.pop(run, None)
 
     def unfinished(self, runs: Iterable[str]) -> list[str]:
-        """Those of these runs whose folder says neither done nor collapsed."""
+        """The runs among these whose folder says neither done nor collapsed."""
         return [run for run in runs if self.sweep.folder(run).state not in FINISHED]
 
     def collapsed(self, runs: Iterable[str]) -> int:

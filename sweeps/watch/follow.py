@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key that is equal for two records of one alarm. A detector reports once per run; rejections may occur at several steps."""
+        """Key that is equal for two records of one alarm. A detector reports once per run; rejections may recur later."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Tail:
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """Read about `most` bytes of whole lines. Also returns whether more are waiting. A replaced file is read from its start."""
+        """Read about `most` bytes of whole lines, and tell whether more are waiting. A replaced file is read from its start."""
         found = regular(self.path)
         if found is None:
             return [], False
@@ -97,7 +97,7 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A followed run. timed: number of rows with a time. spent: seconds of their steps, except the first, which has start-up work.
+    """A followed run. timed: number of rows with a time. spent: seconds of their steps, except the first with its start-up work.
 
     alarms: by `Alarm.key`, since a resumed run may record one again.
     changed: number of the look that last saw it change. over: there is nothing more to read.
@@ -244,7 +244,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add the evaluations in these lines. A row with an earlier step comes from a resumed run and replaces all later points."""
+        """Add the evaluations in these lines. A row with an earlier step comes from a resumed run and replaces later points."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None

@@ -45,8 +45,8 @@ class Failure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Summary of a sweep. gone: the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds; None while no
-    pace is known. behind: runs whose rows are not fully read."""
+    """Summary of a sweep. gone: the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds; None
+    while no pace is known. behind: runs whose rows are not fully read."""
 
     name: str
     gone: bool
