@@ -30,7 +30,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.torch) for name, dt
 
 
 def device() -> torch.device:
-    """The device of this process: its GPU if there is one, else the CPU."""
+    """The torch device of this process: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -76,7 +76,7 @@ def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens
 
 
 def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """A Qwen3, dense or a mixture of experts, in fp32 with weights drawn from `seed`."""
+    """Build a Qwen3, dense or with a mixture of experts, in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
     if isinstance(config, Qwen3MoeConfig):
         # On a CPU a loop over the experts is as fast as the grouped product, and takes any width and fp64.

@@ -23,7 +23,7 @@ class Dtype(NamedTuple):
     torch: str
     """Name of the dtype in torch."""
     bytes: int
-    """Bytes of one number."""
+    """Size of one number of this dtype, in bytes."""
     tolerance: float
     """Largest mean |log μ − log π| in nats accepted after loading weights: at least 20 times the normal value (docs/vllm.md)."""
 

@@ -31,7 +31,7 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """One sweep on disk: its ledger, its lock and the folders of its runs."""
+    """A sweep on disk: its ledger, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)

@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.run.folder import FINISHED, STATES, RunFolder
 
 PLAIN_EVERY = 20.0
-"""Seconds between lines when the output is not a terminal."""
+"""Seconds between progress lines when the output is not a terminal."""
 ROWS = 40
 """Number of runs above which the table shows only those under way."""
 

@@ -29,7 +29,7 @@ CAUSE_WINDOW = 50
 
 
 Event = dict[str, Any]
-"""A detector's report: {"onset": step, ...} in plain JSON."""
+"""Event of a detector: a report such as {"onset": step, ...} in plain JSON."""
 
 
 class Detector(Protocol):

@@ -1,7 +1,7 @@
 """The version of the code that runs. Torch-free, so that a launcher can read it.
 
-A sweep on a cluster runs from a snapshot of the code. A snapshot has no repository around it, so it carries its version in
-`snapshot.json` beside the packages.
+A sweep on a cluster runs from a snapshot of the code. A snapshot lies outside the repository, so the file `snapshot.json` beside
+its packages states its version.
 """
 
 from __future__ import annotations

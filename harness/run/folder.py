@@ -47,7 +47,7 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
-        """Hold the folder for writing. Raises Unavailable if another process does."""
+        """Lock the run folder for writing. Raises Unavailable if another process holds the lock."""
         with ExitStack() as held:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class Run:
         self.detectors = Detectors({name: make() for name, make in plan.detectors.items()})
 
     def train(self, request: StopRequest) -> str:
-        """Train to the end, from the last checkpoint if there is one, and return the final state.
+        """Train the run to its end, from its last checkpoint if there is one, and return its final state.
 
         When a signal asks it to stop, the run saves a checkpoint after its step and raises Preempted.
         """

@@ -22,7 +22,7 @@ class Mirrors:
         self.event_files.log(step, metrics)
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event."""
+        """Mirror an event that a detector reported at `step`."""
         self.wandb.event(step, role, detector, event)
         self.event_files.event(step, role, detector, event)
 

@@ -10,10 +10,10 @@ from types import FrameType
 
 
 class RunProgress:
-    """Prints a line every few seconds: the step, the latest metrics, and how long the rest will take."""
+    """Progress of a run, printed every few seconds: the step, the latest metrics, and the time left."""
 
     EVERY = 5.0
-    """Seconds between lines."""
+    """Seconds between progress lines."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.time(), 0.0, ""

@@ -1,6 +1,6 @@
 """Tasks with a verifier: their interface and their registry.
 
-`chain` is embedded and has tokens of its own. The others are text and need a tokenizer; in `tools` a calculator answers.
+The task `chain` has tokens of its own. The others are text and need a tokenizer; in `tools` a calculator answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Task(Protocol):
     stop: tuple[int, ...]
     """Tokens that end an answer; empty if every answer has `answer_length` tokens."""
     counts: dict[str, int]
-    """How the prompts were made, such as the number dropped; recorded in the run's events unless empty."""
+    """Counts of prompts by treatment, such as the number dropped; recorded in the run's events unless empty."""
 
     def prompts(self) -> np.ndarray:
         """All prompts of the task, [N, P]."""
@@ -69,9 +69,9 @@ class TextTask(Task, Protocol):
     """A task in the tokens of a pretrained model, for model=hub. It splits its prompts into training and held-out itself."""
 
     train: np.ndarray
-    """Prompts for RL, [N, P]."""
+    """Token ids of the prompts for RL, [N, P]."""
     held_out: np.ndarray
-    """Prompts for evaluation, [N, P]."""
+    """Token ids of the prompts for evaluation, [N, P]."""
 
 
 @runtime_checkable

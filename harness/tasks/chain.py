@@ -38,7 +38,7 @@ class Chain:
         self.cycle = m if config.goal == "value" else largest + 1
 
     def prompts(self) -> np.ndarray:
-        """Every prompt that has an answer, [N, 3] or [N, 4] int64, in lexical order."""
+        """All prompts of the chain task that have an answer, [N, 3] or [N, 4] int64, in lexical order."""
         m = self.config.modulus
         columns = [range(m)] * (3 if self.moves else 2)
         body = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)

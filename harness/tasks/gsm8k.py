@@ -1,4 +1,4 @@
-"""GSM8K, arXiv 2110.14168: grade-school word problems. math-verify compares the final answer with the reference."""
+"""The GSM8K task (arXiv 2110.14168): grade-school word problems. math-verify compares the final answer with the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums with a calculator: a response of several turns, between which the calculator answers.
+"""Task of sums with a calculator: a response has several turns, between which the calculator answers.
 
 The policy writes `<<47 * 38>>`, the calculator appends ` = 1786` and a new line, and the policy goes on. Two solved sums in the
 prompt show how. The answer is the last whole number after the last reply.

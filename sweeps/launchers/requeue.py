@@ -1,4 +1,4 @@
-"""Who resubmits a run that was preempted.
+"""Resubmission of preempted runs: who does it in each case.
 
     a job of an array                        itself, see `ArrayTask.checkpoint`; after SIGTERM alone Slurm, by `requeue`
     a job by hand                            slurm/train.sbatch, by `scontrol requeue`

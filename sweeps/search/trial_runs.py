@@ -106,6 +106,6 @@ class TrialRuns:
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """mean − t·s/√n, with t the `confidence` quantile of Student's t of n − 1 degrees of freedom: one-sided."""
+    """Mean with its one-sided lower bound, mean − t·s/√n; t is the `confidence` quantile of Student's t at n − 1 degrees."""
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

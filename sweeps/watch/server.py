@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _local(host: str) -> bool:
-    """Whether a Host header names this machine; the port may be that of a tunnel."""
+    """Whether a Host header names this machine. Any port is accepted, since the page may be reached through a tunnel."""
     name, _, port = host.partition(":")
     return name.lower() in HOSTS and (not port or port.isdecimal())
 
