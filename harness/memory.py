@@ -223,7 +223,7 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 
         tensor                                                                bytes
         input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
-        the same of the norms of queries and keys, where there are any        (4 + b)·(q + k)
+        input and normalised input of norms of queries and keys, if any       (4 + b)·(q + k)
         queries; keys and values, as many as queries; the output              4·b·q
         sums of the softmax                                                   4·heads
         row of the mask                                                       b·L

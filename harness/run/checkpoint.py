@@ -1,7 +1,7 @@
 """Checkpoints of a run: written completely or not at all, and verified by checksums before they are loaded.
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
-                              critic/...     the same of a critic, where the run has one
+                              critic/...     model and optimizer of the critic, where the run has one
                               state.json     next step, optimizer steps, detector states, number of ranks
                               rollouts.safetensors  sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above

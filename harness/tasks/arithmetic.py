@@ -25,7 +25,7 @@ class Sums(Text):
     config: ArithmeticConfig | ToolsConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Records of the split `train` or `held_out`. Each has a prompt and `value`, the right answer."""
+        """Records of generated sums for the split `train` or `held_out`. Each has a prompt and `value`, the right answer."""
         c = self.config
         rng = np.random.default_rng(derive(0, "arithmetic"))
         drawn: dict[str, None] = {}  # in the order drawn, each once

@@ -254,7 +254,7 @@ class Controller:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 
     def _check_spec(self) -> None:
-        """Raise UserError if the spec of an earlier search of this name was edited. The keys excluded below may change."""
+        """Raise UserError if an earlier search's spec was edited. trials, parallel, launcher and winner_seeds may change."""
         file = self.sweep.home / "search-spec.json"
         spec = self.spec.model_dump(mode="json", exclude={"trials", "parallel", "launcher", "winner_seeds"})
         if file.exists() and (before := json.loads(file.read_text())) != spec:

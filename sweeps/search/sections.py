@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Next step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, or None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
