@@ -1,7 +1,7 @@
-"""The name of an arm: what the runs of a sweep are called wherever people read, torch-free.
+"""Names of the arms of a sweep, as reports, tables and figures show them. Torch-free.
 
-A sweep is a grid of runs, and runs that differ in their seed alone form an arm. The name of an arm tells the precision of its
-rollouts, its loss, its correction, and every other key in which the runs of the sweep differ. No two arms share a name.
+A sweep is a grid of runs. Runs that differ only in their seed form an arm. The name of an arm states its rollout precision,
+its loss, its correction, and every other key in which the runs of the sweep differ. No two arms of a sweep share a name.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from harness.config import OPERATION
 
 NONE = "none"
-"""The correction of an uncorrected arm."""
+"""Correction shown for an arm without a correction."""
 UNNAMED = (*OPERATION, "seed")
-"""Sections that no name tells."""
+"""Config sections that never appear in the name of an arm: they change no result, or only the seed."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
-"""Keys that the name of an arm tells in a place of their own."""
+"""Config keys that have a fixed place in the name of an arm, so that they are never added as key=value."""
 
 
 class Arm(NamedTuple):
-    """The parts of a name, which `str` joins.
+    """Parts of the name of an arm. `str` joins them into the name.
 
-    precision: of the rollout. loss, correction: the names of the plug-ins, and those of their keys in which runs of the same
-    plug-in differ. A routing replay is named beside the correction, since it is a remedy too. setting: every other key in which
-    runs of the sweep differ. Keys are written key=JSON.
+    precision: rollout precision. loss, correction: names of the plug-ins, with the keys in which runs of the same plug-in
+    differ. Routing replay is named beside the correction, since it also counters the mismatch. setting: all other keys in
+    which the runs of the sweep differ. Keys are written key=JSON.
     """
 
     precision: str
@@ -40,9 +40,9 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """The arm of a run whose sweep is unknown: precision, loss and correction. Raises KeyError on what is no config.
+    """The arm of a single run, from its config alone: precision, loss and correction. Raises KeyError on an incomplete config.
 
-    A weight that is computed for its metrics alone corrects nothing.
+    A correction weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -53,7 +53,7 @@ def arm(config: Mapping[str, Any]) -> Arm:
 
 
 def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) -> dict[str, Arm]:
-    """Run -> arm, for all runs of a sweep; `configs` are complete, as JSON has them.
+    """Map each run of a sweep to its arm. configs: complete config of each run, as read from JSON.
 
     A key beside a name is compared among runs of that name: `loss.eps_low` among runs of one loss, since the name tells the
     losses apart already. Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but`
@@ -66,7 +66,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """`arms` of configs that all differ."""
+    """Map each run to its arm, for configs that all differ from one another."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -82,7 +82,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """The part of a name in which a key stands; a key that tells uncorrected arms apart makes none of them corrected."""
+    """The field of `Arm` in which a differing key is named. A key never turns an uncorrected arm into a corrected one."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"
@@ -96,7 +96,7 @@ def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
 
 
 def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Whole numbers as floats where another run has a float, since `noise=0` is `noise=0.0` to a plug-in."""
+    """Write whole numbers as floats where another run has a float for the key: `noise=0` and `noise=0.0` mean the same."""
     floats = {key for values in flat.values() for key, value in values.items() if type(value) is float}
     return {
         run: {key: float(value) if key in floats and type(value) is int else value for key, value in values.items()}
@@ -105,7 +105,7 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
-    """(key, context) where runs of one context disagree. A run without the key disagrees with one that has it."""
+    """Pairs (key, context) for which runs of one context have different values. A missing key counts as a different value."""
     differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
@@ -118,7 +118,7 @@ def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> 
 
 
 def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
-    """Within what a key is compared: the correction, the nearest name beside the key or above it, or the whole sweep."""
+    """Context within which a key is compared: the correction, the name of the nearest plug-in section, or the whole sweep."""
     if key.startswith("correction."):
         return plain.correction
     section = key
@@ -133,7 +133,7 @@ def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
+    """Flatten a nested config: its keys become dotted paths."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -141,7 +141,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differs(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether flat configs disagree in `key`; one without the key disagrees with one that has it."""
+    """Whether flat configs differ in `key`. A config without the key differs from one that has it."""
     return len({_text(values, key) for values in configs}) > 1
 
 
@@ -150,5 +150,5 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def shared(flat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys in which all flat configs agree, with their values."""
+    """Keys and values that all of the flat configs have in common."""
     return {key: value for key, value in flat[0].items() if not differs(key, flat)}

@@ -1,8 +1,8 @@
-"""The one boundary between errors and people: what a user can mend is one line, exit code 2; a bug has its traceback.
+"""How commands report errors: one line and exit code 2 for an error that the user can mend, a traceback for a bug.
 
-Hydra, OmegaConf and yaml raise exceptions of many kinds on wrong input, TypeError and AssertionError among them. So an
-error is theirs, and is explained, when it arose in one of their files. An OSError that names a file is explained too,
-and so is a missing module that an extra brings. A UserError explains itself. All others are bugs.
+Hydra, OmegaConf and yaml raise exceptions of many kinds on wrong input, TypeError and AssertionError included. So an
+error raised in a file of these libraries counts as wrong input and is explained. An OSError that names a file is explained
+too, and so is a missing module that an extra installs. A UserError explains itself. All others are bugs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from harness.extras import absence
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4")
 SHOWN = 300
-"""Characters of what the user wrote that an error repeats."""
+"""Maximum number of characters of the user's input that an error message repeats."""
 
 
 @contextmanager
 def command(interrupted: str = "interrupted", given: str = "") -> Iterator[None]:
-    """Around a command. Raises SystemExit: 2 after an error that is explained, 130 after Ctrl-C, 141 where nobody reads on.
+    """Context manager around a command. Raises SystemExit: 2 after an explained error, 130 after Ctrl-C, 141 on a closed pipe.
 
-    interrupted: printed after Ctrl-C. given: what the user wrote, see `explanation`.
+    interrupted: text printed after Ctrl-C. given: the user's input, shown where an error names no key.
     """
     try:
         with refusing(given):
@@ -57,9 +57,9 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Around a call of Hydra, OmegaConf or the file system: what they refuse becomes a UserError.
+    """Context manager around a call of Hydra, OmegaConf or the file system. It turns their errors into a UserError.
 
-    given: see `explanation`.
+    given: the user's input, shown where an error names no key.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def refusing(given: str = "") -> Iterator[None]:
 
 
 def explanation(error: Exception, given: str = "") -> str | None:
-    """One line of what is wrong and the remedy; None of a bug. given: shown where an error names no key."""
+    """One line with the cause of an error and its remedy; None for a bug. given: user input, shown if the error names no key."""
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -98,7 +98,7 @@ def _short(given: str) -> str:
 
 
 def _of_library(error: BaseException) -> bool:
-    """Whether one of LIBRARIES raised the error: the innermost frame outside of Python's own library decides."""
+    """Whether one of LIBRARIES raised the error. The innermost frame outside the standard library decides."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]
     others = [package for package in packages if package not in sys.stdlib_module_names]

@@ -1,4 +1,4 @@
-"""The one way to compose the config of a run from `experiments/conf` and overrides."""
+"""Composition of run configs from `experiments/conf` and command-line overrides; the only entry point for it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from harness.yaml_file import read_yaml
 
 
 def compose(*overrides: str) -> dict[str, Any]:
-    """The resolved config of a run with these overrides, for `harness.config.parse`. Raises UserError if Hydra refuses."""
+    """Compose the config of a run with these overrides, for `harness.config.parse`. Raises UserError if Hydra refuses them."""
     with refusing(" ".join(overrides)):
         return composer()(overrides)
 
 
 def check_files(folder: str | None) -> None:
-    """Raise UserError on a file below --config-dir that Hydra could not read, or could not end to read."""
+    """Raise UserError for a file below --config-dir that Hydra cannot read, or would never finish reading, such as a pipe."""
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
         read_yaml(file)
 
 
 class Choices(NamedTuple):
-    """config: as composed. chosen: group -> its option now. options: group -> all of its options."""
+    """Result of `choices`. config: the composed config. chosen: group -> its chosen option. options: group -> all its options."""
 
     config: dict[str, Any]
     chosen: dict[str, str]
@@ -40,7 +40,7 @@ class Choices(NamedTuple):
 
 
 def choices(*overrides: str) -> Choices:
-    """The groups and options there are, and those that these overrides choose. Raises UserError if Hydra refuses them."""
+    """Compose the config and list all config groups, their options and the chosen ones. Raises UserError if Hydra refuses."""
     with refusing(" ".join(overrides)):
         with hydra.initialize_config_module(MODULE, version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()

@@ -1,4 +1,4 @@
-"""Hydra as a function: overrides to the config of a run, and what Hydra refuses in a line. Raises Hydra's own errors."""
+"""Composition of configs by Hydra, and one-line explanations of its errors. Raises Hydra's own exceptions."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from harness.yaml_file import read_yaml
 
 @cache
 def composer() -> Composer:
-    """The composer outside of a multirun. Later calls cost nothing."""
+    """The composer for a single run, outside a multirun. It is built once and cached."""
     with hydra.initialize_config_module(MODULE, version_base="1.3"):
         return Composer(GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True))
 
 
 def plain(composed: DictConfig) -> dict[str, Any]:
-    """A composed config as a dictionary, its interpolations resolved."""
+    """Convert a composed config to a dictionary, with its interpolations resolved."""
     values = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
 class Composer:
-    """Composes the runs of one multirun, whose own config is `config`.
+    """Composer of run configs for one multirun. config: the multirun's own Hydra config.
 
-    Each choice of groups is composed once, which takes a fifth of a second. Another run with the same choice takes milliseconds.
+    Each choice of group options is composed once, in about 0.2 seconds. Further runs with that choice take milliseconds.
     """
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
@@ -54,9 +54,9 @@ class Composer:
         self.chosen: dict[tuple[str, ...], bytes] = {}
 
     def __call__(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The resolved config of one run, without the node `hydra`. Raises what `harness.boundary` explains.
+        """Compose the resolved config of one run, without the node `hydra`. Raises errors that `harness.boundary` explains.
 
-        Hydra, too, applies values in their order, once all groups are composed, and interpolations are resolved after that.
+        Values are applied in their order after all groups are composed, then interpolations are resolved, as in Hydra.
         """
         parsed = [self._parse(override) for override in overrides]
         groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
@@ -70,7 +70,7 @@ class Composer:
         return plain(config)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
-        """The override, and whether Hydra must compose anew for it: it chooses a group, or sets where groups are looked for."""
+        """Parse an override. Also returns whether Hydra must compose anew, since it chooses a group or sets the search path."""
         if text not in self.parsed:
             (override,) = self.parser.parse_overrides([text])
             check_choices([override])
@@ -80,7 +80,7 @@ class Composer:
 
 
 def refusal(error: Exception) -> str:
-    """One line for what Hydra refuses, with the key and the remedy."""
+    """One line for an error that Hydra raised, with the key and the remedy."""
     if isinstance(error, OverrideParseException):
         reason = " ".join(str(error).split()).partition(" See https")[0]
         return f"{error.override}: not KEY=VALUE as Hydra reads it ({reason}); quote a value as KEY='\"...\"'"
@@ -109,7 +109,7 @@ def refusal(error: Exception) -> str:
 
 
 def check_choices(overrides: Iterable[Override]) -> None:
-    """Raise UserError on an override that chooses what is no name of an option: Hydra's own error lacks the key."""
+    """Raise UserError if an override chooses an option by something other than a name: Hydra's own error omits the key."""
     for override in overrides:
         options, value = _option_names(override.key_or_group), override.value()
         if not override.key_or_group:
@@ -123,13 +123,13 @@ def check_choices(overrides: Iterable[Override]) -> None:
 
 
 def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The keys of sections and of what they hold, with dots."""
+    """Every key of nested sections as a dotted path, the sections themselves included."""
     below = [key for name, value in values.items() if isinstance(value, dict) for key in _keys(value, f"{prefix}{name}.")]
     return [f"{prefix}{name}" for name in values] + below
 
 
 def _option_names(group: str) -> list[str]:
-    """The options of a group in experiments/conf, and its folders of options; none if there is no such group."""
+    """Names of the options of a config group in experiments/conf, subfolders included; empty if the group does not exist."""
     if not re.fullmatch(r"\w[\w/]*", group) or not (CONF / group).is_dir():
         return []
     entries = sorted((CONF / group).iterdir())
@@ -138,14 +138,14 @@ def _option_names(group: str) -> list[str]:
 
 
 def _options_with(key: str) -> list[str]:
-    """The options, as group=name, whose own file has the key."""
+    """Options, as group=name, whose own file defines the key."""
     group, _, own = key.partition(".")
     files = sorted((CONF / group).glob("*.yaml")) if own and _option_names(group) else []
     return [f"{group}={file.stem}" for file in files if own in (read_yaml(file) or {})]
 
 
 def _plugged(option: str) -> str | None:
-    """How to choose a registered plug-in that has no config file, if `option` (group/name) is one."""
+    """Advice for choosing a registered plug-in that has no config file, if `option` (group/name) is one."""
     group, _, name = option.rpartition("/")
     forms = {
         "loss": (LOSSES, f"loss=pg loss.name={name} and +loss.KEY=VALUE for each parameter"),

@@ -1,7 +1,7 @@
-"""Where the options of a config stand. It is the one place below `experiments` that knows a folder of it.
+"""Path of the config files, `experiments/conf`. No other module below `experiments` refers to a folder of it.
 
-`harness` composes runs and `faultline` reads single options, both from the YAML files of a room above `harness`. So the folder is
-named here by its path; nothing of it is imported.
+`harness` composes configs and `faultline` reads single options, both from YAML files of a package above `harness`. So the folder
+is named here by its path, and nothing is imported from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which optional part of the package a module belongs to: the extras of pyproject.toml."""
+"""The optional extras of pyproject.toml, and which of them installs a missing module."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ EXTRAS = {
     "completion": ("shtab",),
     "notebooks": ("jupytext", "nbclient"),
 }
-"""Extra -> the modules that it brings and that the code imports."""
+"""Extra -> modules that it installs and that the code imports."""
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """The missing package and the command that installs it; None where the module belongs to no extra.
+    """One line that names the missing package and the command to install it; None if the module belongs to no extra.
 
-    The command is that of a checkout: the name `faultline` on the package index belongs to another project.
+    The command is for a checkout, since the name `faultline` on the package index belongs to another project.
     """
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)

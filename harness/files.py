@@ -1,7 +1,7 @@
-"""Writing files of runs and sweeps: whole, through no link, and so that a full disk has a remedy. Torch-free.
+"""Safe writing of files of runs and sweeps: atomic, never through a link, with a remedy for a full disk. Torch-free.
 
-A folder from elsewhere may hold links in the place of files and folders that a command writes. Through them it would write
-anywhere, so they are replaced or refused. A link above the folder that the user named is the user's own.
+A folder from elsewhere may hold links in place of the files and folders that a command writes. Such a link could redirect
+the write anywhere, so links are replaced or refused. A link above the folder that the user named is the user's own.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from harness.errors import Unavailable, UserError
 
 
 class EventLog(Protocol):
-    """A run's folder as the trainer sees it: `harness.run.folder.RunFolder` is one."""
+    """Interface for recording events of a run, as the trainer uses it; `harness.run.folder.RunFolder` implements it."""
 
     path: Path
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
-        """Append one event."""
+        """Append one event to the record of the run."""
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation, a mean reward per prompt."""
+        """Append the results of one evaluation: a mean reward per prompt."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write under `path`, such as a full disk, into an Unavailable with its remedy."""
+    """Turn an OSError of a write under `path`, such as a full disk, into Unavailable with a remedy."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until what was written to a file, or the names in a folder, would survive a power failure."""
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,7 +47,7 @@ def to_disk(path: Path) -> None:
 
 
 def refuse_links(folder: Path, name: str) -> None:
-    """Raise UserError if a folder on the way from `folder` to its file `name`, as "dumps/a.parquet", is a link."""
+    """Raise UserError if any folder between `folder` and its file `name`, such as "dumps/a.parquet", is a link."""
     for part in list(Path(name).parents)[:-1]:
         if (folder / part).is_symlink():
             raise UserError(
@@ -57,10 +57,10 @@ def refuse_links(folder: Path, name: str) -> None:
 
 @contextmanager
 def replacing(folder: Path, name: str) -> Iterator[Path]:
-    """A path to write to, which becomes the file `name` of `folder` when the body ends.
+    """Context manager that gives a temporary path to write to. It becomes the file `name` of `folder` when the body ends.
 
-    A reader or a crash sees the old file or the new. A link under the name is replaced and not followed. Folders of the name are
-    made, the folder itself is not. Raises UserError where one is a link, and OSError as a write does; then nothing is left of it.
+    A reader or a crash sees the old file or the new. A link at the name is replaced, not followed. Folders inside `name` are
+    created, `folder` itself is not. Raises UserError if one is a link, and OSError if the write fails; then nothing is left.
     """
     refuse_links(folder, name)
     target = folder / name
@@ -77,13 +77,13 @@ def replacing(folder: Path, name: str) -> Iterator[Path]:
 
 
 def write_file(folder: Path, name: str, content: str | bytes) -> None:
-    """Write the file `name` of `folder` as `replacing` does; a text in UTF-8."""
+    """Write the file `name` of `folder` atomically, replacing a link instead of following it. Text is encoded as UTF-8."""
     with replacing(folder, name) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def output_folder(folder: Path) -> Path:
-    """Make the folder of a command's results. Raises UserError where it is a link, which may lead anywhere."""
+    """Create the folder for a command's results. Raises UserError if it is a link, which may lead anywhere."""
     if folder.is_symlink():
         raise UserError(f"{folder}: is a link; write into a folder of your own with --out, or give the folder itself")
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,5 +91,5 @@ def output_folder(folder: Path) -> Path:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file to append to it. Raises OSError if it is a link."""
+    """Open a file for appending. Raises OSError if it is a link."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))

@@ -1,4 +1,4 @@
-"""A machine as it decides which precisions it computes in: by its units and the kernels built for them, never by its speed."""
+"""Description of a machine by its arithmetic units and kernels, which decide the precisions that it can compute."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 FP8_KERNELS = frozenset({"static_scaled_fp8_quant", "fp8_scaled_mm_cpu"})
-"""Operators of vLLM's CPU build that a precision depends on: per-tensor FP8 quantisation, products of FP8 weights in blocks."""
+"""Operators of vLLM's CPU build that a precision needs: per-tensor FP8 quantisation, and products of blockwise FP8 weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`vllm_support.this_machine()` reads it once in a process; a test makes one to stand for another machine.
+    """Features of a machine. `vllm_support.this_machine()` reads them once per process; tests construct other machines.
 
-    gpu: its name, None where vLLM computes on the CPU. gpu_fp8, gpu_sleep: it has FP8 units; vLLM can lend its memory.
-    avx512, amx, amx_fp16, amx_fp8: units of the CPU; `amx` stands for the tiles with their products of int8 and bf16.
-    kernels: those of FP8_KERNELS that vLLM's CPU build registers with a body.
-    head_sizes: sizes of an attention head that vLLM's CPU build has kernels for; a GPU takes any.
+    gpu: name of the GPU, None where vLLM computes on the CPU. gpu_fp8: the GPU has FP8 units. gpu_sleep: vLLM can release
+    its GPU memory. avx512, amx, amx_fp16, amx_fp8: units of the CPU; `amx` means tiles with products of int8 and bf16.
+    kernels: operators of FP8_KERNELS that vLLM's CPU build implements.
+    head_sizes: attention head sizes that vLLM's CPU build has kernels for; a GPU takes any.
     """
 
     gpu: str | None = None
@@ -31,9 +31,9 @@ class Machine:
 
     @property
     def fp8_product(self) -> Literal["native", "fp32", "reference"]:
-        """How the product of two FP8 matrices is computed with one scale per channel and token.
+        """Method by which the product of two FP8 matrices is computed, with one scale per channel and token.
 
-        native: by FP8 units of a GPU, by vLLM on AMX-FP8, or by oneDNN 3.12 on AMX-FP16.
+        native: computed by FP8 units of a GPU, by vLLM on AMX-FP8, or by oneDNN 3.12 on AMX-FP16.
         fp32: torch 2.13 widens both matrices on a CPU without AMX. The product is exact and about as fast as one in fp32.
         reference: with AMX torch calls oneDNN, and oneDNN has only its reference code where AMX-FP16 is missing.
         Sources: `_scaled_mm_out_cpu` in torch's aten/src/ATen/native/Blas.cpp; the implementation that ONEDNN_VERBOSE=1 names.

@@ -1,13 +1,13 @@
-"""The memory of a run, computed from its config and the sizes of its model: no weight is read, none is made.
+"""The memory that a run needs, computed from its config and the sizes of its model without reading or creating weights.
 
 Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; N ranks; b bytes of
 actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a row, C logits of a chunk (`CHUNK` in
 harness/train/model/head.py), R rows that a rank samples. Everything is in bytes.
 
-What is divided by which stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
-activations are what autograd keeps of the layers of transformers. tests/harness/test_memory.py compares these with the bytes that
-a small run allocates, and says how closely; engines' caches are not compared. What a prefill works with, what vLLM takes beside
-weights and cache, CUDA's context, NCCL's buffers and the gaps of an allocator are not counted.
+The partitioning by stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
+activations are those that autograd keeps for the layers of transformers. tests/harness/test_memory.py compares these with the
+bytes that a small run allocates, and states the tolerance; engines' caches are not compared. Not counted: working memory of a
+prefill, memory of vLLM beside weights and cache, CUDA's context, NCCL's buffers, and fragmentation by the allocator.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from harness.zero import GATHERED, LIVE, REDUCED, UPDATED
 
 Moment = Literal["start", "sync", "sampling", "head", "layers", "step"]
 MOMENTS: tuple[Moment, ...] = ("start", "sync", "sampling", "head", "layers", "step")
-"""start: the model has been put on the GPU. sync: the engine takes its weights. sampling. head, layers: a micro-batch's backward
-pass in the head and in a layer. step: the optimizer's."""
+"""Moments of a run at which memory is computed. start: the model is on the GPU. sync: the engine takes its weights. sampling: the
+engine samples. head, layers: backward pass of a micro-batch in the head and in a layer. step: the optimizer step."""
 HELD: tuple[Moment, ...] = ("sync", "sampling", "head", "layers", "step")
 TRAINING: tuple[Moment, ...] = ("head", "layers", "step")
 BACKWARD: tuple[Moment, ...] = ("head", "layers")
@@ -44,7 +44,7 @@ PUBLISHED = Path(__file__).with_name("published.json")
 
 
 class Part(NamedTuple):
-    """at: bytes at each moment; absent where there are none."""
+    """One contributor to GPU memory. at: its bytes at each moment; a moment without bytes is absent."""
 
     name: str
     equation: str
@@ -52,59 +52,59 @@ class Part(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """gpu: of each rank. host: bytes of each rank in the memory of its node. disk: bytes of a checkpoint of all ranks."""
+    """Memory of a run. gpu: parts of each rank's GPU. host: bytes of each rank in node memory. disk: bytes of a checkpoint."""
 
     gpu: list[Part]
     host: dict[str, float]
     disk: float
 
     def total(self, moment: Moment) -> float:
-        """Bytes of a GPU at this moment."""
+        """Total bytes on one GPU at this moment."""
         return sum(part.at.get(moment, 0) for part in self.gpu)
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model."""
+    """Sizes of a model that determine its memory."""
 
     numbers: int
-    """Ψ."""
+    """Number of all weights, Ψ."""
     matrices: int
-    """Numbers in the linear layers but for the head."""
+    """Number of weights in the linear layers, the head excluded."""
     vocabulary: int
     width: int
     mlp: int
     layers: int
     heads: int
     queries: int
-    """Heads of queries x width of a head."""
+    """Total width of the query heads: number of heads x width of a head."""
     keys: int
-    """Heads of keys x width of a head."""
+    """Total width of the key heads: number of heads x width of a head."""
     qk_norm: bool
     tied: bool
 
     @property
     def head(self) -> int:
-        """V·h."""
+        """Number of weights in the head: vocabulary x hidden width, V·h."""
         return self.vocabulary * self.width
 
 
 class Load(NamedTuple):
-    """The work of a rank at a time."""
+    """Amount of work that one rank holds in memory at a time."""
 
     tokens: int
-    """Tokens T of a micro-batch."""
+    """Tokens of a micro-batch, T."""
     answers: int
-    """Tokens of its responses."""
+    """Response tokens of a micro-batch."""
     row: int
-    """Tokens L of a row."""
+    """Tokens of a row, prompt and response together, L."""
     sampled: int
-    """Rows R that a rank samples."""
+    """Number of rows that a rank samples at a time, R."""
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
-    """The memory of a run on `ranks` ranks. device: of the actor, "cuda" or "cpu": they differ in the size of a chunk of logits.
+    """The memory of a run on `ranks` ranks. device: the actor's, "cuda" or "cpu", which decides the size of a chunk of logits.
 
-    Raises UserError on a model whose sizes are not known here, or for which the equations do not hold.
+    Raises UserError on a model whose sizes are not available locally, or for which the equations do not hold.
     """
     check_ranks(config, ranks)
     if has_critic(config):
@@ -120,7 +120,7 @@ def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
 
 
 def shape_of(config: Config) -> PretrainedConfig:
-    """The transformers config of the policy, from this machine alone. Raises UserError if it is not here."""
+    """The transformers config of the policy, from local files only. Raises UserError if it is not on this machine."""
     if not isinstance(config.model, HubConfig):
         return policy_config(config.model, build_task(config))
     path = config.model.path
@@ -137,7 +137,7 @@ def shape_of(config: Config) -> PretrainedConfig:
 
 
 def sizes_of(shape: PretrainedConfig) -> Sizes:
-    """The sizes of a model. Raises UserError on an architecture whose activations are not computed."""
+    """The sizes of a model from its transformers config. Raises UserError on an architecture that the equations do not cover."""
     kind = shape.model_type
     if kind not in MODELS:
         raise UserError(f"model: the memory of {kind} is not computed; it is of {', '.join(MODELS)}")
@@ -175,12 +175,12 @@ def _load(config: Config, ranks: int, shape: PretrainedConfig) -> Load:
 
 
 def _has_master(config: Config) -> bool:
-    """Whether the optimizer has fp32 weights of its own: DeepSpeed's does in 16 bit, and under ZeRO in fp32 too."""
+    """Whether the optimizer keeps fp32 weights of its own. DeepSpeed does so for 16-bit weights, and under ZeRO for fp32 too."""
     return config.actor.dtype != "fp32" or config.actor.zero_stage > 0
 
 
 def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
-    """Weights, gradients and optimizer.
+    """Memory of the weights, the gradients and the optimizer.
 
     Of Ψ numbers ZeRO-1 divides AdamW's moments 8·Ψ and the fp32 weights 4·Ψ by N, ZeRO-2 the gradients b·Ψ too, ZeRO-3 the
     weights b·Ψ too. A step makes fp32 gradients, beside a flat copy in 16 bit: 4·Ψ + b·Ψ, divided alike, and under ZeRO-3 of
@@ -217,13 +217,13 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
 
 
 def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
-    """Activations that the layers keep for the backward pass, and the gradients of one layer.
+    """Memory of the activations that the layers keep for the backward pass, and of the gradients of one layer.
 
-    A layer keeps a bytes for each token, the sum of these:
+    For each token a layer keeps `a` bytes, the sum of these:
 
         tensor                                                                bytes
         input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
-        the same of the norms of queries and keys, where there are any        (4 + b)·(q + k)
+        input and normalised input of norms of queries and keys, if any       (4 + b)·(q + k)
         queries; keys and values, as many as queries; the output              4·b·q
         sums of the softmax                                                   4·heads
         row of the mask                                                       b·L
@@ -252,7 +252,7 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 
 
 def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
-    """Logits, and the gradient of the head V·h.
+    """Memory of the logits, and of the gradient of the head's weight, which has V·h numbers.
 
     Logits that are one chunk are kept as log π and π, 8 bytes a number, and their backward pass takes as much again. Of several
     chunks one exists at a time: the product in b bytes, its fp32 copy and log π, 8 + b (8 where b is 4), or log π, π and their
@@ -272,7 +272,7 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
 
 
 def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
-    """The engines' parts of a GPU, and the bytes that they keep in host memory.
+    """Memory of the rollout engines: their parts on a GPU, and their bytes in host memory.
 
     The embedded engine holds values in fp32, the head apart from the embedding: 4·(Ψ + V·h) where they are tied, else 4·Ψ. While
     it loads, the copy of the actor's weights and the version before are there too: twice as much again. Its cache has 4-byte keys

@@ -1,4 +1,4 @@
-"""The policy network: a transformers Qwen3 built from the run's config, or a pretrained model of any architecture."""
+"""Construction of the policy network: a Qwen3 of the sizes in the run's config, or a pretrained model of any architecture."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.torch) for name, dt
 
 
 def device() -> torch.device:
-    """The device of this process: its GPU if there is one, else the CPU."""
+    """The torch device of this process: its GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def synchronize() -> None:
-    """Wait until a GPU has done what this thread asked of it, so that a clock shows when it was done."""
+    """Wait until the GPU has finished the work that this thread gave it, so that a clock read next includes that work."""
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
 
 
 def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) -> PretrainedConfig:
-    """The transformers config of the policy: a pretrained model's own, else vocabulary and context are the task's.
+    """The transformers config of the policy. A model with random weights takes vocabulary size and context length from the task.
 
-    Raises UserError for a task without tokens of its own where the model has none either.
+    Raises UserError if a model with random weights is given a task that defines no tokens.
     """
     if isinstance(model, HubConfig):
         return hub_config(model)
@@ -53,13 +53,13 @@ def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) ->
 
 
 def qwen3_sizes(*, hidden: int, layers: int, heads: int, kv_heads: int, head: int, mlp: int) -> ModelConfig:
-    """The sizes of a Qwen3, as the section `model` of a config has them."""
+    """Config section `model` for a Qwen3 of these sizes."""
     attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head}
     return ModelConfig(name="qwen3", hidden_size=hidden, num_hidden_layers=layers, intermediate_size=mlp, **attention)
 
 
 def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
-    """The transformers config. The head is untied from the embedding: engines keep both at 16 bit or more."""
+    """The transformers config of a Qwen3. The head is not tied to the embedding: engines keep both at 16 bit or more."""
     kind: type[Qwen3Config] | type[Qwen3MoeConfig] = Qwen3Config
     sizes: dict[str, Any] = model.model_dump(exclude={"name"})
     if isinstance(model, MixtureConfig):
@@ -76,7 +76,7 @@ def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens
 
 
 def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """A Qwen3, dense or a mixture of experts, in fp32 with weights drawn from `seed`."""
+    """Build a Qwen3, dense or with a mixture of experts, in fp32 with weights drawn from `seed`."""
     torch.manual_seed(seed)
     if isinstance(config, Qwen3MoeConfig):
         # On a CPU a loop over the experts is as fast as the grouped product, and takes any width and fp64.
@@ -94,7 +94,7 @@ def hub_config(model: HubConfig) -> PretrainedConfig:
 
 
 def hub_model(model: HubConfig) -> PreTrainedModel:
-    """A pretrained model in fp32, from safetensors only: nothing of a checkpoint is executed."""
+    """Load a pretrained model in fp32, from safetensors only, so that no code of a checkpoint is executed."""
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
             model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
@@ -108,7 +108,7 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
 
 
 MADE = Path("models")
-"""Where `make llm` puts models; the hub has nothing under this name."""
+"""Folder in which `make llm` puts models. No model on the Hugging Face hub has this name."""
 
 
 @contextmanager

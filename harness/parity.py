@@ -1,4 +1,4 @@
-"""Actor, local engine and vLLM on the same tokens of one model, pairwise, in every precision: `faultline doctor --parity`.
+"""Agreement of actor, local engine and vLLM on equal tokens and weights, in every precision: `faultline doctor --parity`.
 
 The tokens are sampled by vLLM where it can compute in the precision, else by the local engine; the others score them. The actor
 is the fp32 trainer. For a pair (a, b), with Δ = log-probability under a − that under b: mean and largest |Δ| in nats, and K3 =
@@ -28,18 +28,18 @@ from harness.train.model.actor import DeepSpeedActor
 SIZES = qwen3_sizes(hidden=128, layers=3, heads=4, kv_heads=2, head=32, mlp=256)  # multiples of 128: FP8 in blocks
 VOCABULARY, PROMPT, RESPONSE, ROWS = 64, 8, 32, 128
 SHARPNESS = 2.0
-"""Factor on the random matrices, which gives the entropy of a trained policy rather than of a uniform one."""
+"""Factor on the random weight matrices. It lowers the entropy from that of a uniform policy to that of a trained one."""
 
 NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if row.normal is not None} | {
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }
-"""(precision, kv_cache) -> mean |Δ| up to which a pair is normal on this model, about three times what was measured
-(experiments/RESULTS.md). For fp32 the largest |Δ| is held to it too."""
+"""(precision, kv_cache) -> largest mean |Δ| of a normal pair of engines on this model, in nats: about three times the measured
+value (experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
 
 
 class Pair(NamedTuple):
-    """One row of the table. mean, largest: |Δ|, nats. refused: why vLLM is not among the pairs, None if it is."""
+    """One row of the parity table. mean, largest: |Δ| in nats. refused: why vLLM is not compared; None if it is."""
 
     precision: str
     kv_cache: str
@@ -51,13 +51,13 @@ class Pair(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether the pair is within NORMAL; for fp32 by its largest difference too."""
+        """Whether the difference of the pair is within its bound in NORMAL. For fp32 the largest difference must be too."""
         bound = NORMAL[self.precision, self.kv_cache]
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 
 
 def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterator[Pair]:
-    """Every pair in every precision of NORMAL, as it is measured; `precisions` by their names."""
+    """Yield the comparison of every pair of engines in every precision of NORMAL. precisions: by name."""
     net = build(qwen3_config(SIZES, VOCABULARY, PROMPT + RESPONSE), 0)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -89,7 +89,7 @@ def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterat
 
 
 def _engines(shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str) -> tuple[dict[str, Any], str | None]:
-    """The engines that compute in the precision, by name, and why vLLM is not among them, None if it is."""
+    """Build the engines that can compute in the precision, by name. Also returns why vLLM is not among them, or None."""
     kinds: dict[str, Any] = {"local": LocalEngine, "vllm": VllmEngine}
     engines, refusal = {}, None
     for name, kind in kinds.items():

@@ -14,38 +14,38 @@ WeightFormat = Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_
 ActivationFormat = Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token"]
 
 MULTIPLES = {"nvfp4": 16, "mxfp8": 32}
-"""Formats whose blocks divide the width of a matrix, and the size of a block."""
+"""Format -> block size, for formats whose block size must divide the width of a matrix."""
 
 
 class Dtype(NamedTuple):
-    """A dtype of activations, norms, embeddings and head."""
+    """Number format of activations, norms, embeddings and head."""
 
     torch: str
-    """Its name in torch."""
+    """Name of the dtype in torch."""
     bytes: int
-    """Bytes of one number."""
+    """Size of one number of this dtype, in bytes."""
     tolerance: float
-    """Mean |log μ − log π| in nats that is let pass after a load: 20 times or more what is normal (docs/vllm.md)."""
+    """Largest mean |log μ − log π| in nats accepted after loading weights: at least 20 times the normal value (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
 
 
 class Precision(NamedTuple):
-    """One option of rollout/precision."""
+    """One option of the config group rollout/precision."""
 
     compute: str
-    """A key of COMPUTE."""
+    """Name of the compute dtype, a key of COMPUTE."""
     weights: WeightFormat | None = None
     """Format of the linear layers' weights; None for the compute dtype."""
     activations: ActivationFormat | None = None
     """Format of the linear layers' inputs; None for the compute dtype."""
     vllm: str | None = None
-    """vLLM's name of the formats; None where it does not have them, or where nothing is quantised."""
+    """vLLM's name of the combined formats; None if it does not support them, or if nothing is quantised."""
     normal: float | None = None
-    """Mean |Δ| in nats up to which two engines agree on the model of `harness.parity`; None where they are not compared."""
+    """Largest mean |Δ| of log-probabilities, in nats, between two agreeing engines (`harness.parity`); None if not compared."""
     probed: bool = True
-    """Whether `evaluation.probe` may name it."""
+    """Whether the precision may be used in `evaluation.probe`."""
 
 
 PRECISIONS = {
@@ -61,16 +61,16 @@ PRECISIONS = {
     "nvfp4": Precision("bf16", "nvfp4"),
     "nvfp4_w4a4": Precision("bf16", "nvfp4", "nvfp4_token"),
 }
-"""vLLM quantises to FP8 when it loads. For int8 it has no such mode (`int8_per_channel_weight_only` leaves dense layers as they
-are, without a word), so the weights are given to it as those of a quantised checkpoint."""
+"""Name -> precision. vLLM quantises to FP8 while loading. For int8 it has no such mode (`int8_per_channel_weight_only` silently
+leaves dense layers unquantised), so it is given the weights in the form of a quantised checkpoint."""
 
 PROBED = tuple(name for name, precision in PRECISIONS.items() if precision.probed)
-"""Precisions that `evaluation.probe` may name."""
+"""Names of the precisions that may be used in `evaluation.probe`."""
 UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precision.weights is None)
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """The precision of these formats by which vLLM is asked, UNQUANTISED for none; None where it has no such combination."""
+    """vLLM's option for these formats; UNQUANTISED if both are None, None if vLLM does not support the combination."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)
@@ -78,7 +78,7 @@ def vllm_option(weights: str | None, activations: str | None) -> str | None:
 
 
 def vllm_refusals(machine: Machine) -> dict[str, str | None]:
-    """Precision -> why vLLM cannot compute in it on this machine, None where it can. UNQUANTISED are one entry."""
+    """Precision -> why vLLM cannot compute in it on this machine; None if it can. All unquantised precisions share one entry."""
     refusals: dict[str, str | None] = {UNQUANTISED: None}
     refusals |= {name: _refusal(name, machine) for name, precision in PRECISIONS.items() if precision.vllm is not None}
     return refusals

@@ -1,4 +1,4 @@
-"""Lines on standard error that say how far a long command is, and the time left."""
+"""Progress lines of a long command on standard error, with the time left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """A line every few seconds over `whole` parts. The clock starts with the end of the first: what came before is another kind.
+    """Progress of a command in `whole` parts, printed every few seconds. Timing starts after the first part, which may be slower.
 
     A command that takes less than EVERY seconds after its first part prints nothing.
     """
@@ -18,7 +18,7 @@ class Progress:
         self.whole, self.done, self.first, self.began, self.last = whole, 0.0, 0.0, 0.0, 0.0
 
     def show(self, what: str, parts: float = 1) -> None:
-        """Tell of the parts that have just ended, unless the last line is younger than EVERY seconds."""
+        """Record `parts` as done, and print a line unless the last one is younger than EVERY seconds."""
         now = time.monotonic()
         self.done += parts
         if not self.began:
@@ -30,5 +30,5 @@ class Progress:
             print(f"{what}  about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def skip(self, parts: float) -> None:
-        """Take parts that need not be done off the whole."""
+        """Subtract parts that need not be done from the whole."""
         self.whole -= parts

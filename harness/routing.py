@@ -1,4 +1,4 @@
-"""Routing replay as data: whose choice of experts the training forward takes, and where that has no effect or no meaning."""
+"""Routing replay: which forward pass chooses the experts for training, and which combinations are useless or meaningless."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class RoutingReplay(NamedTuple):
-    """One value of `routing.replay`."""
+    """One value of the config key `routing.replay`."""
 
     meaning: str
-    """In a line."""
+    """Meaning of the value, in one line."""
     source: Literal["trainer", "engine"] | None
-    """The side whose routes are replayed; None for no replay."""
+    """Side whose expert choices are replayed; None for no replay."""
     by_old: bool
-    """Whether π_old is scored with them too."""
+    """Whether π_old is also scored with the replayed experts."""
     weights: bool
-    """Whether the weights of the experts are replayed, and not only which experts."""
+    """Whether the weights of the experts are replayed too, not only the choice of experts."""
 
 
 REPLAYS = {
@@ -32,12 +32,13 @@ REPLAYS = {
         "π_old and π_θ take the engine's experts and weights, so no gradient reaches the router", "engine", True, True
     ),
 }
-"""routing.replay -> what it does. r2 removes the drift of the choice over the mini-batches, r3 that and the engine's mismatch of
-it (arXiv 2510.11370 and 2512.01374). With either, weights come from the live softmax over all experts, so the router learns."""
+"""Value of routing.replay -> its effect. r2 removes the drift of expert choices over the mini-batches. r3 also removes their
+mismatch with the engine (arXiv 2510.11370 and 2512.01374). Under both the weights come from the live softmax over all experts,
+so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Refuse a replay without effect or meaning. experts: of a layer of the model; reported: by the engine."""
+    """Raise UserError if routing replay is useless or meaningless. experts: per model layer. reported: the engine's routes."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

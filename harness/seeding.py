@@ -1,4 +1,4 @@
-"""All randomness of a run is a function of (seed, purpose, step): nothing to checkpoint, nothing that a resume can shift."""
+"""Seeds of a run. All randomness is a function of (seed, purpose, step), so a checkpoint stores none and a resume shifts none."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 
 def derive(seed: int, purpose: str, step: int = 0) -> int:
-    """A 63-bit seed for one purpose at one step, independent of the others."""
+    """Derive a 63-bit seed for one purpose at one step, independent of all other purposes and steps."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def generator(seed: int, purpose: str, step: int = 0) -> torch.Generator:
-    """A CPU generator for one purpose at one step, independent of all others."""
+    """A CPU random generator for one purpose at one step, independent of all other purposes and steps."""
     return torch.Generator().manual_seed(derive(seed, purpose, step))
 
 
 def seed_globals(seed: int, step: int) -> None:
-    """Set the global generators of torch, numpy and random, for plug-ins that draw from them."""
+    """Seed the global generators of torch, numpy and random for one step, for plug-ins that draw from them."""
     value = derive(seed, "global", step)
     torch.manual_seed(value)
     np.random.seed(value % 2**32)

@@ -1,4 +1,4 @@
-"""A quicker start: libraries are imported, and configs composed, without work that no run needs."""
+"""Faster start of a process: imports and config composition without needless work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within the body no garbage is collected, and what exists after it is never looked at again.
+    """Context manager in whose body garbage collection is off. Objects that exist after it are exempt from later collections.
 
-    torch and transformers make a million objects that live as long as the process. Collections that walk them are a sixth of
-    the time of their import. Left alone they also stay in the pages that forked processes share: see `gc.freeze`.
+    Importing torch and transformers makes a million objects that live as long as the process. Collections that visit them take
+    a sixth of the import time. Unvisited objects also stay in memory pages that forked processes share: see `gc.freeze`.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -27,7 +27,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Within the body the environment variable has this value."""
+    """Context manager in whose body the environment variable `name` has this value."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""YAML and JSON files that people give, read with bounds: none makes a command hang or fail in a library."""
+"""Reading of YAML and JSON files from users, with bounds, so that no file can hang a command or crash a library."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import yaml
 from harness.errors import UserError, first_line
 
 LARGEST_FILE = 2**20
-"""Bytes. The largest config of a framework is a tenth of it; the parser takes ten seconds for a megabyte."""
+"""Maximum size of a file in bytes. The largest framework config is a tenth of it. The parser takes ten seconds per megabyte."""
 LARGEST_CONTENT = 100_000
-"""Values after aliases were resolved: nine aliases of nine aliases, nine times over, are 400 million."""
+"""Maximum number of values after resolving aliases. Nine aliases of nine aliases, nested nine times, give 400 million."""
 
 MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML knows YAML 1.1, which reads 1e-3 as a text and takes the last of equal keys. This one does neither."""
+    """YAML loader that reads 1e-3 as a number and refuses duplicate keys. PyYAML (YAML 1.1) does neither."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -42,7 +42,7 @@ _Loader.yaml_implicit_resolvers = {  # a date is a text
 
 
 def read_yaml(path: Path) -> Any:
-    """The lists, dictionaries, texts and numbers in a file. Raises UserError, naming the file, on anything else."""
+    """Read the lists, dictionaries, texts and numbers in a file. Raises UserError, naming the file, on any other content."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # to open a pipe may take for ever
@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many values the node stands for, each alias counted as what it names. One that holds itself is endless."""
+    """Number of values in a node, counting each alias as its full content. A node that contains itself is infinite."""
     if id(node) not in sizes:
         sizes[id(node)] = LARGEST_CONTENT + 1  # while its content is counted
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -90,7 +90,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _plain(path: Path, content: Any) -> Any:
-    """`content` if it is made of lists, dictionaries, texts and numbers. Raises UserError otherwise.
+    """Return `content` if it consists of lists, dictionaries, texts and numbers. Raises UserError otherwise.
 
     JSON writes a character beyond 16 bits as a pair of escapes, which YAML reads as two halves of a character.
     """

@@ -1,10 +1,10 @@
-"""Sizes by which DeepSpeed's ZeRO works, in numbers: `harness.train.model.engine` sets the first, the rest are its defaults."""
+"""Buffer sizes of DeepSpeed's ZeRO, as counts of numbers. `harness.train.model.engine` sets the first; the rest are defaults."""
 
 GATHERED = 2**28
-"""Numbers that ZeRO-3 gathers at a time while the actor's weights are read; a single matrix may have more."""
+"""Maximum count of numbers that ZeRO-3 gathers at a time while the actor's weights are read; one matrix may exceed it."""
 REDUCED = 5 * 10**8
-"""A bucket of gradients, reduce_bucket_size."""
+"""Size of a bucket of gradients that are reduced together (reduce_bucket_size)."""
 LIVE = 10**9
-"""Gathered weights that are kept, stage3_max_live_parameters."""
+"""Maximum count of gathered weights that ZeRO-3 keeps (stage3_max_live_parameters)."""
 UPDATED = 10**9
-"""Weights that an optimizer step takes at a time under ZeRO-3, sub_group_size."""
+"""Count of weights that an optimizer step processes at a time under ZeRO-3 (sub_group_size)."""

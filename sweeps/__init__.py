@@ -1,6 +1,6 @@
-"""Many runs: grids and searches, on this machine or on Slurm."""
+"""Sweeps, which are sets of many runs: grids and searches, on this machine or on Slurm."""
 
 import time
 
 STARTED = time.monotonic()
-"""When this process began, but for its first imports. No change of the clock moves it."""
+"""Monotonic time at which this process began, except for its first imports. Changes of the system clock do not affect it."""

@@ -1,6 +1,6 @@
 """`faultline branch`: continue from a checkpoint of a run under other settings, and compare survival.
 
-An error in the command is found before torch is imported.
+Errors in the command are found before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
          "collapse.detectors")  # fmt: skip
-"""Keys that a checkpoint depends on: the policy, its optimizer, and what the detectors have seen."""
+"""Keys that a branch cannot change, since a checkpoint depends on them: its policy, its optimizer, its detectors' memory."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
     """Run `seeds` seeds of each arm, and of an unchanged one, from the run `origin` at step `at`. Returns the report's path.
 
-    arms: overrides of a run, separated by spaces, as "correction=icepop steps=400". noise: add an arm that samples in the
-    trainer's own precision, with synthetic noise of the same K3 as the run's rollouts. trust: see `find`. The runs form
-    the sweep <sweep>-branch-<hash>-<step>. The same command again resumes or skips them. Raises UserError on an override
-    that the checkpoint cannot take, and on a checkpoint after a collapse.
+    arms: overrides of each arm, separated by spaces, such as "correction=icepop steps=400". noise: add an arm that samples
+    in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code that
+    the run's config names. The runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes or skips them.
+    Raises UserError on an override that the checkpoint cannot take, and on a checkpoint after a collapse.
     """
     checkpoint = find(origin, at, trust=trust)
     events = read_state(checkpoint.folder).events
@@ -61,7 +61,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The config of each seed of an arm."""
+    """Configs of an arm of a branch, one for each seed."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):
@@ -90,7 +90,7 @@ def _check_overrides(overrides: str) -> None:
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
-    """The config with overrides applied, as a dictionary. group=option sets all keys of the option, key=value one key."""
+    """Apply overrides to a config and return a dictionary. group=option sets all keys of the option, key=value a single key."""
     result = OmegaConf.create(config.model_dump(mode="json"))
     plain = flatten(compose())
     for override in overrides:
@@ -135,7 +135,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Queued rollouts keep only the routing data that the original run recorded."""
+    """Raise UserError if an override needs routes or sampling masks that the checkpoint's queued rollouts do not have."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

@@ -1,4 +1,4 @@
-"""`faultline sweep status|logs|cancel|retry`."""
+"""The commands `faultline sweep status`, `logs`, `cancel` and `retry`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROU
 
 
 def status(path: Path) -> None:
-    """Print a row per arm with its runs by state; then the running runs, and the errors of the others."""
+    """Print a row per arm with its runs by state, then the runs under way, then the errors of the others."""
     sweep = open_sweep(path)
     states = current_states(sweep)
     counts: dict[str, Counter] = {}
@@ -52,7 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` lines of the log of each of `runs`, or of all in trouble; of its job, if the run has no log."""
+    """Print the last `n` log lines of each of `runs`, or of all failed or stopped ones. Its job's log replaces a missing one."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -89,7 +89,7 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Launch the runs in trouble again, or `runs` of them, the way the sweep was launched last."""
+    """Relaunch `runs`, or all failed or stopped ones, with the settings of the last launch. code: hydra.launcher.code."""
     from sweeps.launch import relaunch
 
     sweep = open_sweep(path)
@@ -101,7 +101,7 @@ def retry(path: Path, runs: list[str], code: str | None) -> None:
 
 
 def open_sweep(path: Path) -> Sweep:
-    """The sweep in a folder. Raises UserError if no launcher made one there."""
+    """Open the sweep in a folder. Raises UserError if no launcher has created one there."""
     sweep = Sweep(path)
     if not (sweep.home / "ledger.jsonl").exists():
         raise UserError(f"{path}: no sweep of hydra/launcher=local or slurm in it; give its folder, as runs/demo")
@@ -109,7 +109,7 @@ def open_sweep(path: Path) -> Sweep:
 
 
 def current_states(sweep: Sweep) -> dict[str, RunState]:
-    """The state of each run, from the ledger and Slurm. Prints damaged lines, and why Slurm did not answer."""
+    """The state of each run, from the ledger and Slurm. Prints damaged ledger lines, and the reason if Slurm does not answer."""
     states = sweep.states()
     print("".join(f"{printable(damage)}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The run whose hash begins with each of `beginnings`; without any, the runs in trouble. Raises UserError on 0 or 2 fits."""
+    """The runs whose hashes start with `beginnings`; if empty, failed or stopped runs. UserError on 0 or 2 fits of one."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}
@@ -137,7 +137,7 @@ def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]
 
 
 def _launcher_here(sweep: Sweep, search: bool) -> Launcher | None:
-    """The launcher at work. Raises UserError if it needs a signal and is on another machine."""
+    """The launcher at work on the sweep. Raises UserError if it must be signalled but is on another machine."""
     launcher = sweep.lock.holder()
     if launcher and not launcher.here and (search or not _on_slurm(sweep)):
         raise UserError(f"{sweep.path}: {launcher} works on it; cancel it there")

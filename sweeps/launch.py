@@ -1,4 +1,4 @@
-"""Launch a grid wherever it runs: check it against the sweep, print the plan, run it, list what failed."""
+"""Launch of a grid: check it against the existing sweep, print the plan, run it, list the failed runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sweeps.progress import Display
 from sweeps.states import ENDS, RunState
 
 POLL, SLOWEST = 2.0, 30.0
-"""Seconds between two looks at the runs: at first, and at most."""
+"""Seconds between two checks of the runs: the first interval, and the maximum."""
 Look = tuple[dict[str, RunState], set[str]]
-"""Result of `Executor.look`."""
+"""Result of `Executor.look`: the state of every run, and the runs that wait or are under way."""
 
 
 def launch(
@@ -35,7 +35,7 @@ def launch(
     """Bring every run of the grid to its end: finished runs are skipped, active ones awaited, stopped ones resumed.
 
     retry_failed: also retry runs that failed by themselves. extend: allow new runs in an existing sweep. Prints what failed.
-    Returns the state of each run of the grid.
+    Returns a state for each run of the grid.
     """
     grid = {config.digest: config for config in configs}
     paths = {config.path.parent for config in configs}
@@ -58,15 +58,15 @@ def launch(
 
 
 def save_launcher(sweep: Sweep, settings: dict[str, Any]) -> None:
-    """Keep for `relaunch` what `Executor.prepare` returned."""
+    """Save the settings of a launcher, as `Executor.prepare` returned them, so that `relaunch` can use them."""
     with writing(sweep.home):
         (sweep.home / "launcher.json").write_text(json.dumps(settings))
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Run these runs again, whatever their state, the way the sweep was launched last. Returns their states.
+    """Launch these runs again, whatever their state, with the settings of the last launch. Returns their states.
 
-    code: hydra.launcher.code, on Slurm.
+    code: value of hydra.launcher.code, used on Slurm only.
     """
     with sweep.lock.hold():
         try:
@@ -106,9 +106,9 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str
 
 
 def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[], None]) -> Look:
-    """Wait until no run waits or is under way, calling `tick` meanwhile. Returns the last look.
+    """Wait until no run is queued or under way, calling `tick` meanwhile. Returns the final states and the live runs.
 
-    active: runs that an earlier launcher started. What it left unfinished is submitted once more.
+    active: runs that an earlier launcher started. Those that it left unfinished are submitted once more.
     """
     began, others = time.monotonic(), set(active)
     while True:
@@ -130,9 +130,9 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter the ends that no process entered into the ledger. Returns the runs that wait or are under way.
+    """Enter ends of runs that are missing in the ledger. Returns the runs that are queued or under way.
 
-    Such are the ends of runs that were finished without a launcher, or whose launcher was killed.
+    They are missing for runs that finished without a launcher, or whose launcher was killed.
     """
     states, live = look
     for run, before in sweep.states().items():
@@ -145,7 +145,7 @@ def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
 
 
 def report(sweep: Sweep, states: dict[str, RunState]) -> None:
-    """Print the runs that did not finish, each with the last lines of its log."""
+    """Print the unfinished runs, each with the last lines of its log."""
     for run, state in states.items():
         if state.state in FINISHED:
             continue
@@ -184,9 +184,9 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Give every new run of the grid a folder with its config, and an entry in the ledger with the name of its arm.
+    """Create a folder with its config for every new run of the grid, and a ledger entry with the name of its arm.
 
-    Names tell keys in which the runs of the sweep differ, so new runs may rename the old ones.
+    The name of an arm contains the keys in which runs of the sweep differ, so new runs may rename old arms.
     """
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
@@ -203,7 +203,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
 
 
 def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
-    """Print arms and seeds, how many runs are done, failed and active, what will be run, and how long it may take."""
+    """Print the plan: arms, seeds, numbers of done, failed and active runs, the runs to start, and the expected duration."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():

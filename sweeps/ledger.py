@@ -1,15 +1,15 @@
 """The record of a sweep: an append-only file that launchers and jobs write, and the states of its runs.
 
-    <root>/<sweep>/.sweep/lock           held by the launcher at work; names it
+    <root>/<sweep>/.sweep/lock           held by the launcher at work; contains its identity
                           ledger.jsonl   one event a line, see `states.EVENTS`
                           launcher.json  how the sweep was launched last
                           batches/       which runs each task of a Slurm array holds, written before it is submitted
-                          jobs/<id>/     what submitit keeps of a job, and the output of the job itself
+                          jobs/<id>/     submitit's files of a job, and the output of the job itself
                           code/<digest>  snapshots of the code
                           cancelled      the user's last cancellation, see `lock.LauncherLock`
 
-The folder of a run remains the record of that run. The ledger adds what no run can know: that it was submitted, and how its
-process ended.
+The folder of a run remains the record of that run. The ledger adds facts that no run can record itself: its submission, and the
+end of its process.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """One sweep on disk: its ledger, its lock and the folders of its runs."""
+    """A sweep on disk: its ledger, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self.home = self.path / ".sweep"
         self.lock = LauncherLock(self.home)
         self.damaged: list[str] = []
-        """Lines of the ledger that the last reading could not understand."""
+        """Lines of the ledger that could not be parsed at the last reading."""
 
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.path / run)
 
     def config(self, run: str) -> Config:
-        """The config of a run, from its folder. Its paths are absolute, so they hold in any working directory.
+        """The config of a run, from its folder. Its paths are made absolute, so they are valid in any working directory.
 
         Raises UserError if the file is missing, damaged, or of a version of the code with other keys.
         """
@@ -58,14 +58,14 @@ class Sweep:
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
-        """Whether its folder says so; False where that cannot be read, since the run's own process will report it."""
+        """Whether the run's folder records that it has finished. False if it cannot be read; the run itself reports that."""
         try:
             return self.folder(run).state in FINISHED
         except UserError:
             return False
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event of each of `runs`. Only `planned` begins a ledger: a sweep that was moved away gets no second one."""
+        """Append one event for each of `runs`. Only `planned` creates a ledger, so a sweep that was moved gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         with writing(self.home):
@@ -74,9 +74,9 @@ class Sweep:
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, oldest first. A damaged line is left out and named in `damaged`.
+        """All events of the ledger, oldest first. Damaged lines are left out and collected in `damaged`.
 
-        Raises Unavailable when the file cannot be read.
+        Raises Unavailable if the file cannot be read.
         """
         path = self.home / "ledger.jsonl"
         try:
@@ -93,7 +93,7 @@ class Sweep:
         return events
 
     def states(self) -> dict[str, RunState]:
-        """The state of each run, by the ledger alone."""
+        """The state of each run according to the ledger alone."""
         states: dict[str, RunState] = {}
         arms = functools.cache(self.arms)
         for event in self.events():
@@ -106,7 +106,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """The arm of each run that has a readable config, by the name that the report gives it."""
+        """Map each run with a readable config to the name of its arm, as in reports."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):
@@ -114,7 +114,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """The content of a damaged `planned` event, from the folder of `run`. None if the run has no folder."""
+        """Rebuild a damaged `planned` event from the folder of `run`. None if the run has no folder."""
         try:
             config = self.config(run)
         except UserError:
@@ -122,7 +122,7 @@ class Sweep:
         return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
-        """The state of a run whose process is gone without an `ended`: what its folder says, else interrupted by `error`."""
+        """The state of a run whose process is gone without an `ended` event: that of its folder, else interrupted by `error`."""
         try:
             status = self.folder(run).read("status.json")
         except UserError:
@@ -133,7 +133,7 @@ class Sweep:
 
 
 def is_claimed(folder: RunFolder) -> bool:
-    """Whether a process holds the folder of a run. Asking makes no folder."""
+    """Whether a process holds the lock of a run's folder. Checking creates no folder."""
     if not folder.path.exists():
         return False
     try:

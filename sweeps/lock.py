@@ -1,4 +1,4 @@
-"""One launcher at a time works on a sweep, and a cancelled sweep stays cancelled."""
+"""Locking of a sweep: only one launcher works on it at a time, and a cancelled sweep stays cancelled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sweeps import STARTED
 
 
 class Launcher(NamedTuple):
-    """A process that holds the lock of a sweep."""
+    """Identity of a process that holds the lock of a sweep."""
 
     host: str
     pid: int
 
     @property
     def here(self) -> bool:
-        """Whether it runs on this machine."""
+        """Whether the launcher runs on this machine."""
         return self.host == platform.node()
 
     def __str__(self) -> str:
@@ -36,10 +36,10 @@ class Launcher(NamedTuple):
 
 
 class LauncherLock:
-    """`home`/lock names the launcher that holds it. `home`/cancelled says when the user cancelled last.
+    """Lock of a sweep. `home`/lock names the launcher that holds it. `home`/cancelled records the user's last cancellation.
 
-    Cancellations are ordered without the clock, which may be put back. On one machine its time since boot orders them. Of
-    another machine's only one counts that came after this object was made.
+    The system clock does not order cancellations, since it may be set back. On one machine the time since boot orders them.
+    A cancellation from another machine only counts if it came after this object was created.
     """
 
     def __init__(self, home: Path):
@@ -48,7 +48,7 @@ class LauncherLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other launchers away. Raises UserError if one is at work, or if the user has cancelled the sweep meanwhile."""
+        """Context manager that holds the lock. Raises UserError if another launcher has it, or the sweep was cancelled."""
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
             file = open(self.home / "lock", "a+")  # noqa: SIM115 (closed below; "w" would erase the holder's name)
@@ -66,7 +66,7 @@ class LauncherLock:
             file.truncate(0)
 
     def holder(self) -> Launcher | None:
-        """The launcher at work. None also for one that has not written its name yet: it is still starting."""
+        """The launcher that holds the lock. None also for a launcher that is still starting and has not written its name yet."""
         if not (self.home / "lock").is_file():
             return None
         try:
@@ -78,7 +78,7 @@ class LauncherLock:
         return None
 
     def terminate(self, launcher: Launcher) -> None:
-        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock: the file is wrong."""
+        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock file."""
         with suppress(psutil.Error):  # it has ended, or is another user's
             process = psutil.Process(launcher.pid)
             if str((self.home / "lock").resolve()) in [file.path for file in process.open_files()]:
@@ -87,14 +87,14 @@ class LauncherLock:
         raise UserError(f"{self.home.parent}: process {launcher.pid}, which its lock names, does not work on it")
 
     def mark_cancelled(self) -> None:
-        """Cancel the sweep now. A launcher that has started but does not hold the lock yet will see it and stop."""
+        """Mark the sweep as cancelled now. A launcher that has started but does not hold the lock yet will see it and stop."""
         with writing(self.home):
             temporary = self.home / f".cancelled.{os.getpid()}"
             temporary.write_text(f"{_boot()} {time.monotonic()}\n")
             temporary.replace(self.home / "cancelled")
 
     def check_cancelled(self) -> None:
-        """Raises UserError if the user has cancelled the sweep since this process began."""
+        """Raise UserError if the user has cancelled the sweep since this process began."""
         mark = self._cancellation()
         boot, _, moment = mark.partition(" ")
         with suppress(ValueError):
@@ -103,7 +103,7 @@ class LauncherLock:
                 raise UserError(f"{self.home.parent}: cancelled after this was started; give the command again to go on")
 
     def check_there(self) -> None:
-        """Raises Unavailable if the folder of the sweep is gone."""
+        """Raise Unavailable if the folder of the sweep is gone."""
         if not self.home.exists():
             remedy = "put it back, then give the same command again"
             raise Unavailable(f"{self.home.parent}: was moved or removed while a launcher worked on it; {remedy}")
@@ -119,7 +119,7 @@ class LauncherLock:
 
 
 def _boot() -> str:
-    """Identity of this machine since it was booted."""
+    """Identifier of the current boot of this machine."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{platform.node()}-{round(psutil.boot_time())}"

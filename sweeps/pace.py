@@ -1,4 +1,4 @@
-"""How long runs will take, by the pace of earlier ones."""
+"""Estimation of the duration of runs, from the pace of earlier runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sweeps.progress import clock
 
 
 def cost(config: Config) -> str:
-    """A digest of what decides the time of a step: runs with the same one take the same time a step."""
+    """Digest of the keys that decide the duration of a step. Runs with equal digests take equal time per step."""
     parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
     return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Steps and time left of `todo`, from finished runs of the same `cost` under the same root; empty if nothing is to do."""
+    """Describe the steps and time left of `todo`, from finished runs of equal `cost` under the same root; "" if none are left."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent
@@ -35,7 +35,7 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Seconds a step of each finished run, by its cost."""
+    """Map each digest of `cost` to the seconds per step of its finished runs."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Progress that a launcher shows: the step of each run, and the time left. Only run folders are read."""
+"""Progress display of a launcher: the step of each run, and the time left. It only reads run folders."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.errors import UserError
 from harness.run.folder import FINISHED, STATES, RunFolder
 
 PLAIN_EVERY = 20.0
-"""Seconds between lines when the output is not a terminal."""
+"""Seconds between progress lines when the output is not a terminal."""
 ROWS = 40
-"""Runs beyond which the table shows only those under way."""
+"""Number of runs above which the table shows only those under way."""
 
 
 class Display:
-    """A live table on a terminal; elsewhere a line every PLAIN_EVERY seconds. names: of the runs, by digest."""
+    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds. names: by digest."""
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}
@@ -45,7 +45,7 @@ class Display:
             self.live.stop()
 
     def update(self, force: bool = False) -> None:
-        """Read the folders and show their state."""
+        """Read the run folders and display their state. force: even if the last line is recent."""
         now = time.time()
         if not force and now - self.last < (max(0.5, 10 * self.took) if self.live else PLAIN_EVERY):
             return
@@ -102,5 +102,5 @@ def _progress(folder: RunFolder, steps: int) -> tuple[str, int]:
 
 
 def clock(seconds: float) -> str:
-    """minutes:seconds."""
+    """A duration in seconds, written as minutes:seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,4 +1,4 @@
-"""The code of a sweep, copied once: files may be edited while its jobs wait."""
+"""Snapshot of the code for a sweep, so that source files may be edited while its jobs wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wai
 
 
 def snapshot(sweep: Sweep, choice: str | None) -> Path:
-    """The folder of the code that jobs of `sweep` run.
+    """The folder with the code that the jobs of `sweep` run.
 
     choice: hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the old one. new: take the
     current files. Raises UserError when the files differ from the sweep's snapshot and choice is null.
@@ -60,7 +60,7 @@ def _copy(folder: Path, digest: str) -> None:
 
 
 def _digest() -> str:
-    """12 hex digits of the SHA-256 of every file of the packages but SKIPPED."""
+    """Digest of the code: 12 hex digits of the SHA-256 of every file of the packages, except SKIPPED."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((HOME / package).rglob("*")):

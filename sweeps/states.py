@@ -1,4 +1,4 @@
-"""The events of a ledger, and the state of a run that follows from them."""
+"""Events of a sweep's ledger, and the state of a run that they determine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS: dict[str, dict[str, type]] = {
     "ended": {"state": str},
     "cancelled": {},
 }
-"""Event → its required keys besides `event`, `run` and `time`. A line without them is damaged.
+"""Ledger event → its required keys besides `event`, `run` and `time`. A line without them is damaged.
 
 planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, so its arm has another name.
 submitted: a launcher took it up; batch is Slurm's, empty for the local launcher. started: its process began; step is the step
@@ -27,16 +27,16 @@ ENDS = {
     "preempted": "stopped by a signal, at a checkpoint if a step was done; its job or the same command resumes it",
 }
 PLAIN = re.compile(r"[\w\-][\w.\-]*", re.ASCII)
-"""Name of a run or of a job: no path, and no hidden file."""
+"""Pattern of valid names of runs and jobs: no path, and no hidden file."""
 STUCK = 3
-"""Starts from the same step after which a run has failed: its time limit is too short for a checkpoint."""
+"""Number of starts from one step after which a run counts as failed: its time limit is too short for a checkpoint."""
 
 
 class RunState(NamedTuple):
-    """The state of a run by the ledger.
+    """The state of a run according to the ledger.
 
-    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the job that has or had it.
-    step: of its checkpoint when it last started. starts: consecutive starts from that step.
+    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: its present or last job.
+    step: that of its checkpoint at the last start. starts: number of consecutive starts from that step.
     """
 
     arm: str
@@ -54,7 +54,7 @@ class RunState(NamedTuple):
         return f"{self.arm} seed {self.seed}"
 
     def after(self, event: dict[str, Any]) -> RunState:
-        """The state once `event` has happened."""
+        """The state of the run after `event`."""
         match event["event"]:
             case "planned":
                 return self._replace(**{key: event[key] for key in EVENTS["planned"]})

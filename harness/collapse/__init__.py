@@ -1,6 +1,6 @@
-"""Collapse as an event: the detectors, and the outcome that follows from their events. Torch-free.
+"""Collapse detection: detectors that report events, and the outcome of a run that follows from these events. Torch-free.
 
-A run feeds its detectors row by row as it goes. `detect` feeds them the rows of a finished run, and gives the same events.
+A run feeds its detectors one row of metrics per step. `detect` feeds them the rows of a finished run; the events are equal.
 """
 
 from __future__ import annotations
@@ -25,68 +25,68 @@ DETECTORS = Registry(
 )
 
 CAUSE_WINDOW = 50
-"""Steps before a collapse in which a warning counts as its cause."""
+"""Number of steps before a collapse within which a warning counts as its cause."""
 
 
 Event = dict[str, Any]
-"""A detector's report: {"onset": step, ...} in plain JSON."""
+"""Event of a detector: a report such as {"onset": step, ...} in plain JSON."""
 
 
 class Detector(Protocol):
-    """Watches the metrics of a run for one kind of event.
+    """A detector: it watches the metrics of a run for one kind of event.
 
-    role: "collapse", the event that ends a run's health; "warning", a predictor of one; "learned".
-    state: everything that the detector remembers, in plain JSON for a checkpoint; it may be replaced by an earlier one.
+    role: "collapse" for the end of a healthy run, "warning" for a sign that precedes one, "learned" for proof of learning.
+    state: all that the detector remembers, as plain JSON for a checkpoint. Resuming replaces it by a saved one.
     """
 
     role: str
     state: dict[str, Any]
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
-        """The event if this step completes one, else None. Called once a step, in order, and no more after an event."""
+        """Return the event if this step completes one, else None. Called once per step, in order, until it returns an event."""
 
 
 class Detectors:
-    """The detectors of a run by name: each is fed every row until it has reported."""
+    """All detectors of a run, by name. Each is fed every row until it has reported an event."""
 
     def __init__(self, detectors: Mapping[str, Detector]):
         self.detectors = detectors
         self.events: dict[str, Event] = {}
-        """The event of each detector that has reported one."""
+        """Detector -> its event, for the detectors that have reported one."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
-        """Feed a row. The events that it completes, by detector."""
+        """Feed the row of a step. Returns the events that it completes, by detector."""
         watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
         completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
         self.events |= completed
         return completed
 
     def role(self, name: str) -> str:
-        """The role of a detector."""
+        """The role of the detector `name`: "collapse", "warning" or "learned"."""
         return self.detectors[name].role
 
     @property
     def collapsed(self) -> bool:
-        """Whether a detector of collapse has reported."""
+        """Whether any detector with the role "collapse" has reported an event."""
         return any(self.role(name) == "collapse" for name in self.events)
 
     def outcome(self) -> Outcome:
-        """The outcome of the run, had it ended here."""
+        """The outcome of the run, if it ended now."""
         return outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
 
     def state(self) -> dict[str, Any]:
-        """The part of a checkpoint that is theirs: the events, and what each detector remembers."""
+        """The detectors' part of a checkpoint: their events so far, and what each of them remembers."""
         return {"events": self.events, "detectors": {name: detector.state for name, detector in self.detectors.items()}}
 
     def restore(self, events: Mapping[str, Event], states: Mapping[str, dict[str, Any]]) -> None:
-        """Go on from what `state` gave."""
+        """Restore the events and the memories of the detectors from a checkpoint, as `state` returned them."""
         self.events = dict(events)
         for name, detector in self.detectors.items():
             detector.state = states[name]
 
 
 class Outcome(NamedTuple):
-    """kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: a warning just before it."""
+    """Outcome of a run. kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: an earlier warning."""
 
     kind: str
     onset: int | None = None
@@ -94,14 +94,14 @@ class Outcome(NamedTuple):
     cause: str | None = None
 
     def present(self) -> dict[str, Any]:
-        """The fields that this outcome has."""
+        """The fields of the outcome that are not None."""
         return {key: value for key, value in self._asdict().items() if value is not None}
 
 
 def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]) -> dict[str, Event]:
-    """The events, by detector, of a run with these rows, each with its "step". settings: parameters by detector.
+    """Events by detector of a finished run. rows: its metrics, each with its "step". settings: detector -> its parameters.
 
-    Raises ValueError naming a parameter that is not of its type.
+    Raises ValueError that names a parameter of the wrong type.
     """
     for name, parameters in settings.items():
         check(f"collapse.detectors.{name}", DETECTORS[name], parameters)
@@ -112,9 +112,9 @@ def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]
 
 
 def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
-    """The outcome of a finished run: its earliest collapse with the cause, else whether it learned.
+    """Outcome of a finished run: its earliest collapse and the cause of it, else whether the run learned.
 
-    onsets: by detector. watched: the detectors of the run. The cause is the earliest warning or numerical failure in the
+    onsets: step by detector. watched: the detectors of the run. The cause is the earliest warning or numerical failure in the
     CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning watched it and reported nothing.
     """
     role = {name: DETECTORS[name].role for name in {*onsets, *watched}}

@@ -1,7 +1,7 @@
 """The built-in detectors D1 to D5, and the detector of learning.
 
-R_k is the held-out reward of the trainer's own policy at evaluation k. σ_k is its standard error, clustered by prompt, as it was
-recorded: the responses to one prompt are not independent, so σ_k is no function of R_k and the number of responses.
+R_k is the held-out reward of the trainer's own policy at evaluation k. σ_k is its recorded standard error, clustered by prompt.
+The responses to one prompt are not independent, so σ_k does not follow from R_k and the number of responses.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ NullBand = Annotated[float, Interval(ge=0, le=1e3)]
 Fraction = Annotated[float, Interval(gt=0, lt=1)]
 Steps = Annotated[int, Interval(ge=0, le=10**9)]
 Reading = list[float]
-"""[reward, standard error] of an evaluation."""
+"""Reward and standard error of one evaluation, as a list of two numbers."""
 
 
 class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
-    First k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row. The onset is the first
-    of them. M_j = max over i ≤ j of the median of R_{i−2..i}, of fewer at the start. σ_j is the larger of the standard errors
-    of R_j and M_j: the one of R_j = 0 is 0, which would make any dip of a small evaluation an event.
-    Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned, which is another outcome.
-    warm: evaluations. floor: the reward of chance.
+    The event is the first k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row.
+    Its onset is the first of these. M_j = max over i ≤ j of the median of R_{i−2..i}, with fewer terms at the start. R_j is the
+    held-out reward of evaluation j. σ_j is the larger of the standard errors of R_j and M_j: that of R_j = 0 is 0, and alone
+    would make any dip an event. Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned.
+    warm: number of evaluations before the first event. floor: reward of random answers.
     """
 
     role = "collapse"
@@ -74,9 +74,9 @@ class Drawdown:
 
 
 class Learning:
-    """The run learned: the median of three evaluations exceeds R_0 by 3σ, the larger of both, or R_0 ≥ `solved` already.
+    """Event "learned": the median of three held-out rewards exceeds the first, R_0, by 3σ, or R_0 ≥ `solved`.
 
-    A finished run without this event has the competing outcome "never learned", unless it collapsed below its start.
+    σ is the larger of both standard errors. A finished run without this event has never learned, unless it collapsed.
     """
 
     role = "learned"
@@ -102,10 +102,10 @@ class Learning:
 class Numerical:
     """D2: numerical failure.
 
-    One of: a loss, gradient norm or entropy that is not finite, as after log-probabilities of the trainer that are not; a rollout
-    without a finite log-probability; a gradient norm before clipping above `factor` times its trailing median in `hits` of the
-    last `hits_window` steps; more than half of the optimizer steps skipped over the last `window` steps. The median is of the
-    `window` steps before, and frozen while it is exceeded.
+    Any of these is a failure: a loss, gradient norm or entropy that is not finite; a rollout without a finite log-probability;
+    a gradient norm before clipping above `factor` times its trailing median in `hits` of the last `hits_window` steps; more
+    than half of the optimizer steps skipped over the last `window` steps. The median is that of the previous `window` steps. It
+    is frozen while it is exceeded.
     """
 
     role = "collapse"
@@ -141,11 +141,11 @@ class Numerical:
 
 
 class Distribution:
-    """D3, a warning: the rollout has left the trainer's distribution.
+    """D3, a warning: the rollout policy has drifted away from the trainer's policy.
 
-    The sequence ESS, as a share, is below `ess`; or K3 is above both 3 · `null_band` and `factor` times its median over the
-    steps `first` to `last`. Either must hold for `consecutive` steps in a row, of which the first is the onset.
-    null_band: K3 of two executions of the same weights, in nats per token; the engines' arithmetic gives it without mismatch.
+    Either the sequence ESS, as a share, is below `ess`, or K3 is above both 3 · `null_band` and `factor` times its median over
+    the steps `first` to `last`. One must hold for `consecutive` steps in a row. The onset is the first of these.
+    null_band: K3 between two executions of the same weights, in nats per token, caused by the engines' rounding alone.
     """
 
     role = "warning"
@@ -172,10 +172,10 @@ class Distribution:
 
 
 class Entropy:
-    """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row, of which the first is the onset.
+    """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row. The onset is the first of these steps.
 
-    H_0 is the entropy of the first step. On a task with one answer low entropy may be success, so it is a cause only of a
-    drawdown that follows (`harness.collapse.outcome`).
+    H_0 is the entropy of the first step. On a task with a single answer low entropy may mean success. So it only counts as
+    the cause of a reward drawdown that follows (`harness.collapse.outcome`).
     """
 
     role = "warning"
@@ -196,10 +196,10 @@ class Entropy:
 class Length:
     """D4, a warning: the lengths of the responses degenerate.
 
-    For `consecutive` steps in a row, of which the first is the onset, more than `share` of the responses are cut off at the
-    longest length, or more than `share` have the same length and at some earlier step no length was so frequent. It reads
-    `rollout/truncated` and `rollout/same_length`, which only tasks have whose responses can end. A correction that rejects long
-    responses can cause it.
+    For `consecutive` steps in a row more than `share` of the responses are cut off at the maximum length, or more than `share`
+    have the same length although at some earlier step no length was so frequent. The onset is the first of these steps. The
+    detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end early. A
+    correction that rejects long responses can cause this event.
     """
 
     role = "warning"
@@ -223,11 +223,11 @@ class Length:
 
 
 class Weights:
-    """D5, a warning: the alarms of verl's README on rollout importance sampling.
+    """D5, a warning: degenerate importance weights, by the criteria of verl's README on rollout importance sampling.
 
-    For `consecutive` steps in a row, of which the first is the onset, the mean weight is outside of [`low`, `high`], or the
-    effective sample size of the weights, as a share of the tokens, is below `ess`, or the filters reject more than `masked` of
-    the tokens. Weights are those after their bounds (`rollout_corr/rollout_is_*`), also of a correction that does not apply them.
+    For `consecutive` steps in a row the mean weight is outside [`low`, `high`], or the effective sample size of the weights,
+    as a share of the tokens, is below `ess`, or the filters reject more than `masked` of the tokens. The onset is the first of
+    these steps. Weights are read after bounding (`rollout_corr/rollout_is_*`), even if the correction does not apply them.
     """
 
     role = "warning"
@@ -251,9 +251,9 @@ class Weights:
 
 
 def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
-    """The event of the first alarm that has held for `consecutive` steps in a row, with its cause; the first step is its onset.
+    """The event of the first alarm that has held for `consecutive` steps in a row, with its cause. Its onset is the first step.
 
-    alarms: name -> (whether it holds at this step, its cause). state: under each name the steps in a row at which it has held.
+    alarms: name -> (whether it holds at this step, its cause). state: name -> number of steps in a row at which it has held.
     """
     for name, (holds, _) in alarms.items():
         state[name] = [*state.get(name, []), step] if holds else []
@@ -262,7 +262,7 @@ def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[st
 
 
 def _median(readings: list[Reading]) -> Reading:
-    """The median of up to three rewards, with its own error; of two rewards their mean, with the larger error."""
+    """Median of up to three rewards, with its standard error. Two rewards give their mean and the larger error."""
     ordered = sorted(readings)
     if len(ordered) == 2:
         return [(ordered[0][0] + ordered[1][0]) / 2, max(ordered[0][1], ordered[1][1])]

@@ -1,4 +1,4 @@
-"""Types of numbers and texts, and the two kinds of section, that all sections of a config share."""
+"""Constrained types of numbers and texts, and the two base classes of config sections."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATTERNS = {
     NAME: "letters, digits, _, - and . are accepted, and neither - nor . at the beginning",
     ONE_LINE: "one line without control characters is accepted",
 }
-"""Regular expression -> the texts that it accepts, in words."""
+"""Regular expression -> description in words of the texts that it accepts, for error messages."""
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1, pattern=ONE_LINE)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 def name_of(value: Any) -> str | None:
-    """The key `name` of a section, which may be a dictionary or its class. Sections of one place are told apart by it."""
+    """The value of the key `name` of a section, given as a dictionary or an object. It tells alternative sections apart."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return name if isinstance(name, str) else None
 

@@ -1,4 +1,4 @@
-"""Each key of a config in words: what it means, and which values it accepts. For `--help`."""
+"""Description of each config key: its meaning and the values that it accepts. For `--help`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness import config
 from harness.config.run import Config
 
 LARGE = 10**6
-"""Least bound that is not shown: such bounds only keep nonsense out."""
+"""Smallest bound that is not shown to users: bounds this large only exclude nonsense."""
 
 
 class Key(NamedTuple):
-    """A key with dots between, its value, the values that it accepts, and its meaning; "" where the schema has none."""
+    """A config key as a dotted path, with its value, the values that it accepts, and its meaning ("" if undocumented)."""
 
     name: str
     value: Any
@@ -28,15 +28,15 @@ class Key(NamedTuple):
 
 
 def keys(values: dict[str, Any]) -> list[Key]:
-    """The keys of the nested `values` of a config, in their order."""
+    """Describe the keys of the nested `values` of a config, in their order."""
     schemas = _schemas()
     return list(_keys(values, schemas["Config"], schemas, ""))
 
 
 def all_keys() -> dict[str, Key]:
-    """Name -> each key that any choice of sections has, and each section; its value is the default of the class, "" for none.
+    """Describe every key and section that any choice of options can have. The value is the default, "" if there is none.
 
-    Sections of one place may share a key, of which the first is here. A key that the user names is written NAME.
+    Of alternative sections that share a key, the first describes it. A key that the user may name freely is written NAME.
     """
     schemas = _schemas()
     found: dict[str, Key] = {}
@@ -56,13 +56,13 @@ def _possible(schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> 
 
 
 def _schemas() -> dict[str, dict[str, Any]]:
-    """Class of a section -> its JSON schema, with the docstrings below the fields as descriptions."""
+    """Map each section class to its JSON schema, with the docstrings below its fields as descriptions."""
     whole = Config.model_json_schema()
     return {name: _explained(name, schema) for name, schema in {"Config": whole, **whole["$defs"]}.items()}
 
 
 def _sections(field: dict[str, Any], sections: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sections that a field may be."""
+    """Schemas of the sections that a field can hold."""
     either = [field, *field.get("oneOf", []), *field.get("anyOf", [])]
     return [sections[one["$ref"].rpartition("/")[2]] for one in either if "$ref" in one]
 
@@ -79,7 +79,7 @@ def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, An
 
 
 def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:
-    """The schema of the section `value`: of those that the field may be, the first that takes its name, or all of its keys."""
+    """Schema of the section `value`: the alternative that accepts its name, else the one that accepts all of its keys."""
     if "$ref" in field:
         return _sections(field, sections)[0]
     return next((one for one in _sections(field, sections) if isinstance(value, dict) and _fits(one, value)), field)
@@ -93,7 +93,7 @@ def _fits(section: dict[str, Any], value: dict[str, Any]) -> bool:
 
 
 def _accepted(field: dict[str, Any]) -> str:
-    """The values that a field of a JSON schema accepts, in words."""
+    """Describe in words the values that a field of a JSON schema accepts."""
     if "enum" in field:
         return " | ".join(map(str, field["enum"]))
     if "const" in field:
@@ -118,9 +118,9 @@ def _bounds(field: dict[str, Any]) -> str:
 
 
 def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of the section class `name` with the docstrings below its fields.
+    """The JSON schema of the section class `name`, with the docstrings below its fields added as descriptions.
 
-    Pydantic can read these itself, but not of the dataclasses of algos, and it takes a fifth of the import of harness.config.
+    Pydantic can read these itself, but not for the dataclasses of algos, and at a fifth of the import time of harness.config.
     """
     section = getattr(config, name, None) or getattr(spec, name)
     own = [kind for kind in section.__mro__ if kind.__module__.partition(".")[0] in ("harness", "algos")]
@@ -130,7 +130,7 @@ def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """Field -> the string below it."""
+    """Map each field of a class to the docstring below it."""
     return {
         field.target.id: str(text.value.value)
         for field, text in pairwise(_classes(kind.__module__)[kind.__name__].body)
@@ -141,6 +141,6 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name. `inspect.getsource` of a class would parse the module anew for each of them."""
+    """Syntax trees of the classes of a module, by name. `inspect.getsource` would parse the module anew for each class."""
     source = inspect.getsource(sys.modules[module])
     return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}

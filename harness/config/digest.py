@@ -1,11 +1,11 @@
-"""The digest of a config, by which its run folder is named. A new key or a new name for a key changes no digest.
+"""The digest of a config, which names its run folder. Adding or renaming a key changes no digest.
 
-A digest is the SHA-256 of what decides the result, as JSON. So that a finished run is found again by a later version,
-- a key has the name that it had first, see `harness.config.names`;
-- a key that is gone counts as before where every digest held it;
-- a key that came later is left out while it has its default, which is what runs did before it was there.
-The default of a later key therefore never changes. What new runs get stands in experiments/conf and may change: the value then
-differs from the default, and so does the digest.
+A digest is the SHA-256 of all keys that decide the result, as JSON. So that a later version finds a finished run again,
+- a key enters under its first name, see `harness.config.names`;
+- a removed key still enters where every digest contained it;
+- a key that was added later is left out while it has its default, which is how runs behaved before it was added.
+The default of a later key therefore never changes. New runs get their values from experiments/conf, which may change: such a
+value differs from the default, and so does the digest.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ FIRST: dict[str, set[str]] = {
     "rollout.engine=local": {"noise"},
     "rollout.engine=vllm": {"sleep", "sync_tolerance"},
 }
-"""Class of a section, or a plug-in -> keys with a default that every digest holds: they are older than the rule above."""
+"""Section class or plug-in -> keys with a default that enter every digest, since they are older than `harness.config.digest`."""
 
 HELD: dict[str, dict[str, Any]] = {
     "": {"baseline": "all"},
     "kl": {"reference": "start"},
     "rollout": {"overlap": False},
 }
-"""Section, "" for the whole -> keys that are gone, with the value that a digest still holds.
+"""Section ("" for the top level) -> removed keys, with the value that still enters the digest.
 
-Every digest held them at their defaults. `removed.REMOVED` says why they left.
+Every digest contained them at their defaults. `removed.REMOVED` gives the reason of each removal.
 """
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "loss=dppo": {"upper": None},
 }
-"""Plug-in -> parameters that it got later, with their defaults. A signature cannot be read without torch.
+"""Plug-in -> parameters added later, with their defaults. Listed here, since reading a signature would import torch.
 
 A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `collapse.detectors=drawdown`,
 `correction.reject=m2po` or `task=package.module:Class`.
@@ -70,7 +70,7 @@ A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `c
 
 
 def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collection[str] = ()) -> str:
-    """The digest of a config, 12 hex digits. include: the sections that count, none for all. exclude: those that do not count."""
+    """The digest of a config, 12 hex digits. include: sections that enter (empty: all). exclude: sections that do not."""
     values = config.model_dump(mode="json")
     _leave_out_defaults(config, values)
     for plugin, parameters in plugins(values):
@@ -84,7 +84,7 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
 
 
 def plugins(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The plug-ins in the nested `values` of a config, as PARAMETERS names them, each with the dictionary of its parameters."""
+    """The plug-ins in the nested `values` of a config, as keys of PARAMETERS, each with its parameters as a dictionary."""
     for path in ("task", "advantage", "loss", "rollout.engine"):
         parameters = section(values, path)
         yield f"{path}={parameters.get('name')}", parameters
@@ -96,7 +96,7 @@ def plugins(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def section(values: dict[str, Any], path: str) -> dict[str, Any]:
-    """The dictionary at `path`, dots between, or an empty one if there is none."""
+    """The nested dictionary at the dotted path `path`; an empty one if there is none."""
     here: Any = values
     for key in path.split("."):
         here = here.get(key) if isinstance(here, dict) else None
@@ -104,7 +104,7 @@ def section(values: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _leave_out_defaults(part: Any, values: Any) -> None:
-    """Delete from `values`, the dump of `part`, every key outside of FIRST that has its default."""
+    """Delete from `values`, the dump of `part`, every key that has its default and is not listed in FIRST."""
     if isinstance(part, dict):
         for key, value in part.items():
             _leave_out_defaults(value, values[key])

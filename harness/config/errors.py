@@ -1,4 +1,4 @@
-"""Errors of a config, one line a key: the key, its value, and what is accepted or the remedy."""
+"""Error messages for a config: one line per key, with its value and the accepted values or the remedy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from harness.config.base import PATTERNS
 
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text", "list": "a list"}
-"""Pydantic's words for a type -> what a user writes."""
+"""Pydantic's words for a type -> words that a user understands."""
 SECTION = ("model_type", "dataclass_type", "dict_type")
-"""Pydantic's kinds of an error where a section got a value."""
+"""Pydantic's error types for a plain value in the place of a section."""
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
-    """One line for each error of the config `composed`. Pydantic reads a filter in two ways, of which one was meant."""
+    """One line for each error in the config `composed`. A filter is validated as two types; errors of the intended one show."""
     lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
     return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 
@@ -40,7 +40,7 @@ def explain(problem: Mapping[str, Any]) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    """Pydantic's "Input should be a valid integer" as the plug-ins' own errors say it: "must be a whole number"."""
+    """Rephrase Pydantic's "Input should be a valid integer" in the words of the plug-ins' errors: "must be a whole number"."""
     wanted = message.removeprefix("Input should be ")
     if wanted == message:
         return f"{message[0].lower()}{message[1:]}"
@@ -50,7 +50,7 @@ def _in_our_words(message: str) -> str:
 
 
 def _meant(place: tuple, composed: dict[str, Any]) -> bool:
-    """Whether an error is of use. Pydantic reads a filter as a Reject and as a Plugin, of which one was meant."""
+    """Whether an error concerns the type that the user intended. Pydantic validates a filter both as a Reject and as a Plugin."""
     if place[:2] != ("correction", "reject") or len(place) < 4:
         return True
     filter_ = composed["correction"]["reject"].get(place[2])  # none if pydantic shows the key otherwise

@@ -36,7 +36,7 @@ class SizesConfig(Strict):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Key -> length of the rows of a weight matrix."""
+        """Map each config key to the row length of the weight matrix that it sizes."""
         return {
             "hidden_size": self.hidden_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
@@ -107,4 +107,4 @@ PolicyConfig = Annotated[
     Annotated[ModelConfig, Tag("<qwen3>")] | Annotated[MixtureConfig, Tag("<qwen3_moe>")] | Annotated[HubConfig, Tag("<hub>")],
     Discriminator(_tag),
 ]
-"""The section `model`, told apart by its name."""
+"""Type of the section `model`. Its key `name` selects the class."""

@@ -1,4 +1,4 @@
-"""Renamed keys, in both directions: files of old runs are read, and runs keep their digests."""
+"""Renamed config keys: files of old runs remain readable under the new names, and old digests remain valid."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RENAMED = {
     "collapse.detectors.entropy.m": "consecutive",
     "collapse.detectors.length.m": "consecutive",
 }
-"""Former key, dots between -> its name today, in the same section. A recorded file may have either."""
+"""Former dotted key -> its present name, within the same section. A recorded file may contain either."""
 
 
 def todays_names(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the nested `values` with renamed keys under their names of today."""
+    """A copy of the nested `values` in which former keys have their present names."""
     return _named(values, RENAMED)
 
 
 def first_names(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the nested `values` with renamed keys under their first names."""
+    """A copy of the nested `values` in which renamed keys have their first names."""
     return _named(values, {write(old): old.rpartition(".")[2] for old in RENAMED})
 
 
 def renamed_in(values: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys of the nested `values`, dots between, that have another name today."""
+    """Dotted keys of the nested `values` that have since been renamed."""
     found = []
     for key, value in values.items():
         found += [f"{prefix}{key}"] if f"{prefix}{key}" in RENAMED else []
@@ -42,7 +42,7 @@ def renamed_in(values: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def write(old: str) -> str:
-    """The name of today, dots between, of a key in RENAMED."""
+    """The present dotted name of a renamed key, which must be in RENAMED."""
     return f"{old.rpartition('.')[0]}.{RENAMED[old]}"
 
 

@@ -11,13 +11,13 @@ from harness.config.base import Count, Positive, Strict
 from harness.config.digest import section
 
 RECIPROCAL = "reciprocal"
-"""Text of a lower bound that stands for 1/upper."""
+"""Text that a lower bound may have in place of a number: it means 1/upper."""
 
 
 def _with_numbers(value: Any) -> Any:
-    """The section with each lower bound `reciprocal` replaced by its number. Raises ValueError on other texts and on booleans.
+    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other texts and on booleans.
 
-    Pydantic reads a dataclass leniently: it would take '2' and true for numbers, and 'no' for false.
+    Pydantic reads a dataclass leniently: it would accept '2' and true as numbers, and 'no' as false.
     """
     if not isinstance(value, dict):
         return value
@@ -44,7 +44,7 @@ def _reciprocal(place: str, upper: Any) -> float:
 
 
 CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
-"""The section `correction`, an `algos.corrections.spec.Correction`."""
+"""Type of the section `correction`: an `algos.corrections.spec.Correction`."""
 
 
 VALUE_OF_K3 = ("k3_k2", "k3_unbiased")

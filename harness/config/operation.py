@@ -9,7 +9,7 @@ from pydantic import Field
 from harness.config.base import Count, Name, Strict, Text
 
 OPERATION = ("run", "tracking", "checkpoint", "dump")
-"""Sections that a digest leaves out."""
+"""Sections that do not enter the digest of a config, since they change no result."""
 
 
 class CheckpointConfig(Strict):

@@ -1,4 +1,4 @@
-"""From nested dictionaries to a Config: those that Hydra composes, and those that a run recorded."""
+"""Parsing of nested dictionaries into a Config: freshly composed by Hydra, or recorded by a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.errors import UserError
 
 
 def parse(composed: dict[str, Any]) -> Config:
-    """The config that Hydra composed, checked. Raises UserError naming each key that is wrong and why."""
+    """Check and parse a config that Hydra composed. Raises UserError naming each wrong key and the reason."""
     if old := renamed_in(composed):
         raise UserError("\n".join(f"{key}: renamed; write {write(key)}" for key in old))
     refuse_removed(composed)
@@ -23,10 +23,10 @@ def parse(composed: dict[str, Any]) -> Config:
 
 
 def parse_recorded(values: dict[str, Any]) -> Config:
-    """The config that a run has recorded, by this version or an earlier one. Raises UserError as `parse` does.
+    """Parse the config that a run of this or an earlier version recorded. Raises UserError naming each wrong key.
 
-    A key under a former name is read as its name today. A key that the file lacks has its default: what runs did before. A key
-    that is gone is left out, and refused unless it has its default.
+    A former key is read under its present name. A missing key gets its default, which is how runs behaved before it was
+    added. A removed key is left out, and refused unless it has its default.
     """
     values = todays_names(values)
     drop_removed(values)
@@ -34,7 +34,7 @@ def parse_recorded(values: dict[str, Any]) -> Config:
 
 
 def recorded(values: dict[str, Any]) -> dict[str, Any]:
-    """The config that a run has recorded, with the keys of today; all defaults filled in. Raises UserError as `parse` does."""
+    """The recorded config of a run under the present keys, with all defaults filled in. Raises UserError on a wrong key."""
     return parse_recorded(values).model_dump(mode="json")
 
 

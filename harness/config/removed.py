@@ -1,4 +1,4 @@
-"""Keys that are gone. A config that uses one is refused with the reason; a recorded one may have it at its default."""
+"""Removed config keys. A new config that has one is refused with the reason. A recorded config may have it at its default."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.errors import UserError
 
 
 class Removed(NamedTuple):
-    """Why a key is gone, and what runs without it do."""
+    """A removed config key: why it was removed, and how runs behave without it."""
 
     default: Any
-    """The value at which a run did what runs without the key do."""
+    """Value of the removed key that meant what runs do without it."""
     version: str
-    """The first version without the key."""
+    """First version of the project without the key."""
     reason: str
-    """Why it left, and what to use instead; follows "as"."""
+    """Why the key was removed, and what to use instead; continues a sentence that ends in "as"."""
 
 
 _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
@@ -40,25 +40,25 @@ REMOVED: dict[str, dict[str, Removed]] = {
         "noise_seed": Removed(0, "0.2.0", _NOISE_OF_VLLM),
     },
 }
-"""Section, "" for the whole, or plug-in as `digest.PARAMETERS` writes it -> its keys that are gone."""
+"""Section ("" for the top level), or plug-in as in `digest.PARAMETERS` -> its removed keys."""
 
 
 def refuse_removed(values: dict[str, Any]) -> None:
-    """Raise UserError naming each key of the nested `values` that is gone."""
+    """Raise UserError naming each removed key that the nested `values` contain."""
     _refuse(_found(values))
 
 
 def removal(key: str) -> str | None:
-    """Why `key`, dots between, is gone; None if it never was a key of a section or plug-in that lost one."""
+    """Why the dotted `key` was removed; None if no section or plug-in ever had it."""
     where, _, own = key.rpartition(".")
     found = (keys[own] for place, keys in REMOVED.items() if place.partition("=")[0] == where and own in keys)
     return next(map(_why, found), None)
 
 
 def drop_removed(values: dict[str, Any]) -> None:
-    """Delete the keys that are gone from the nested `values` of a recorded config.
+    """Delete removed keys from the nested `values` of a recorded config.
 
-    Raises UserError naming each that has another value than its default: this version cannot do what that run did.
+    Raises UserError naming each removed key with a value other than its default: this version cannot reproduce such a run.
     """
     found = list(_found(values))
     _refuse(one for one in found if one.own[one.key] != one.gone.default)
@@ -67,7 +67,7 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 
 class _Found(NamedTuple):
-    """A key that is gone in a config: its section's name, the section itself, its own name, and why it is gone."""
+    """A removed key found in a config: the name of its section, the section itself, its own name, and why it was removed."""
 
     place: str
     own: dict[str, Any]

@@ -86,7 +86,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Whether responses can be sampled in parts."""
+        """Raise ValueError if `partial_tokens` is set together with a key that forbids sampling a response in parts."""
         if self.partial_tokens is None:
             return
         key = f"partial_tokens={self.partial_tokens}"

@@ -1,4 +1,4 @@
-"""The config of one run: its sections, and what holds between them."""
+"""The config of one run: its sections, and the constraints between them."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Config(Strict):
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of the policy."""
+        """Number of optimizer steps of the policy in the whole run."""
         return (self.steps - self.critic.warmup_steps) * self.actor.epochs * self.actor.num_minibatches
 
     def _check_policy(self) -> None:
-        """Raise ValueError unless model, warm start, task and precision go together."""
+        """Raise ValueError unless model, warm start, task and precision are compatible."""
         if isinstance(self.model, HubConfig):
             if self.warmstart is not None:
                 raise ValueError("warmstart has no effect with model=hub, which is trained already; set warmstart=none")
@@ -115,7 +115,7 @@ class Config(Strict):
 
     @property
     def digest(self) -> str:
-        """Name of the run folder: 12 hex digits of all that decides the result, the seed included."""
+        """Name of the run folder: 12 hex digits of a hash of all keys that decide the result, the seed included."""
         return digest(self, exclude=OPERATION)
 
     @property
@@ -125,5 +125,5 @@ class Config(Strict):
 
     @property
     def warmstart_digest(self) -> str:
-        """Name of the warm start's cache: 12 hex digits of all that decides the warm start."""
+        """Name of the warm start's cache: 12 hex digits of a hash of all keys that decide the warm start."""
         return digest(self, include=("task", "model", "warmstart"))

@@ -1,4 +1,4 @@
-"""`task`: prompts, and the reward of a response."""
+"""`task`: the source of prompts, and the reward of a response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from harness.config.base import Count, PluginConfig, Probability, Strict, name_of
 
 MOST_TARGETS = 100
-"""The largest modulus where a prompt names its target too."""
+"""Largest modulus of a chain task whose prompts also contain a target."""
 
 
 class ChainConfig(Strict):
@@ -122,7 +122,7 @@ class ArithmeticConfig(SumsConfig):
 
 
 REPLY_LENGTH = 24
-"""Most characters of the calculator's reply in task=tools, and so most tokens."""
+"""Maximum length of the calculator's reply in task=tools, in characters; it bounds the tokens too."""
 
 
 class ToolsConfig(SumsConfig):
@@ -139,7 +139,7 @@ class ToolsConfig(SumsConfig):
 
     @property
     def answer_length(self) -> int:
-        """Most tokens of a response, the calculator's included."""
+        """Maximum number of tokens in a response, the calculator's replies included."""
         return self.turns * self.turn_length + (self.turns - 1) * REPLY_LENGTH
 
 
@@ -158,4 +158,4 @@ TaskConfig = Annotated[
     | Annotated[PluginConfig, Tag("<plugin>")],
     Discriminator(_tag),
 ]
-"""The section `task`, told apart by its name."""
+"""Type of the section `task`. Its key `name` selects the class."""

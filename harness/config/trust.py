@@ -1,4 +1,4 @@
-"""Code that a recorded config names. A stranger's folder may name any code, so `--trust` must allow its import."""
+"""Code named by a recorded config. A foreign run folder may name any code, so importing it needs the option `--trust`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.errors import UserError
 
 
 def plugin_names(config: Config) -> dict[str, str]:
-    """Key → name of each plug-in of a config, as the registries take them."""
+    """Map each config key that names a plug-in to that name, as the registries accept it."""
     filters = {name: part for name, part in config.correction.reject.items() if isinstance(part, Plugin)}
     return {
         "task.name": config.task.name,
@@ -23,6 +23,6 @@ def plugin_names(config: Config) -> dict[str, str]:
 
 
 def refuse_code(names: dict[str, str], origin: object) -> None:
-    """Raise UserError if any of `names`, by their keys, is `package.module:attribute` and so would be imported."""
+    """Raise UserError if any of `names` (by config key) is `package.module:attribute`, which would be imported."""
     if code := [f"{key}={name}" for key, name in names.items() if ":" in name]:
         raise UserError(f"{origin}: would import {', '.join(code)}; add --trust if you trust whoever wrote it")

@@ -1,4 +1,4 @@
-"""Parquet files of dumps: written whole or not at all, read a batch at a time."""
+"""Reading and writing dumps as parquet files: written completely or not at all, read one batch at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.files import replacing
 
 
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """Write one training batch as one row group, replacing `path` atomically; columns as in `tabulate`."""
+    """Write one training batch as one row group, replacing `path` atomically. columns: padded arrays, as for `tabulate`."""
     table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path.parent, path.name) as temporary:
@@ -24,11 +24,11 @@ def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 
 def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
-    """Padded arrays as a table with a row per response.
+    """Convert padded arrays to a table with one row per response.
 
-    columns: the names of `schema.COLUMNS`; per token [B, T], per response [B]. `mask` is required; what lies beyond the
-    last True of a row is padding and is left out. ROUTED_EXPERTS [B, L, layers, k] has the largest number of its integer type
-    where nothing was computed. SAMPLING_MASK [B, T, bytes] has a bit per token of the vocabulary, the lowest of a byte first.
+    columns: named as in `schema.COLUMNS`, [B, T] per token or [B] per response. `mask` is required; values beyond the last
+    True of a row are padding and left out. ROUTED_EXPERTS [B, L, layers, k] has the largest number of its integer type where
+    nothing was computed. SAMPLING_MASK [B, T, bytes] has one bit per token of the vocabulary, the lowest bit of a byte first.
     """
     mask = columns["mask"]
     used = np.arange(mask.shape[1]) < np.where(mask.any(1), mask.shape[1] - mask[:, ::-1].argmax(1), 0)[:, None]
@@ -53,7 +53,7 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
 
 
 def _nested(ids: np.ndarray) -> pa.Array:
-    """Expert ids as list<fixed_size_list<fixed_size_list<integer>>>: places, layers, experts."""
+    """Convert expert ids to list<fixed_size_list<fixed_size_list<integer>>>, nested as positions, layers, experts."""
     computed = ids[:, :, 0, 0] != np.iinfo(ids.dtype).max
     values = ids[computed]
     layers = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), ids.shape[3])
@@ -62,7 +62,7 @@ def _nested(ids: np.ndarray) -> pa.Array:
 
 
 def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
-    """The sets of the used tokens as list<int32>, one response in memory at a time."""
+    """Convert sampling masks to list<int32> of token ids, for the used tokens. Only one response is in memory at a time."""
     ids, sizes = [], [np.zeros(1, np.int64)]
     for row, own in zip(bits, used, strict=True):
         places, tokens = np.unpackbits(row[own], axis=-1, bitorder="little").nonzero()
@@ -73,11 +73,10 @@ def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
 
 
 def read(path: Path, aliases: Mapping[str, str] | None = None) -> Iterator[pa.Table]:
-    """The row groups of a parquet file, columns outside the schema left out.
+    """Iterate over the row groups of a parquet file. Columns outside the schema are left out.
 
-    aliases: another program's name of a column → ours, for a file that has the first and not the second.
-    Raises UserError on a file that is truncated, not parquet, of a later schema version, or whose columns have other
-    types than the schema's.
+    aliases: another program's name of a column → ours, used where a file has only the former.
+    Raises UserError on a file that is truncated, not parquet, of a later schema version, or has columns of wrong types.
     """
     try:
         file = pq.ParquetFile(path)
@@ -99,7 +98,7 @@ def read(path: Path, aliases: Mapping[str, str] | None = None) -> Iterator[pa.Ta
 
 
 def typed(path: Path, table: pa.Table) -> pa.Table:
-    """The columns in the schema's types; floats keep their precision. Raises UserError naming a column that cannot be cast."""
+    """Cast the columns to the types of the schema; floats keep their precision. Raises UserError naming a column that fails."""
     for i, name in enumerate(table.column_names):
         column, given = COLUMNS[name], table.schema.field(i).type
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -118,13 +117,13 @@ def typed(path: Path, table: pa.Table) -> pa.Table:
 
 
 def _is_number(kind: pa.DataType, truth: bool) -> bool:
-    """An integer, a float or a column of nulls alone; a boolean where `truth` is asked for."""
+    """Whether a column type is an integer, a float or null. With `truth`, boolean is accepted too."""
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     return number or (truth and pa.types.is_boolean(kind))
 
 
 def _truth(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists of 0 and 1 as booleans. Any other number becomes null, which `schema.problems` reports."""
+    """Convert lists of 0 and 1 to booleans. Any other number becomes null, which `schema.problems` reports."""
     kind = COLUMNS["mask"].type(pa.float64())
     values = pc.list_flatten(column)
     truth = pc.if_else(pc.equal(values, 1), True, pc.if_else(pc.equal(values, 0), False, pa.scalar(None, pa.bool_())))

@@ -1,4 +1,4 @@
-"""The columns of a dump with their units, and what makes a row bad. One row is one response."""
+"""Schema of a dump: its columns with their units, and the checks of its rows. One row is one response."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 VERSION = 1
-"""The schema's version, in the parquet metadata under `VERSION_KEY`. A file of a later version is refused."""
+"""Version of the dump schema, stored in the parquet metadata under `VERSION_KEY`. Files of a later version are refused."""
 VERSION_KEY = b"faultline.dump_version"
 ROUNDING = 1e-6
-"""Nats by which a log-probability may exceed 0: fp32 rounding of a log-softmax near 0."""
+"""Tolerance in nats by which a log-probability may exceed 0, for fp32 rounding of a log-softmax near 0."""
 
 LARGEST = 1e9
-"""Largest size of a reward or an advantage: no task gives more, and the squares of larger ones overflow."""
+"""Maximum absolute value of a reward or an advantage: no task gives more, and squares of larger values overflow."""
 
 
 class Column(NamedTuple):
-    """meaning in a line, its unit, whether each response has one value per token, and whether a dump must have it."""
+    """A dump column: its meaning, its unit, whether it has one value per response token, and whether a dump must have it."""
 
     meaning: str
     unit: str
@@ -28,7 +28,7 @@ class Column(NamedTuple):
     required: bool = False
 
     def type(self, floats: pa.DataType) -> pa.DataType:
-        """The parquet type; `floats`: the type of the log-probabilities and advantages."""
+        """The parquet type of the column. floats: type used for log-probabilities and advantages."""
         scalar = {"integer": pa.int64(), "bool": pa.bool_(), "reward": pa.float64()}.get(self.unit, floats)
         return pa.list_(scalar) if self.per_token else scalar
 
@@ -49,17 +49,17 @@ COLUMNS = {
     "segments": Column("number of the turn within the response, from 0", "integer"),
 }
 ROUTED_EXPERTS = "routed_experts"
-"""A further column of a mixture's own dumps, which no reader here needs: for each place that the engine computed, from the first
-token of the prompt to the last but one of the response, and for each layer the experts that it chose."""
+"""Optional column of mixture-of-experts runs, which no reader here needs: expert ids chosen in each layer, for each position from
+the first token of the prompt to the last but one of the response."""
 SAMPLING_MASK = "sampling_mask"
-"""A further column of runs with rollout.replay_sampling_mask: the tokens that top_p and top_k left at each response token."""
+"""Optional column of runs with rollout.replay_sampling_mask: the token ids that top_p and top_k kept at each response token."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
 ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
-"""Columns with one value per response token."""
+"""Names of the dump columns with one value per response token, the prompt excluded."""
 
 
 class Problem(NamedTuple):
-    """One bad value. row counts from 0 within its source."""
+    """One invalid value of a dump. row: its row in the file or table, counted from 0."""
 
     row: int
     column: str
@@ -70,7 +70,7 @@ class Problem(NamedTuple):
 
 
 class DumpedResponses(NamedTuple):
-    """Responses as flat arrays. The values of response i are at offsets[i]:offsets[i+1]. Absent columns are None.
+    """Responses of a dump as flat arrays. Response i has the values at offsets[i]:offsets[i+1]. Absent columns are None.
 
     mask bool, logp_* and advantages float32 or float64 (nats), version, segments and tokens int64: one value per token, [n].
     step, group, minibatch int64 and reward float64: one per response, [N].
@@ -94,7 +94,7 @@ class DumpedResponses(NamedTuple):
         return len(self.offsets) - 1
 
     def rows(self, index: np.ndarray) -> DumpedResponses:
-        """The responses of these numbers, in this order."""
+        """Select the responses with these numbers, in this order."""
         lengths = np.diff(self.offsets)[index]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
@@ -107,9 +107,9 @@ class DumpedResponses(NamedTuple):
 
 
 def problems(table: pa.Table) -> list[Problem]:
-    """The problems of the rows of `table`, at most one a row, in order.
+    """Invalid values in the rows of a dump `table`, in order, at most one per row.
 
-    A required column that is absent is no problem of a row: see `absent`.
+    Missing required columns are not reported here but by `absent`.
     """
     first: dict[int, Problem] = {}
     for column in COLUMNS:
@@ -120,12 +120,12 @@ def problems(table: pa.Table) -> list[Problem]:
 
 
 def absent(table: pa.Table) -> list[str]:
-    """Required columns that `table` does not have."""
+    """Required columns of a dump that are missing in `table`."""
     return [name for name, column in COLUMNS.items() if column.required and name not in table.column_names]
 
 
 def responses(table: pa.Table) -> DumpedResponses:
-    """The arrays of a table without problems."""
+    """Convert a dump `table` without invalid values to flat arrays."""
     lengths = _lengths(table, "logp_rollout")
     offsets = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -141,7 +141,7 @@ def responses(table: pa.Table) -> DumpedResponses:
 
 
 def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
-    """(row, what) of the bad rows of one column."""
+    """Invalid values of one column, as pairs (row, description)."""
     column = COLUMNS[name]
     missing = table[name].is_null().to_numpy()
     if column.required:
@@ -165,7 +165,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     used = inside & _mask_of(table, sound, lengths)
 
     def first(bad: np.ndarray, what: Callable[[int, int], str]) -> Iterator[tuple[int, str]]:
-        """(row, what(index, place in the row)) of the first bad value of each row."""
+        """The first invalid value of each row, as pairs (row, what(index, position in the row))."""
         indices = np.flatnonzero(bad)
         ends = np.cumsum(lengths)
         rows, own = np.unique(np.searchsorted(ends, indices, "right"), return_index=True)
@@ -191,7 +191,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The mask at the values of a column; True without a mask. sound: the rows whose column is as long as the response."""
+    """The mask at the values of a column, True without a mask. sound: rows whose column has the length of the response."""
     if "mask" not in table.column_names:
         return np.ones(lengths.sum(), dtype=bool)
     own = _lengths(table, "mask")
@@ -210,7 +210,7 @@ def _lengths(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _flat(table: pa.Table, name: str) -> np.ndarray:
-    """All values of a list column, a null among floats as NaN."""
+    """All values of a list column as one array. Null becomes NaN in a float column."""
     values = pc.list_flatten(table[name])
     if values.null_count and not pa.types.is_floating(values.type):
         values = values.fill_null(pa.scalar(False if pa.types.is_boolean(values.type) else -1, values.type))

@@ -1,15 +1,15 @@
-"""Checkpoints of a run: whole or absent, verified before they are trusted, the one before kept.
+"""Checkpoints of a run: written completely or not at all, and verified by checksums before they are loaded.
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
-                              critic/...     the same of a critic, where the run has one
+                              critic/...     model and optimizer of the critic, where the run has one
                               state.json     next step, optimizer steps, detector states, number of ranks
                               rollouts.safetensors  sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above
 
-A checkpoint is written beside its place and renamed. Rank 0 writes all but the files of the models, and every rank sees the
+A checkpoint is written under a temporary name and renamed. Rank 0 writes all files but the models', and all ranks share the
 folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
-step. The manifest finds damage, not forgery: a forged file can hold other numbers. It cannot hold code, since DeepSpeed's
-files are read without what a pickle may run, see `harness.train.model.engine`.
+step. The manifest detects damage, not forgery: a forged file can hold other numbers. It cannot run code, since DeepSpeed's
+files are read without the code that a pickle may run, see `harness.train.model.engine`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """A checkpoint's content beside its models: its state, and the rollouts sampled ahead of their use."""
+    """Content of a checkpoint besides the models: the state of the run, and rollouts that were sampled ahead."""
 
     state: State
     rollouts: dict[str, Tensor]
@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 def save(
     run: RunFolder, ranks: Ranks, models: Mapping[str, Saved], state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
 ) -> None:
-    """Write the checkpoint of `state["step"]` and drop all but the last `keep`. Raises UserError when the disk refuses."""
+    """Write the checkpoint of `state["step"]`, then delete all but the newest `keep`. Raises UserError if the disk refuses."""
     step = state["step"]
     refuse_links(run.path, "checkpoints/state.json")
     folder = run.path / "checkpoints"
@@ -89,7 +89,7 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | None:
-    """Load the newest sound checkpoint into `models`; None if there is none. Damaged ones are set aside and printed."""
+    """Load the newest undamaged checkpoint into `models`; None without one. Damaged checkpoints are set aside and printed."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None
@@ -101,7 +101,7 @@ def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | 
 
 
 def _newest_sound(run: RunFolder) -> int:
-    """The step of the newest sound checkpoint; −1 without one."""
+    """Step of the newest undamaged checkpoint; −1 if there is none."""
     for step, folder in reversed(run.checkpoints.items()):
         damage = damage_of(folder)
         if damage is None and (missing := run.missing_rows(step)):  # going on would leave a hole in the record for good

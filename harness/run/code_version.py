@@ -1,7 +1,7 @@
 """The version of the code that runs. Torch-free, so that a launcher can read it.
 
-A sweep on a cluster runs from a snapshot of the code. A snapshot has no repository around it, so it carries its version in
-`snapshot.json` beside the packages.
+A sweep on a cluster runs from a snapshot of the code. A snapshot lies outside the repository, so the file `snapshot.json` beside
+its packages states its version.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[2]
-"""The folder of the root packages."""
+"""Folder that contains the top-level packages of the project."""
 
 
 def code_version() -> dict[str, Any]:
-    """Commit, uncommitted diff, and the digest of the snapshot; None outside of a snapshot."""
+    """Version of the running code: commit, uncommitted diff, and the digest of the code snapshot (None outside a snapshot)."""
     snapshot = HOME / "snapshot.json"
     if snapshot.exists():
         return json.loads(snapshot.read_text())

@@ -3,13 +3,13 @@
 <root>/<sweep>/<hash>/config.json       the resolved config
                       provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                       metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
-                      questions.jsonl   one line an evaluation, likewise: the mean reward of each prompt
+                      questions.jsonl   one line an evaluation: the mean reward of each prompt; the later line counts
                       events.jsonl      collapse, warning, learned, checkpoint, preempted, resumed with step and time
                       status.json       state, step, steps; replaced atomically
                       checkpoints/      see harness/run/checkpoint.py
                       dumps/            batches as parquet, see harness/dumps
                       log.txt           output of the process, when a launcher started it
-                      wandb/            the mirror
+                      wandb/            files of the W&B mirror
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from harness.run import jsonl
 from harness.run.metrics import check_named
 
 STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", "failed")
-"""interrupted: ended by its surroundings, as a full disk. failed: by itself, so that it would fail again."""
+"""States of a run. interrupted: ended by its surroundings, such as a full disk. failed: ended by an error that would recur."""
 FINISHED = ("done", "collapsed")
 CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
 LAST_STEP = 10**9
-"""Upper bound of `config.steps`."""
+"""Maximum of `steps` in a config."""
 
 
 class RunFolder:
-    """One run on disk. Reading needs no lock; `claim` keeps two writers apart."""
+    """The folder of one run. Reading needs no lock; `claim` ensures a single writer."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -47,7 +47,7 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
-        """Hold the folder for writing. Raises Unavailable if another process does."""
+        """Lock the run folder for writing. Raises Unavailable if another process holds the lock."""
         with ExitStack() as held:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -61,31 +61,31 @@ class RunFolder:
             yield self
 
     def write(self, name: str, content: Any) -> None:
-        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new, never half."""
+        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new content, never a part."""
         with writing(self.path):
             write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, with step and steps."""
+        """Record the state of the run, one of STATES, with further fields such as step and steps."""
         assert state in STATES
         self.write("status.json", {"state": state, "time": time.time(), **more})
 
     def progress(self) -> dict[str, int]:
-        """step and steps as last recorded."""
+        """The last recorded step and number of steps."""
         status = self.read("status.json")
         return {key: status[key] for key in ("step", "steps") if key in status}
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one step. Raises KeyError on a metric that `harness.run.metrics` does not have."""
+        """Append the metrics of one step. Raises KeyError on a metric that `harness.run.metrics` does not list."""
         check_named(metrics)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation: split/policy, as held_out/own or train/rollout -> mean reward of each prompt, in order."""
+        """Append one evaluation. rewards: split/policy, such as held_out/own -> mean reward of each prompt, in order."""
         self._append("questions.jsonl", {"step": step, **rewards})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
-        """Append one event."""
+        """Append one event of the run, with its step and time."""
         self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class RunFolder:
             jsonl.append(self.path / name, [row])
 
     def sync(self) -> None:
-        """The rows of steps to the disk itself: a checkpoint that outlives a power failure must not be ahead of them."""
+        """Flush the rows of metrics to the disk, so that after a power failure no checkpoint is newer than the recorded rows."""
         for name in ("metrics.jsonl", "questions.jsonl", "events.jsonl"):
             if (self.path / name).exists():
                 to_disk(self.path / name)
@@ -101,7 +101,7 @@ class RunFolder:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, name: str) -> dict[str, Any]:
-        """The JSON object in the file `name`. Raises UserError if it is missing, Unavailable if it is unreadable."""
+        """The JSON object in the file `name`. Raises UserError if the file is missing, Unavailable if it cannot be read."""
         path = self.path / name
         try:
             content = jsonl.loads(jsonl.content(path))
@@ -115,28 +115,28 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """One of STATES; `queued` when the run has not started."""
+        """State of the run, one of STATES; `queued` if it has not started."""
         return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """Step -> folder of each checkpoint that it keeps, the oldest first. A copy under another name is none."""
+        """Step -> folder of each checkpoint in the run folder, oldest first. Copies under other names are ignored."""
         matches = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
         return dict(sorted((int(match[1]), path) for match, path in matches.items() if match))
 
     @property
     def checkpointed(self) -> int:
-        """The step of the newest checkpoint, from which the run would go on; 0 without one."""
+        """Step of the newest checkpoint, from which the run would resume; 0 if there is none."""
         return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
-        """One row a step, in order, with its `step`. Of a step recorded twice (a resume) the later row counts."""
+        """Rows of metrics, one per step, in order, each with its `step`. Of a step recorded twice (a resume) the later counts."""
         return self._last_rows("metrics.jsonl")
 
     def questions(self) -> list[dict[str, Any]]:
-        """One row an evaluation, in order, as `log_questions` wrote it with its `step`. Each step stands once, as in `metrics`.
+        """Rewards per prompt, one row per evaluation, in order, each with its `step`. Of a step recorded twice the later counts.
 
-        Two runs with one warm start and evaluation.prompts have the same prompts in the same places, so they pair.
+        Two runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards pair.
         """
         return self._last_rows("questions.jsonl")
 
@@ -145,16 +145,16 @@ class RunFolder:
         return [rows[step] for step in sorted(rows)]
 
     def missing_rows(self, step: int) -> int:
-        """How many of the steps before `step` have no row. A branch has rows from the step on at which it began."""
+        """Number of steps before `step` without a row of metrics. The rows of a branch start at the step where it began."""
         first = next((event["step"] for event in self.events() if event.get("kind") == "branched"), 0)
         return len(set(range(first, step)) - {row["step"] for row in self.metrics()})
 
     def events(self) -> list[dict[str, Any]]:
-        """All events in the order they were written."""
+        """All events of the run, in the order in which they were written."""
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Lines that are no row of a step are left out: a kill cut them short, and the resume has written the step again."""
+        """Rows of a file of JSON lines. Lines cut short by a kill are skipped: the resumed run has written their steps again."""
         try:
             rows = [row for _, row in jsonl.read(self.path / name)]
         except OSError as error:
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 class ReadOnlyRunFolder(RunFolder):
-    """The folder as the ranks above 0 have it: they read it, and rank 0 alone claims and writes it."""
+    """A run folder for ranks above 0, which only read it. Rank 0 alone claims and writes the folder."""
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
@@ -181,12 +181,12 @@ def _is_step(value: Any) -> bool:
 
 
 def changes(diff: str | None) -> str:
-    """A short hash of uncommitted changes, by which two runs can be compared; "" without changes."""
+    """Short hash of uncommitted changes, for comparing the code of two runs; "" if there are none."""
     return hashlib.sha256(diff.encode()).hexdigest()[:6] if diff else ""
 
 
 def run_folders(sweep: Path | str) -> list[RunFolder]:
-    """The run folders of a sweep, in the order of their names. Raises UserError if it has none."""
+    """All run folders of a sweep, ordered by name. Raises UserError if there is none."""
     sweep = Path(sweep)
     folders = sorted(path.parent for path in sweep.glob("*/config.json"))
     if not sweep.exists():

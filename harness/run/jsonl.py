@@ -1,4 +1,4 @@
-"""JSON as a run writes it. Its files of JSON lines only grow: a kill amid a write costs the line being written, no other."""
+"""Reading and writing JSON lines of a run. The files only grow, so a kill during a write damages only the last line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from harness.files import open_own
 
 LARGEST = 4 << 30
-"""Bytes of a file that are read; no run writes as many."""
+"""Maximum number of bytes read from a file; no run writes as many."""
 
 
 def loads(text: bytes) -> Any:
-    """The content of a JSON text. Raises ValueError on anything else, on endless nesting and on half a surrogate pair too."""
+    """Parse a JSON text. Raises ValueError on invalid JSON, on too deep nesting, and on half a surrogate pair."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -29,7 +29,7 @@ def loads(text: bytes) -> Any:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a regular file of at most LARGEST. Raises OSError on anything else.
+    """The bytes of a regular file of at most LARGEST bytes. Raises OSError on any other file.
 
     A pipe would block its reader for ever, and a device has no end.
     """
@@ -43,9 +43,9 @@ def content(path: Path) -> bytes:
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append a line per row. The file is locked meanwhile, since processes on several nodes may append to it.
+    """Append one JSON line per row. The file is locked during the write, since processes on several nodes may append to it.
 
-    Raises OSError as a write does, for example on a full disk, and where the file is a link.
+    Raises OSError if the write fails, for example on a full disk, and if the file is a link.
     """
     text = "".join(json.dumps(row) + "\n" for row in rows)
     with open_own(path, "ab+") as file:
@@ -56,7 +56,7 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line number from 1, object) of each line, None where the line is not a JSON object. Nothing if there is no file."""
+    """Pairs (line number from 1, JSON object) of a file. The object is None for an invalid line. Empty if the file is missing."""
     if not path.exists():
         return
     for number, line in enumerate(content(path).splitlines(), 1):

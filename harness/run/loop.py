@@ -1,4 +1,4 @@
-"""The life of one run: begun or resumed, recorded step by step, stopped by a signal, ended."""
+"""The life cycle of one run: start or resume, record every step, stop on a signal, end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from harness.validate import check
 
 
 class Run:
-    """A trainer, its folder, and what its detectors have seen.
+    """One run: its trainer, its folder, its detectors, and the loop over its steps.
 
-    Life cycle: built, then `train`, which resumes from the last checkpoint, and once the run has ended nothing more.
+    Life cycle: constructed, then `train` once, which resumes from the last checkpoint if there is one.
     """
 
     def __init__(self, plan: Plan, folder: RunFolder):
@@ -35,7 +35,7 @@ class Run:
         self.detectors = Detectors({name: make() for name, make in plan.detectors.items()})
 
     def train(self, request: StopRequest) -> str:
-        """Train to the end, from the last checkpoint if there is one, and return the final state.
+        """Train the run to its end, from its last checkpoint if there is one, and return its final state.
 
         When a signal asks it to stop, the run saves a checkpoint after its step and raises Preempted.
         """
@@ -74,7 +74,7 @@ class Run:
             track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track: Mirrors) -> None:
-        """Record the row of a step, in the folder first and then in its mirror, and the events that the row completes."""
+        """Record the metrics of a step in the run folder and its mirrors, with the events that they complete."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -83,19 +83,19 @@ class Run:
             self._record_event(step, name, track)
 
     def _record_missing_events(self, step: int, track: Mirrors) -> None:
-        """Record the events from before the checkpoint that this folder lacks. The folder of a branch lacks all of them."""
+        """Record detector events that precede the checkpoint but are missing in this folder. A new branch lacks all of them."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
 
     def _record_event(self, step: int, name: str, track: Mirrors) -> None:
-        """Record a detector's event in the folder and in its mirror."""
+        """Record a detector's event in the run folder and its mirrors."""
         role, event = self.detectors.role(name), self.detectors.events[name]
         self.folder.log_event(role, step, detector=name, **event)
         track.event(step, role, name, event)
 
     def resume(self) -> int:
-        """Restore the last sound checkpoint, if there is one, and return the step to go on with."""
+        """Load the newest undamaged checkpoint, if there is one. Returns the step to continue with."""
         loaded = checkpoint.load(self.folder, self.ranks, self.trainer.models)
         if loaded is None:
             return 0
@@ -106,16 +106,16 @@ class Run:
         return state.step
 
     def save(self, step: int) -> None:
-        """Write the checkpoint of `step`, the next one to train."""
+        """Save a checkpoint. step: the next step to train."""
         updates, tensors = self.trainer.state()
         state = {"step": step, "updates": updates, **self.detectors.state()}
         checkpoint.save(self.folder, self.ranks, self.trainer.models, state, tensors, self.config.checkpoint.keep)
 
 
 def train(config: Config) -> str:
-    """Run a config in its folder and return its state. A finished run is skipped, one that was cut short is resumed.
+    """Train the run of a config in its folder and return its final state. A finished run is skipped, an interrupted one resumed.
 
-    On several ranks rank 0 alone records and prints. When a rank dies or fails, all stop and name it.
+    On several ranks only rank 0 records and prints. When a rank dies or fails, all ranks stop, and the error names that rank.
     """
     plan, ranks = check(config), join()
     check_ranks(config, ranks.size)
@@ -154,20 +154,20 @@ def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
 
 
 def _end_by(error: Exception) -> dict[str, Any]:
-    """The state in which an error leaves a run, and the error's message."""
+    """The state of a run that ends with this error, and the error's message."""
     state = "interrupted" if isinstance(error, Unavailable) else "failed"
     return {"state": state, "error": str(error) or type(error).__name__}
 
 
 def _record_end_by_another(path: Path, rank: int, state: str, reason: str) -> None:
-    """Record that another rank ended the run. Rank 0 holds the folder already; if it died, another rank claims the folder."""
+    """Record that another rank's failure ended the run. Rank 0 already holds the folder; if it died, another rank claims it."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
         folder.status(state, **folder.progress(), error=reason)
 
 
 def _add_provenance(folder: RunFolder) -> None:
-    """Add this process to those that worked on the run, and print a line if the code has changed in between."""
+    """Add this process to the provenance of the run. Prints a line if the code has changed since the previous process."""
     now = provenance()
     earlier = folder.read("provenance.json")["processes"] if (folder.path / "provenance.json").exists() else []
     if earlier and (earlier[-1]["commit"], earlier[-1]["diff"]) != (now["commit"], now["diff"]):

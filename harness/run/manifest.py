@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole, by the SHA-256 of its files, and its state. Torch-free: damage is reported at once."""
+"""Detection of damaged checkpoints by the SHA-256 of their files, and reading of their state. Torch-free, so it is quick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 class State(BaseModel):
-    """state.json: the next step to train, optimizer steps so far, ranks, events and states of the detectors by name."""
+    """Content of a checkpoint's state.json: next step, optimizer steps done, ranks, and events and memory of each detector."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -29,12 +29,12 @@ class State(BaseModel):
 
 
 def read_state(folder: Path) -> State:
-    """The state of the checkpoint in `folder`, in which `damage_of` has found none."""
+    """Read the state of the checkpoint in `folder`, which must be undamaged (`damage_of`)."""
     return State.model_validate_json((folder / "state.json").read_bytes())
 
 
 def damage_of(folder: Path) -> str | None:
-    """The damage of the checkpoint in `folder`; None if there is none."""
+    """Describe the damage of the checkpoint in `folder`; None if it is intact."""
     try:
         expected = loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -53,7 +53,7 @@ def damage_of(folder: Path) -> str | None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256, without the manifest itself."""
+    """Map each file name of a checkpoint to its SHA-256, the manifest excluded."""
     return dict(sorted(_walk(folder)))
 
 

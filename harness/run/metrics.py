@@ -1,6 +1,6 @@
 """Every metric that a run records, with its meaning and its unit. Torch-free.
 
-Metrics of a fixed name stand in METRICS. Those named by the run's own settings belong to one of FAMILIES.
+METRICS lists metrics with fixed names. Metrics named after settings of the run belong to one of FAMILIES.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from harness.precisions import PROBED
 
 
 class Metric(NamedTuple):
-    """meaning in a line, its unit, and whether it is a wall-clock reading, which no resume reproduces."""
+    """A metric: its meaning, its unit, and whether it is a wall-clock time, which a resumed run does not reproduce."""
 
     meaning: str
     unit: str
@@ -154,8 +154,8 @@ _OLD = {
     if name.startswith(_OF_CORRECTION)
 }
 METRICS |= _CURRENT | _OLD
-"""Recorded in bypass mode and with correction.ratio=current; the second of them with correction.ratio=current alone, where
-correction/… is what was applied in the mini-batches."""
+"""All metrics with fixed names. Those of _CURRENT are recorded in bypass mode and with correction.ratio=current. Those of _OLD
+are recorded only with correction.ratio=current, where correction/… is the correction as applied in the mini-batches."""
 
 FAMILIES = {
     "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),
@@ -168,12 +168,12 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Prefix -> meaning of its metrics, whose names follow from the correction. A run records those of a weight at each step, the
-others every diagnostics.every steps."""
+"""Name prefix -> meaning of the metrics of a family, whose full names depend on the correction. Families of a weight are recorded
+at each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:
-    """Raise KeyError on a metric that has no entry in METRICS and belongs to none of FAMILIES."""
+    """Raise KeyError if any metric name is neither in METRICS nor in a family of FAMILIES."""
     for name in names:
         if not name.startswith(tuple(FAMILIES)):
             METRICS[name]

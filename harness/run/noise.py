@@ -1,4 +1,4 @@
-"""The synthetic noise whose mismatch is as large as a run's: with it the size of a mismatch is told apart from its structure."""
+"""Synthetic noise with the same mismatch (K3) as a run. It separates the effect of the size of a mismatch from its structure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from harness.seeding import generator
 from harness.train.parts import Parts
 
 VERSIONS = 16
-"""Draws of the noise over which K3 is averaged."""
+"""Number of noise samples over which K3 is averaged."""
 ROUNDS = 8
-"""Steps of the search."""
+"""Maximum number of iterations of the search for the noise level."""
 CLOSE = 1.02
-"""K3 counts as matched within this factor."""
+"""Factor within which two K3 values count as equal."""
 
 
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
-    """(noise, its K3, the K3 of the run's rollouts) for the policy at a checkpoint; K3 in nats per token.
+    """Find the noise level whose K3 equals that of the run's rollouts, for the policy at a checkpoint.
 
-    noise: the parameter of LocalEngine, in the trainer's own precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small
-    perturbation grows as its square, so noise ← noise·√(K3 of the rollouts / K3 of the noise) until both agree. Raises UserError
-    if the rollouts have no mismatch, if no noise matches it (top_p alone may give more), or if the run has no own policy.
+    Returns (noise, its K3, the K3 of the rollouts), K3 in nats per token. noise: parameter of LocalEngine, in the trainer's
+    precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small perturbation grows as its square, so noise ←
+    noise·√(K3 of the rollouts / K3 of the noise) until both agree. Raises UserError if the rollouts have no mismatch, if no
+    noise matches it (top_p alone may cause more), or if the run has no own policy.
     """
     config = checkpoint.config
     if not needs_own_sampler(config):
@@ -49,7 +50,7 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
 
 
 def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
-    """K3 of an engine, over VERSIONS rollouts of the same prompts and by the same uniform numbers each time."""
+    """Mean K3 of an engine over VERSIONS rollouts of the same prompts, each with the same uniform random numbers."""
     sampler = parts.sampler
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []

@@ -1,4 +1,4 @@
-"""Code, versions and machine behind a result. Environment variables are left out, since they may hold secrets."""
+"""Record of the code, versions and machine that produced a result. Environment variables are omitted: they may hold secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "transformers", "deepspeed", "hydra-core", "wandb", "numpy"
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit, dirty diff, host and device of this process."""
+    """Library versions, commit, uncommitted diff, host and device of this process."""
     return {
         "python": sys.version.split()[0],
         "packages": {name: version(name) for name in PACKAGES} | {"vllm": installed()},

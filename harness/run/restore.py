@@ -1,4 +1,4 @@
-"""A checkpoint of a run by its path: to branch from, or to look at its policy."""
+"""Locating a checkpoint of a run by its path, to branch from it or to examine its policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """config: of the run. folder: of the checkpoint. step: the next one to train."""
+    """A checkpoint of a run. config: the run's config. folder: the checkpoint's folder. step: the next step to train."""
 
     config: Config
     folder: Path
@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoint:
-    """The checkpoint at `path`. If `path` is a run folder, its checkpoint of step `at`, or its newest.
+    """Find the checkpoint at `path`. If `path` is a run folder, take its checkpoint of step `at`, or else its newest.
 
     trust: whether code that the run's config names may be imported. Raises UserError if it may not, and if the checkpoint
     is missing or damaged.
@@ -56,7 +56,7 @@ def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoin
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
-    """Make `run` a branch, which resumes from a copy of the checkpoint. The event says that its rows begin there."""
+    """Make `run` a branch that resumes from a copy of the checkpoint. An event records the step at which the branch begins."""
     target = run.path / "checkpoints" / checkpoint.folder.name
     temporary = target.with_name(f".writing-{checkpoint.step}")
     refuse_links(run.path, "checkpoints/state.json")
@@ -69,7 +69,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 @contextmanager
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
-    """The parts of a run with the policy of a checkpoint, to sample, score and reward. The run's folder stays as it is."""
+    """Build the parts of a run with the policy of a checkpoint, to sample, score and reward. The run's folder is not changed."""
     from safetensors.torch import load_file
 
     from harness.train.data.rewards import COEF

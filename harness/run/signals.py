@@ -1,4 +1,4 @@
-"""How a run reports its progress and how it is asked to stop."""
+"""Progress lines of a run, and signals that ask it to stop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import FrameType
 
 
 class RunProgress:
-    """Prints a line every few seconds: the step, the latest metrics, and how long the rest will take."""
+    """Progress of a run, printed every few seconds: the step, the latest metrics, and the time left."""
 
     EVERY = 5.0
-    """Seconds between lines."""
+    """Seconds between progress lines."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.time(), 0.0, ""
 
     def show(self, done: int, metrics: dict[str, float]) -> None:
-        """Print the step that was just recorded, unless the last line is younger than EVERY seconds."""
+        """Print the step just recorded with its metrics, unless the last line is younger than EVERY seconds."""
         if "eval/reward" in metrics:
             self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
         now = time.time()
@@ -38,7 +38,7 @@ class RunProgress:
 
 
 class Preempted(SystemExit):
-    """A signal stopped the run, which resumes when it is started again. The exit code is 128 + the signal, as in a shell."""
+    """Raised when a signal stops a run. The run resumes at the next start. As in a shell, the exit code is 128 + the signal."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -46,10 +46,10 @@ class Preempted(SystemExit):
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop.
+    """Record of a signal that asks the run to stop.
 
-    number: of the signal, 0 while there was none. at_once: a signal ends the run where it is, since there is nothing to save yet.
-    Otherwise the run looks at `number` where it can save.
+    number: the signal's number, 0 before any signal. at_once: a signal ends the run immediately, since nothing can be saved
+    yet. Otherwise the run checks `number` at points where it can save.
     """
 
     def __init__(self, *, at_once: bool):
@@ -63,9 +63,9 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(*, at_once: bool) -> Iterator[StopRequest]:
-    """Within the body, signals ask the run to stop instead of ending the process.
+    """Context manager in whose body signals ask the run to stop instead of ending the process.
 
-    They are Ctrl-C, SIGTERM and SIGUSR2, which Slurm sends before it takes a node.
+    The signals are Ctrl-C, SIGTERM and SIGUSR2. Slurm sends SIGUSR2 before it takes the node away.
     """
     request = StopRequest(at_once=at_once)
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)

@@ -1,7 +1,7 @@
-"""TensorBoard's event files as a mirror of the run folder. The only file that writes with tensorboard.
+"""TensorBoard event files as a mirror of the run folder. The only file that writes with tensorboard.
 
-They lie in `<run>/tensorboard`. Every number of every row is a scalar under its own name, and a detector's event is a text. The
-folder is the record: a failure of the mirror never stops a run.
+The files lie in `<run>/tensorboard`. Every number of every row is a scalar under its own name, and a detector's event is a text.
+The run folder is the record: a failure of the mirror never stops a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness.extras import absence
 
 
 class EventFiles:
-    """One run in `<folder>/tensorboard`; nothing at all without tracking.tensorboard.
+    """Event files of one run in `<folder>/tensorboard`. Without tracking.tensorboard nothing is written.
 
-    first: the step with which this process begins. TensorBoard drops what an earlier process wrote from that step on.
+    first: first step of this process. TensorBoard drops entries of an earlier process from that step on.
     """
 
     def __init__(self, config: Config, folder: Path, first: int):
@@ -26,7 +26,7 @@ class EventFiles:
             self._start(folder / "tensorboard", first)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Mirror the row of a step."""
+        """Mirror the metrics of a step as scalars."""
 
         def add() -> None:
             for name, value in metrics.items():
@@ -35,12 +35,12 @@ class EventFiles:
         self._guarded(add)
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event at the step at which it was seen."""
+        """Mirror a detector's event as a text at the step that completed it."""
         text = f"{role} by {detector} from step {event['onset']} on, seen at step {step}"
         self._guarded(lambda: self._writer.add_text(f"{role}/{detector}", text, step))
 
     def finish(self) -> None:
-        """Write what is still in memory."""
+        """Write buffered entries and close the event files."""
         self._guarded(lambda: self._writer.close())
 
     def _start(self, folder: Path, first: int) -> None:
@@ -52,7 +52,7 @@ class EventFiles:
             self._give_up(error)
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """Call it if there is a mirror; after an error the run goes on without."""
+        """Call a function of the mirror if it is open. After an error the run continues without the mirror."""
         if self._writer is not None:
             try:
                 call()

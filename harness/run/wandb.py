@@ -25,18 +25,18 @@ from harness.files import refuse_links
 from harness.run.folder import RunFolder, changes
 
 CONNECT_SECONDS = 20
-"""How long an online run waits for the server before it goes offline, unless WANDB_INIT_TIMEOUT says otherwise."""
+"""Seconds that an online run waits for the W&B server before it goes offline, unless WANDB_INIT_TIMEOUT is set."""
 FINISH_SECONDS = 60
-"""How long the end of a run waits for an upload; what is left can be sent with `wandb sync`."""
+"""Seconds that a finishing run waits for the upload to W&B. The rest can be sent later with `wandb sync`."""
 
 FILES = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
-"""Files of a report that are pushed."""
+"""File names of a report that are uploaded to W&B."""
 REPORT = "report-"
-"""How the id of a W&B run begins that holds a report; those of training runs are hexadecimal."""
+"""Prefix of the id of a W&B run that holds a report. The ids of training runs are hexadecimal."""
 
 
 class Tracker:
-    """One W&B run in `<folder>/wandb`; nothing at all with tracking.mode=disabled."""
+    """Mirror of one run in W&B, with files in `<folder>/wandb`. With tracking.mode=disabled it does nothing."""
 
     def __init__(self, config: Config, folder: Path):
         self._run: Any = None
@@ -50,12 +50,12 @@ class Tracker:
             self._guarded(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Mirror the row of a step at once, which W&B would otherwise keep in memory until the next step begins."""
+        """Mirror the metrics of a step immediately; by default W&B would keep them in memory until the next step begins."""
         if self._run is not None:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar at once, so that a killed run has it. A collapse also alerts."""
+        """Mirror a detector's event as a summary scalar immediately, so that a killed run has it. A collapse also alerts."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
@@ -63,14 +63,14 @@ class Tracker:
             self._guarded(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
 
     def finish(self, exit_code: int, **summary: Any) -> None:
-        """Close the mirror with the run's outcome."""
+        """Close the W&B run, with the outcome of the training run."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update(summary))
         if self._run is not None:
             self._guarded(lambda: self._run.finish(exit_code=exit_code))
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """Call W&B; after an error the run goes on without a mirror."""
+        """Call a function of W&B. After an error the run continues without the mirror."""
         try:
             call()
         except Exception as error:
@@ -84,7 +84,7 @@ class Tracker:
             print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
 
     def _forget_service(self) -> None:
-        """Otherwise Python's exit would ask the service to end, and report its absence with a traceback."""
+        """Forget W&B's service process, else Python's exit would try to stop it and print a traceback if it is gone."""
         import wandb
 
         with suppress(ConnectionError):
@@ -125,7 +125,7 @@ class Tracker:
 
 
 def _record(config: dict[str, Any], folder: Path) -> str:
-    """Config and provenance as JSON, since W&B drops keys that hold nothing; a short hash stands for uncommitted changes."""
+    """Config and provenance of a run as JSON text, since W&B drops empty keys. A short hash replaces the uncommitted changes."""
     recorded = (folder / "provenance.json").exists()
     processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})
@@ -140,7 +140,7 @@ def _keep_home_empty(root: Path) -> None:
 
 
 def push_report(folder: Path, sweep: str, project: str) -> str:
-    """Make a W&B run of the report in `folder`: the page, its figures as images, the table of arms, and an artifact of its files.
+    """Upload the report in `folder` as a W&B run: the page, the figures as images, the table of arms, and all files as artifact.
 
     With WANDB_API_KEY it goes to the server, else into an offline run below `folder`/wandb, which `wandb sync` sends later.
     Returns the address of the run, or the folder of the offline one. Raises UserError with the cause when W&B refuses.

@@ -1,6 +1,6 @@
-"""Sums for a language model, as "What is 26 + 28?": generated, so that no file is needed, with an exact verifier.
+"""Generated sums for a language model, such as "What is 26 + 28?", with an exact verifier. They need no data files.
 
-Difficulty has three dials: digits of a number, terms of a sum, operators. The prompts are a function of these alone.
+Three settings change the difficulty: digits of a number, terms of a sum, operators. The prompts depend on these alone.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from harness.seeding import derive
 from harness.tasks.text import Text
 
 NUMBER = re.compile(r"(?<![\d.])-?\d+")
-"""A whole number: the minus sign is its own unless a digit stands before it, as in 9-4."""
+"""Pattern of a whole number. A minus sign belongs to it unless a digit precedes the sign, as in 9-4."""
 
 
 class Sums(Text):
-    """See harness.config.ArithmeticConfig. Multiplication binds first, as everywhere."""
+    """Task of generated sums, configured by harness.config.ArithmeticConfig. Multiplication takes precedence, as usual."""
 
     config: ArithmeticConfig | ToolsConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """The records of `train` or `held_out`: prompt, and value, the right answer."""
+        """Records of generated sums for the split `train` or `held_out`. Each has a prompt and `value`, the right answer."""
         c = self.config
         rng = np.random.default_rng(derive(0, "arithmetic"))
         drawn: dict[str, None] = {}  # in the order drawn, each once
@@ -37,17 +37,17 @@ class Sums(Text):
         return [{"prompt": self.ask(written), "value": value(written)} for written in chosen]
 
     def ask(self, written: str) -> str | list[dict[str, str]]:
-        """The prompt for a sum, as text or as messages of a chat."""
+        """The prompt for a written sum, as text or as chat messages."""
         return f"What is {written}?"
 
 
 def value(written: str) -> int:
-    """The value of a sum of products: 23 for "3 + 4 * 5"."""
+    """The value of a written sum of products, such as 23 for "3 + 4 * 5"."""
     products = re.findall(r"([+-]?) ?(\d+(?: \* \d+)*)", written)
     return sum((-1 if sign == "-" else 1) * math.prod(map(int, product.split(" * "))) for sign, product in products)
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """1 if the last whole number of the response is the value; commas between thousands are ignored."""
+    """Reward 1 if the last whole number of the response is the right value, else 0. Commas between thousands are ignored."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", response))
     return float(bool(numbers) and int(numbers[-1]) == record["value"])

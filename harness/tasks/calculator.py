@@ -6,17 +6,17 @@ import re
 from fractions import Fraction
 
 LONGEST = 200
-"""Characters of an expression that are read. It bounds the depth of parentheses too."""
+"""Maximum number of characters of an expression. It also bounds the depth of parentheses."""
 LARGEST = 10**15
-"""Absolute value from which on a result is refused."""
+"""Absolute value from which on a result is refused as too large."""
 TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)|([-+*/()]))")
 
 
 def calculate(expression: str) -> str:
-    """The value, or `error: ` and why there is none; at most 20 characters.
+    """Evaluate an expression. Returns its value, or `error: ` and the reason, in at most 20 characters.
 
-    A whole number is written without a point, any other with up to 10 significant digits. Multiplication binds first, and a
-    sign binds tighter: 2*-3 is -6.
+    A whole number is written without a point, any other with up to 10 significant digits. Multiplication takes precedence
+    over addition, and a sign over both: 2*-3 is -6.
     """
     if len(expression) > LONGEST:
         return "error: too long"
@@ -32,7 +32,7 @@ def calculate(expression: str) -> str:
 
 
 class _Reader:
-    """Recursive descent. Every method raises ValueError where the text is no expression."""
+    """Recursive descent parser of arithmetic expressions. Every method raises ValueError on invalid input."""
 
     def __init__(self, text: str):
         self.tokens: list[str] = []

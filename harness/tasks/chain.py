@@ -1,4 +1,4 @@
-"""The embedded task: walk a chain of values modulo m. The reward is 1 if the walk ends where the prompt wants it to.
+"""The embedded chain task: walk through values modulo m. The reward is 1 if every move is right and the walk meets the goal.
 
 The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + step + j) mod m.
 
@@ -21,7 +21,7 @@ from harness.config import ChainConfig
 
 
 class Chain:
-    """Prompts, verifier and demonstrations of one setting. Tokens: values 0..m−1, moves m..m+choices−1, then BOS."""
+    """Prompts, verifier and demonstrations of a chain task. Token ids: values 0..m−1, moves m..m+choices−1, then BOS."""
 
     stop: tuple[int, ...] = ()  # every answer has the full length
 
@@ -38,7 +38,7 @@ class Chain:
         self.cycle = m if config.goal == "value" else largest + 1
 
     def prompts(self) -> np.ndarray:
-        """Every prompt that has an answer, [N, 3] or [N, 4] int64, in lexical order."""
+        """All prompts of the chain task that have an answer, [N, 3] or [N, 4] int64, in lexical order."""
         m = self.config.modulus
         columns = [range(m)] * (3 if self.moves else 2)
         body = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
@@ -47,13 +47,13 @@ class Chain:
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def _needed(self, body: np.ndarray) -> np.ndarray:
-        """int64 [N]: what the moves must add up to, modulo `cycle`, for rows (start, step, target)."""
+        """Required sum of the moves, modulo `cycle`, for rows (start, step, target); int64 [N]."""
         if self.config.goal == "total":
             return body[:, 2] + self.offset
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """float64 [N]: 1.0 where the answer [N, answer_length] is right, else 0.0. An answer may hold any token."""
+        """Rewards, float64 [N]: 1.0 where the answer [N, answer_length] is right, else 0.0. An answer may contain any token."""
         m, length = self.config.modulus, self.config.length
         start, step = prompts[:, 1], prompts[:, 2]
         if not self.moves:
@@ -65,13 +65,13 @@ class Chain:
         return (walked.all(axis=1) & reached).astype(np.float64)
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
-        """int64 [N, answer_length]: the step of the walk that each token belongs to. A move and its value are one step."""
+        """Number of the walk's step that each token belongs to, int64 [N, answer_length]. A move and its value form one step."""
         return np.broadcast_to(np.arange(self.answer_length) // (2 if self.moves else 1), answers.shape).copy()
 
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Answers [N, answer_length] for the warm start: the walk, with slips.
+        """Demonstrations [N, answer_length] for the warm start: right answers in which some values slip to wrong ones.
 
-        With choices the moves are drawn uniformly from the walks that still reach the goal.
+        With choices > 1, moves are drawn uniformly from the walks that can still reach the goal.
         """
         m, length = self.config.modulus, self.config.length
         x, step, answer = prompts[:, 1].copy(), prompts[:, 2], []
@@ -96,7 +96,7 @@ class Chain:
         return np.stack(answer, axis=1)
 
     def _ways(self) -> np.ndarray:
-        """[length, cycle]: at (k, s) the share of sequences of k moves whose sum is s modulo cycle."""
+        """Table [length, cycle] with, at (k, s), the share of sequences of k moves whose sum is s modulo cycle."""
         ways = np.zeros((self.config.length, self.cycle))
         ways[0, 0] = 1
         for k in range(1, self.config.length):

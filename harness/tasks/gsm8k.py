@@ -1,4 +1,4 @@
-"""GSM8K, arXiv 2110.14168: grade-school word problems. math-verify compares the final answer with the reference."""
+"""The GSM8K task (arXiv 2110.14168): grade-school word problems. math-verify compares the final answer with the reference."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
-"""Files of openai/gsm8k on the hub. Its test split is for evaluation."""
+"""Split -> file of openai/gsm8k on the Hugging Face hub. Its test split is used for evaluation."""
 
 
 class Gsm8k(Jsonl):
-    """From the hub, or with task.path from a local JSONL with the same keys, `question` and `answer`."""
+    """The GSM8K task, read from the hub, or with task.path from a local JSONL with the same keys, `question` and `answer`."""
 
     def load(self, split: str) -> list[dict[str, Any]]:
         if self.config.path is not None:
@@ -30,7 +30,7 @@ class Gsm8k(Jsonl):
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """1 if the response's final answer equals the reference, the part of `answer` after ####; else 0."""
+    """Reward 1 if the response's final answer equals the reference, the part of `answer` after ####; else 0."""
     from math_verify import parse
     from math_verify import verify as equal
 

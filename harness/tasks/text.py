@@ -1,4 +1,4 @@
-"""Tasks of text: prompts from JSON lines, a tokenizer's chat template around them, a verifier named by its path."""
+"""Text tasks: prompts from JSON lines, put into the tokenizer's chat template, and a verifier named by its path."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VERIFIERS = Registry(
         "tools": "harness.tasks.tools:verify",
     },
 )
-"""Functions `(response: str, record: dict) -> float`, 0 to 1; `record` is the prompt's whole line."""
+"""Registry of verifiers: functions `(response: str, record: dict) -> float` from 0 to 1. `record` is the prompt's JSON object."""
 
 
 class Text(ABC):
-    """A task of text: records with a prompt, a string or a list of chat messages, and a verifier of the responses.
+    """A text task: records whose prompt is a string or a list of chat messages, and a verifier of the responses.
 
-    Prompts of more than max_prompt tokens are dropped, lose their beginning, or are refused; the first two are counted. Of equal
-    prompts the first is kept. `load` gives the records.
+    Prompts of more than max_prompt tokens are dropped, cut at their beginning, or refused; the first two are counted. Of equal
+    prompts only the first is kept. Subclasses define `load`, which reads the records.
     """
 
     def __init__(self, config: TextConfig | ArithmeticConfig | ToolsConfig, tokenizer: PreTrainedTokenizerBase):
@@ -50,14 +50,14 @@ class Text(ABC):
 
     @abstractmethod
     def load(self, split: str) -> list[dict[str, Any]]:
-        """The records of the split `train` or `held_out`; none of the latter if it is a part of the former."""
+        """Records of the split `train` or `held_out`. An empty `held_out` means that a part of `train` is held out."""
 
     def prompts(self) -> np.ndarray:
-        """All, [N, max_prompt]."""
+        """All prompts of the task as token ids, [N, max_prompt]."""
         return np.concatenate([self.train, self.held_out])
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """The verifier's reward of each answer. Raises UserError on anything but a number from 0 to 1."""
+        """The verifier's reward of each answer. Raises UserError on a reward that is not a number from 0 to 1."""
         texts = self.tokenizer.batch_decode([row[row != PAD].tolist() for row in answers], skip_special_tokens=True)
         rewards = [float(self.verifier(text, self.records[row.tobytes()])) for text, row in zip(texts, prompts, strict=True)]
         if wrong := [reward for reward in rewards if not 0 <= reward <= 1]:
@@ -103,7 +103,7 @@ class Text(ABC):
 
 
 class Jsonl(Text):
-    """JSON lines, one object a line; `task.prompt` names the key of the prompt."""
+    """A text task from a file of JSON lines, one object per line. `task.prompt` names the key of the prompt."""
 
     config: TextConfig
 

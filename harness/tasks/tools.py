@@ -1,4 +1,4 @@
-"""Sums with a calculator: a response of several turns, between which the calculator answers.
+"""Task of sums with a calculator: a response has several turns, between which the calculator answers.
 
 The policy writes `<<47 * 38>>`, the calculator appends ` = 1786` and a new line, and the policy goes on. Two solved sums in the
 prompt show how. The answer is the last whole number after the last reply.
@@ -17,12 +17,12 @@ from harness.tasks.calculator import calculate
 
 CALL = re.compile(r"<<([^<>]*)>>")
 ANSWERED = re.compile(r"<<[^<>]*>>[^=]*= [^\n]*\n")
-"""A call with its reply: a token that ends a call may hold more than `>>`, a line's end too."""
+"""Pattern of a calculator call with its reply. The token that ends a call may hold more than `>>`, such as a line break."""
 EXAMPLES = (("3 + 5", 8), ("12 * 17", 204))
 
 
 class Tools(arithmetic.Sums):
-    """See harness.config.ToolsConfig, and harness.tasks.EnvironmentTask for the turns."""
+    """Task of generated sums with a calculator, configured by harness.config.ToolsConfig. It is an EnvironmentTask."""
 
     config: ToolsConfig
 
@@ -34,7 +34,7 @@ class Tools(arithmetic.Sums):
         self.pauses = tuple(sorted(i for token, i in tokenizer.get_vocab().items() if ">" in token and i not in special))
 
     def ask(self, written: str) -> list[dict[str, str]]:
-        """The examples and the sum, as a chat."""
+        """The prompt for a written sum: the solved examples and the sum, as chat messages."""
         shown = [
             {"role": role, "content": content}
             for sum_, result in EXAMPLES
@@ -46,19 +46,19 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """The tokens of the calculator's reply to the last call of a turn. Ends of turns alone are decoded, never sent back."""
+        """Tokens of the calculator's reply to the last call of a turn. Only the end of the turn is decoded, for reading."""
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
 
 def reply(expression: str) -> str:
-    """The calculator's answer, at most REPLY_LENGTH characters."""
+    """The calculator's reply as text, at most REPLY_LENGTH characters."""
     written = f" = {calculate(expression)}\n"
     assert len(written) <= REPLY_LENGTH
     return written
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """1 if the last whole number after the last reply is the value. A call without a reply is no answer."""
+    """Reward 1 if the last whole number after the last reply is the right value, else 0. A call without a reply is no answer."""
     last = ANSWERED.split(response)[-1]
     return arithmetic.verify(CALL.sub("", last), record)

@@ -1,5 +1,5 @@
-"""`hydra/launcher=local` and `hydra/launcher=slurm`. Hydra finds plug-ins only in packages under `hydra_plugins`, so the classes
-stand here; `sweeps` does the work."""
+"""Hydra launchers `hydra/launcher=local` and `hydra/launcher=slurm`. They are here because Hydra finds plug-ins only in packages
+under `hydra_plugins`; `sweeps` does the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sweeps.ledger import Sweep
 
 COMMON = {"retry_failed": False, "extend": False}
-"""retry_failed: also run again what failed by itself. extend: the sweep may get runs that it did not have."""
+"""Keys of both launchers. retry_failed: rerun runs that failed by their own error. extend: allow new runs in an old sweep."""
 
 store = partial(ConfigStore.instance().store, provider="faultline")
 store(group="hydra/sweeper", name="grid", node=BasicSweeperConf(_target_="hydra_plugins.faultline_launcher.Grid"))
@@ -42,7 +42,7 @@ for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm
 
 
 class Grid(BasicSweeper):
-    """Hydra's own sweeper, but that it refuses an empty grid, and does not compose one that a launcher of ours will compose."""
+    """Hydra's own sweeper, except that it refuses an empty grid and leaves the composing of configs to our launchers."""
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -67,11 +67,11 @@ class _Launcher(Launcher):
         self.composer = Composer(hydra_context.config_loader, config)
 
     def executor(self, sweep: Sweep) -> Executor:
-        """Where the runs of the sweep will run."""
+        """The executor that will run the runs of the sweep."""
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all; one JobReturn each, in order. If any config is wrong, say so and start none.
+        """Run all jobs and return one JobReturn each, in order. If any config is wrong, report it and start none.
 
         Raises SystemExit if a run has failed.
         """
@@ -100,9 +100,9 @@ class _Launcher(Launcher):
 
 
 class LocalLauncher(_Launcher):
-    """The runs of a multirun side by side on this machine, one process and one thread each.
+    """Launcher that runs a multirun on this machine, several runs at a time, each in a process with one thread.
 
-    parallel: how many at a time; null is one per physical core.
+    parallel: number of runs at a time; null means one per physical core.
     """
 
     def __init__(self, *, parallel: Count | None, retry_failed: bool, extend: bool):
@@ -119,7 +119,7 @@ class LocalLauncher(_Launcher):
 
 
 class SlurmLauncher(_Launcher):
-    """The runs of a multirun as tasks of Slurm arrays; the keys are those of sweeps.launchers.options.SlurmOptions."""
+    """Launcher that submits a multirun as tasks of Slurm arrays. Its keys are those of sweeps.launchers.options.SlurmOptions."""
 
     def __init__(self, *, retry_failed: bool, extend: bool, **options: Any):
         with _refused(["hydra/launcher=slurm"]):

@@ -1,1 +1,1 @@
-"""Where the runs of a sweep run: this machine (`local`) or Slurm (`slurm`)."""
+"""Launchers of the runs of a sweep: on this machine (`local`) or on Slurm (`slurm`)."""

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run, as a grid (`sweeps.launch`) and a search (`sweeps.search`) use it."""
+"""Interface through which grids (`sweeps.launch`) and searches (`sweeps.search`) run the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sweeps.states import RunState
 
 
 class Executor(Protocol):
-    """`local.Local` or `slurm.Slurm`, for one sweep.
+    """Executor of the runs of one sweep: `local.Local` or `slurm.Slurm`.
 
-    ranks: processes of a run. detach: return once all is submitted. stopped: a run was stopped by a signal from elsewhere, so
-    all were stopped, and no other starts.
+    ranks: processes of a run. detach: return once all is submitted. stopped: an outside signal stopped a run, so all runs
+    were stopped, and none starts any more.
     """
 
     sweep: Sweep
@@ -24,22 +24,22 @@ class Executor(Protocol):
     def stopped(self) -> bool: ...
 
     def prepare(self) -> dict[str, Any]:
-        """Return the settings from which `launch.relaunch` makes another. Raise UserError if it cannot run this sweep."""
+        """Prepare the launch and return settings with which `launch.relaunch` can repeat it. Raise UserError if it cannot run."""
 
     def attached(self) -> AbstractContextManager[None]:
-        """Around all that submits and waits: what Ctrl-C and SIGTERM do to the runs."""
+        """Context manager around submitting and waiting. It defines the effect of Ctrl-C and SIGTERM on the runs."""
 
     def describe(self, count: int) -> str:
-        """How it will run `count` runs."""
+        """Description of how `count` runs will be executed, for the user."""
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """(the state of every run, the runs that wait or are under way). Raise squeue.NoAnswer if that cannot be known."""
+        """The state of every run, and the runs that wait or are under way. Raise squeue.NoAnswer if Slurm does not answer."""
 
     def submit(self, runs: list[str]) -> None:
-        """Have them run. Raise UserError if the user has cancelled the sweep meanwhile."""
+        """Submit these runs for execution. Raise UserError if the user has cancelled the sweep meanwhile."""
 
     def cancel(self, runs: list[str]) -> None:
-        """Stop those of them that wait or are under way."""
+        """Stop those of these runs that wait or are under way."""
 
     def wait(self, seconds: float) -> bool:
-        """Let the runs go on for at most so long. True as soon as one is known to have ended."""
+        """Wait for at most this many seconds while the runs continue. Returns True as soon as one is known to have ended."""

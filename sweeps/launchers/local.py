@@ -17,7 +17,7 @@ from sweeps.states import RunState
 
 
 class Local:
-    """Executor on this machine, `parallel` runs at a time; None is one per physical core."""
+    """Executor of runs on this machine, `parallel` at a time; None means one per physical core."""
 
     ranks = 1
     detach = False
@@ -29,16 +29,16 @@ class Local:
 
     @property
     def stopped(self) -> bool:
-        """See `Executor`."""
+        """Whether a signal from elsewhere stopped a run, so that all runs were stopped."""
         return self.pool.stopping
 
     def prepare(self) -> dict[str, Any]:
-        """See `Executor`."""
+        """Settings of this launcher, with which the launch can be repeated."""
         return {"launcher": "local", "parallel": self.parallel}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """See `Executor`. A signal to this process has each run save a checkpoint and stop, and waits for that."""
+        """Context manager around the runs. A signal to this process makes each run save and stop, and waits for that."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield
@@ -51,11 +51,11 @@ class Local:
             signal.signal(signal.SIGTERM, before)
 
     def describe(self, count: int) -> str:
-        """See `Executor`."""
+        """Description of how `count` runs will be executed, for the user."""
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """See `Executor`. Runs of a launcher that was killed are live until they have saved a checkpoint."""
+        """The state of every run, and the live runs. Runs of a killed launcher are live until they have saved a checkpoint."""
         states = self.sweep.states()
         live = {*self.waiting, *self.pool.running}
         for run, state in states.items():
@@ -67,21 +67,21 @@ class Local:
         return states, live
 
     def submit(self, runs: list[str]) -> None:
-        """See `Executor`."""
+        """Submit these runs: start as many as there is room for, and queue the rest."""
         self.sweep.lock.check_cancelled()
         self.sweep.log("submitted", runs, batch="")
         self.waiting += runs
         self.pool.fill(self.waiting)
 
     def cancel(self, runs: list[str]) -> None:
-        """See `Executor`."""
+        """Stop those of these runs that are running, and remove those that wait."""
         stopped = [run for run in runs if run in self.pool.running or run in self.waiting]
         self.sweep.log("cancelled", stopped)
         self.waiting = [run for run in self.waiting if run not in runs]
         self.pool.cancel(stopped)
 
     def wait(self, seconds: float) -> bool:
-        """See `Executor`."""
+        """Wait for at most this many seconds, starting queued runs in free places. Returns True as soon as a run has ended."""
         end, before = time.monotonic() + seconds, set(self.pool.running)
         while time.monotonic() < end and before <= self.pool.running.keys():
             time.sleep(0.05)

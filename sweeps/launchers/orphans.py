@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and without a word."""
+"""Child processes that end with their parent, and without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Have the kernel send `by` to this process once its parent has ended."""
+    """Make the kernel send the signal `by` to this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:
@@ -22,9 +22,9 @@ def end_with_parent(by: signal.Signals) -> None:
 
 
 def end_quietly_without_data() -> None:
-    """Have a process that the fork server forks end without a traceback when its launcher dies before it sent what to run.
+    """Make a forked process end without a traceback if its launcher dies before sending the run to execute.
 
-    The process then meets the end of the pipe from which multiprocessing reads the run. Errors of a run itself do not come here.
+    The process then reads the end of multiprocessing's pipe. Errors raised by a run itself are not affected.
     """
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side on one machine, one process and one thread each: for the local launcher, and inside a Slurm job.
+"""Parallel runs on one machine, each in a process with one thread: for the local launcher, and inside a Slurm job.
 
 The processes are forked from a server that has imported torch, transformers and DeepSpeed, so the start-up is paid once.
 A run that fails leaves the others alone. A run that was cut short resumes from its folder.
@@ -29,11 +29,11 @@ from sweeps.states import STUCK
 PRELOADED = ["sweeps.launchers.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
-"""Seconds that a run waits for its folder: a requeued job may start before its former processes have ended."""
+"""Seconds that a run waits for the lock of its folder. A requeued job may start before its former processes have ended."""
 UNAVAILABLE = os.EX_TEMPFAIL
-"""Exit code of a run that its surroundings refused: 75."""
+"""Exit code 75, of a run that its surroundings prevented, such as a full disk."""
 ORPHANED = 255
-"""Exit code that multiprocessing reports once the fork server was killed. The process itself is asked to stop, and saves."""
+"""Exit code that multiprocessing reports after the fork server was killed. The run's process is asked to save and stop."""
 
 
 class _Started(NamedTuple):
@@ -43,7 +43,7 @@ class _Started(NamedTuple):
 
 
 class Pool:
-    """Processes of one sweep on one machine. job: its name in the ledger."""
+    """Pool of run processes of one sweep on one machine. job: name of the job that is written into the ledger."""
 
     def __init__(self, sweep: Sweep, parallel: int, job: str):
         os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
@@ -56,7 +56,7 @@ class Pool:
         self.began = False
 
     def run(self, runs: list[str], tick: Callable[[], None] = lambda: None) -> None:
-        """Run them, `parallel` at a time, until each has ended or the pool is stopping."""
+        """Run these runs, `parallel` at a time, until all have ended or the pool is stopping. tick: called meanwhile."""
         waiting = list(runs)
         while (waiting and not self.stopping) or self.running:
             self.fill(waiting)
@@ -65,18 +65,18 @@ class Pool:
             tick()
 
     def fill(self, waiting: list[str]) -> None:
-        """Start as many of `waiting`, and take them from it, as there is room for."""
+        """Start runs from `waiting` while there is room, and remove them from the list."""
         while waiting and len(self.running) < self.parallel and not self.stopping:
             self._start(waiting.pop(0))
 
     def cancel(self, runs: Iterable[str]) -> None:
-        """Ask those of `runs` that are running to stop; the pool goes on with others."""
+        """Ask those of `runs` that are running to stop. The pool continues with the others."""
         for run in self.running.keys() & set(runs):
             self.cancelled.add(run)
             self.running[run].process.terminate()
 
     def stop(self) -> None:
-        """Ask each run to save a checkpoint and stop, and wait for that."""
+        """Ask every run to save a checkpoint and stop, and wait until all have."""
         self.stopping = True
         for started in self.running.values():
             started.process.terminate()
@@ -85,7 +85,7 @@ class Pool:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Enter the ends of the runs that have ended."""
+        """Write the ends of finished processes into the ledger."""
         for run, started in list(self.running.items()):
             if not started.process.is_alive() and not self._outlives_server(run, started):
                 self.running.pop(run, None)
@@ -142,7 +142,7 @@ class Pool:
 
 @contextmanager
 def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Signals that come within the body are delivered after it."""
+    """Context manager that delays these signals until its body has ended."""
     resource_tracker.ensure_running()  # multiprocessing would start it within the body, and let SIGINT and SIGTERM through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -152,7 +152,7 @@ def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def run_in_child(config_json: str, log: str) -> None:
-    """Train one run in a process that the fork server has forked, and which holds back signals as the server does."""
+    """Train one run in a process forked by the fork server. The process starts with signals blocked, like the server."""
     for number in STOPPING:  # until the run catches them, they end it where it is
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)
@@ -164,12 +164,12 @@ def run_in_child(config_json: str, log: str) -> None:
 
 
 def follow(sweep: Sweep, run: str) -> None:
-    """For the ranks above 0 of a Slurm task: work on the run that rank 0 starts."""
+    """Take part in the run that rank 0 starts, on a rank above 0 of a Slurm task."""
     _train(sweep.config(run).model_dump_json(), str(sweep.folder(run).path / "log.txt"))
 
 
 def _train(config_json: str, log: str) -> None:
-    """Train, with the output in the file `log`."""
+    """Train a run and write its output to the file `log`."""
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -184,7 +184,7 @@ def _train(config_json: str, log: str) -> None:
 
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
-    """(state, one of states.ENDS; error) of a run whose process ended with `code`."""
+    """The final state of a run (one of states.ENDS) and its error, from the exit code of its process."""
     with suppress(UserError):
         if code == 0 or folder.state in FINISHED:  # a signal may still end a process that has nothing left to do
             return folder.state, ""
@@ -205,7 +205,7 @@ def _name(number: int) -> str:
 
 
 def last_lines(folder: RunFolder, count: int) -> str:
-    """The end of a run's log."""
+    """The last lines of a run's log."""
     return last_of(folder.path / "log.txt", count)
 
 

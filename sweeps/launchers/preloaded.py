@@ -1,7 +1,7 @@
-"""Imported by the fork server of `pool.py` alone: what every run needs, once for all of them.
+"""Imports that every run needs, loaded once by the fork server of `pool.py`. No other module imports this one.
 
-Runs end with the server, by SIGTERM and so at a checkpoint. The server ends with the process that it serves. Otherwise a job
-that is stopped while it starts a run, or a launcher that is killed, would leave the run behind.
+When the server ends, its runs get SIGTERM and save a checkpoint. The server ends with the process that it serves. Otherwise a
+job that is stopped while it starts a run, or a launcher that is killed, would leave the run behind.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Who resubmits a run that was preempted.
+"""Resubmission of preempted runs: who does it in each case.
 
     a job of an array                        itself, see `ArrayTask.checkpoint`; after SIGTERM alone Slurm, by `requeue`
     a job by hand                            slurm/train.sbatch, by `scontrol requeue`
@@ -22,9 +22,9 @@ from sweeps.states import STUCK
 
 
 class ArrayTask:
-    """One task of a Slurm array, as submitit calls it on each rank. batch, index: its place in the sweep's batches.
+    """One task of a Slurm array, which submitit calls on each rank. batch, index: the task's place in the sweep's batches.
 
-    Rank 0 decides what to run, writes the ledger, and requeues the job.
+    Rank 0 decides which runs to start, writes the ledger, and requeues the job.
     """
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):
@@ -44,7 +44,7 @@ class ArrayTask:
         self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Called on SIGUSR2, before a preemption or the time limit: the runs save, and the job is requeued."""
+        """Handle SIGUSR2, sent before a preemption or the time limit: the runs save a checkpoint, and the job is requeued."""
         if self.pool:
             self.pool.stop()
         never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK

@@ -1,7 +1,7 @@
 """The Slurm launcher: runs as tasks of Slurm arrays, submitted through submitit.
 
-A task is a handful of runs, in one job of one node. A job reads what it needs from the sweep's folder and writes there what it
-did, so jobs and launchers never wait for each other. `requeue.py` says who resubmits what was preempted.
+A task is a group of runs, in one job on one node. A job reads its input from the sweep's folder and writes its results there,
+so jobs and launchers never wait for each other. `requeue.py` explains who resubmits preempted runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sweeps.snapshot import snapshot
 from sweeps.states import RunState
 
 STRAGGLERS = 60
-"""Seconds after the end of one rank when srun ends the others. They wait for rank 0, which may have nothing to do."""
+"""Seconds from the end of one rank until srun ends the others. Ranks without work wait this long for rank 0."""
 
 
 class Slurm:
-    """Executor on Slurm, from checked options. Raises UserError if there is no Slurm, or no such partition."""
+    """Executor of runs on Slurm, with checked options. Raises UserError if there is no Slurm, or no such partition."""
 
     stopped = False
 
@@ -47,16 +47,16 @@ class Slurm:
         self.limit = int(limit[1])
 
     def prepare(self) -> dict[str, Any]:
-        """See `Executor`. Takes the snapshot of the code; raises UserError if hydra.launcher.code must be chosen."""
+        """Take the code snapshot and return the launch's settings. Raises UserError if hydra.launcher.code must be chosen."""
         self.code = snapshot(self.sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
     def attached(self) -> AbstractContextManager[None]:
-        """See `Executor`. Jobs go on without this process."""
+        """Context manager around the jobs. They continue if this process ends."""
         return leave_jobs_running(self.sweep)
 
     def describe(self, count: int) -> str:
-        """See `Executor`."""
+        """Description of how `count` runs will be submitted, for the user."""
         tasks = -(-count // self.options.runs_per_job)
         arrays = -(-tasks // self.limit)
         return (
@@ -65,22 +65,22 @@ class Slurm:
         )
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """See `Executor`."""
+        """The state of every run, and the runs that wait or are under way, from the ledger and squeue."""
         tasks = jobs(self.sweep)
         live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
         return merge_states(self.sweep, self.sweep.states(), tasks), live
 
     def cancel(self, runs: list[str]) -> None:
-        """See `Executor`."""
+        """Cancel the Slurm jobs that contain these runs."""
         cancel_jobs(self.sweep, runs)
 
     def wait(self, seconds: float) -> bool:
-        """See `Executor`. Only `look` asks Slurm."""
+        """Wait this many seconds. Always returns False, since only `look` asks Slurm whether a run has ended."""
         time.sleep(seconds)
         return False
 
     def submit(self, runs: list[str]) -> None:
-        """See `Executor`. One array per MaxArraySize tasks; the arrays share `parallel`, and surplus arrays wait for others."""
+        """Submit the runs as one array per MaxArraySize tasks. The arrays share `parallel`; surplus arrays wait for others."""
         size = self.options.runs_per_job
         tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
         arrays = -(-len(tasks) // self.limit)
@@ -137,7 +137,7 @@ class Slurm:
 
 @contextmanager
 def _outside_a_job() -> Iterator[None]:
-    """Hide the variables of the job that this process may be in: a job submitted from it would inherit them and be refused."""
+    """Context manager that hides Slurm's job variables of this process: a job submitted with them would be refused."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_") and name != "SLURM_CONF"}
     try:
         yield

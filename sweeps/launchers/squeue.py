@@ -1,4 +1,4 @@
-"""Jobs of a sweep as Slurm knows them. Only `squeue` is used, so no accounting is needed."""
+"""Slurm's view of the jobs of a sweep. Only `squeue` is used, so no Slurm accounting is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 class Job(NamedTuple):
-    """A task of an array. batch, number: its place in the sweep's batches. reason: why it waits."""
+    """A task of a Slurm array. batch, number: its place in the sweep's batches. reason: why it waits."""
 
     id: str
     state: str
@@ -30,16 +30,16 @@ class Job(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the task is waiting or running."""
         return self.state in LIVE
 
 
 class NoAnswer(UserError):
-    """Slurm does not answer. The jobs may be well."""
+    """Raised when Slurm does not answer. The jobs may nevertheless be running."""
 
 
 def ask(*command: str) -> str:
-    """The output of a Slurm command. Raises UserError if there is no Slurm here, NoAnswer if it does not answer."""
+    """The output of a Slurm command. Raises UserError if Slurm is not installed, NoAnswer if it does not answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
@@ -56,12 +56,12 @@ def ask(*command: str) -> str:
 
 
 def job_name(sweep: Sweep) -> str:
-    """The name of every job of a sweep; no other sweep uses it."""
+    """The name shared by all Slurm jobs of a sweep, and by no other sweep's."""
     return f"{sweep.path.name}-{hashlib.sha256(str(sweep.path.resolve()).encode()).hexdigest()[:8]}"
 
 
 def jobs(sweep: Sweep) -> list[Job]:
-    """Every job of the sweep that Slurm still knows, ended ones too, oldest first."""
+    """Every job of the sweep that Slurm still lists, ended ones included, oldest first."""
     shown = ask("squeue", "-h", "-r", "-t", "all", "-S", "i", "-n", job_name(sweep), "-o", "%i|%T|%r|%k")
     tasks = []
     for line in shown.splitlines():
@@ -71,7 +71,7 @@ def jobs(sweep: Sweep) -> list[Job]:
 
 
 def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
-    """The latest job of each run that has one; a live job goes before any other."""
+    """Map each run to its latest job, preferring a live job. Runs without a job are left out."""
     batches: dict[str, list[list[str]]] = {}
     by_run: dict[str, Job] = {}
     for job in sorted(tasks, key=lambda job: job.live):
@@ -84,7 +84,7 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
 
 
 def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
-    """The ledger's states, corrected by Slurm: which run waits and why, and whose job has ended without an entry."""
+    """Correct the ledger's states by Slurm's: add why runs wait, and find runs whose job ended without a ledger entry."""
     by_run = jobs_by_run(sweep, tasks)
     corrected = {}
     for run, state in states.items():
@@ -106,7 +106,7 @@ def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) ->
 
 @contextmanager
 def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
-    """Ctrl-C ends this process, none of its jobs, and says so."""
+    """Context manager in which Ctrl-C ends only this process. It tells the user that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:

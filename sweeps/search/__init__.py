@@ -1,1 +1,1 @@
-"""`faultline search SPEC`: thresholds searched with Optuna. A trial is runs of several seeds."""
+"""`faultline search SPEC`: search for thresholds with Optuna. Each trial consists of runs with several seeds."""

@@ -1,7 +1,7 @@
-"""The controller of a search: it asks Optuna for trials, has them run, and reports to Optuna. It may be killed at any time.
+"""The controller of a search: it asks Optuna for trials, runs them, and reports their results. It may be killed at any time.
 
 The runs of a trial follow from its parameters, so a new controller finds them in the sweep's ledger. It adopts every
-trial that the journal calls running. The controller alone writes Optuna's journal.
+trial that Optuna's journal lists as running. Only the controller writes this journal.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from sweeps.search.trial_runs import Score, TrialRuns
 POLL = 2.0
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 FRESH = 1000
-"""First of the winner's fresh seeds."""
+"""First of the fresh seeds with which the winning trial is run again."""
 
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
-    """Run the search of the spec at `path`, or continue it. Returns its result."""
+    """Run the search specified in the file `path`, or continue it. changes: key=value edits of the spec. Returns its result."""
     return Controller(load(path, changes), sweep_of(path, changes)).run()
 
 
 def sweep_of(path: Path, changes: list[str]) -> Sweep:
-    """The sweep of the search with the spec at `path`."""
+    """The sweep of the search specified in the file `path`. changes: key=value edits of the spec."""
     spec = load(path, changes)
     return Sweep(Path(spec.root) / spec.name)
 
 
 class Controller:
-    """One search, from its spec."""
+    """Controller of one search, constructed from its spec."""
 
     study: optuna.Study
     began: tuple[float, int]
-    """When this process began to search, and how many trials had ended before."""
+    """Time at which this process began to search, and the number of trials that had ended before."""
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
@@ -67,7 +67,7 @@ class Controller:
         self.runs = TrialRuns(sweep, self.executor)
 
     def run(self) -> dict[str, Any]:
-        """Search to the end, then run the winner on fresh seeds. Returns and writes `search.json`."""
+        """Search to the end, then run the winner on fresh seeds. Returns the result and writes it to `search.json`."""
         with self.executor.attached():
             self._check_space()
             return self._search()
@@ -93,7 +93,7 @@ class Controller:
     # --- trials --------------------------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Update every running trial, then begin more while there is room. False when the search is over."""
+        """Update every running trial, then start more while there is room. Returns False when the search is over."""
         trials = self.study.get_trials(deepcopy=False)
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if not self.runs.refresh():
@@ -109,7 +109,7 @@ class Controller:
         return bool(running or upcoming)
 
     def _next_params(self, trials: list[FrozenTrial]) -> list[dict[str, Any]]:
-        """Parameters of the trials to begin; empty where Optuna chooses."""
+        """Parameters of the trials to start next. An empty dictionary lets Optuna choose."""
         ended = [trial for trial in trials if trial.state in ENDED]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         room = self.spec.trials - len(ended) - len(running)
@@ -139,7 +139,7 @@ class Controller:
         print(f"trial {trial.number}: {_arm(values)}, {len(runs)} runs", file=sys.stderr, flush=True)
 
     def _update_trial(self, trial: FrozenTrial) -> None:
-        """Report new evaluations of its runs. End it once all have ended or one has collapsed; else resubmit what stopped."""
+        """Report a trial's new evaluations. End it if all runs have ended or one has collapsed, else resubmit stopped runs."""
         live = Trial(self.study, trial._trial_id)  # Optuna has no public way to report to a trial of another process
         runs = [config.digest for config in self._configs(trial)] if "first_seed" in trial.user_attrs else []
         if not runs or not self.runs.submitted(runs):  # the controller was killed between asking and submitting
@@ -172,7 +172,7 @@ class Controller:
         print(f"trial {trial.number}: {score.mean:.3f}, at least {score.bound:.3f}{self._left()}", file=sys.stderr, flush=True)
 
     def _end_collapsed(self, trial: Trial, runs: list[str], collapsed: int) -> None:
-        """Prune the trial, without a value: a collapse is a state of its own, not a low score."""
+        """Prune a trial in which runs collapsed, without a value: a collapse is a state of its own, not a low score."""
         for key, value in {"outcome": "collapsed", "collapsed": collapsed, "seeds": len(runs)}.items():
             trial.set_user_attr(key, value)
         self.study.tell(trial.number, state=TrialState.PRUNED)
@@ -182,7 +182,7 @@ class Controller:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
 
     def _left(self) -> str:
-        """How many trials have ended, and the time left by the pace of this process; with sections nobody knows how many come."""
+        """Describe the number of ended trials and the time left at this process's pace. With sections the total is unknown."""
         ended = len(self._ended())
         if self.spec.sections:
             return f"; {ended} trials"
@@ -200,8 +200,8 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The winner's score in the search and on fresh seeds; with sections the bracket of the threshold, and with several
-        parameters the importance of each."""
+        """The result of the search: the winner's scores in the search and on fresh seeds. With sections it has the bracket of the
+        threshold, with several parameters the importance of each."""
         ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}
@@ -222,7 +222,7 @@ class Controller:
         return result | {"winner": self.spec.values(best.params), "searched": searched, "fresh": fresh}
 
     def _finish(self, runs: list[str]) -> dict[str, Any]:
-        """Wait for the winner's runs. Returns their score, and how many collapsed."""
+        """Wait for the winner's runs on fresh seeds. Returns their score, and the number that collapsed."""
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")
@@ -232,7 +232,7 @@ class Controller:
     # --- refusals ------------------------------------------------------------------------------------------------------
 
     def _check_space(self) -> None:
-        """Check one config of each corner, so that a refusal comes before the first is submitted."""
+        """Check the config at each corner of the search space, so that an invalid one is refused before any run is submitted."""
         from harness.train.ranks import check_ranks
         from harness.validate import Tasks, check  # torch
 
@@ -254,7 +254,7 @@ class Controller:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 
     def _check_spec(self) -> None:
-        """Refuse an edited spec under the name of an earlier search. Some keys may change: see `exclude`."""
+        """Raise UserError if an earlier search's spec was edited. trials, parallel, launcher and winner_seeds may change."""
         file = self.sweep.home / "search-spec.json"
         spec = self.spec.model_dump(mode="json", exclude={"trials", "parallel", "launcher", "winner_seeds"})
         if file.exists() and (before := json.loads(file.read_text())) != spec:
@@ -263,13 +263,13 @@ class Controller:
         file.write_text(json.dumps(spec))
 
     def _fail_incomplete_trials(self) -> None:
-        """A controller that was killed while Optuna chose leaves a trial without all its parameters, and so without runs."""
+        """Mark incomplete trials as failed. They have no runs: a controller was killed while Optuna chose their parameters."""
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING and trial.params.keys() != self.spec.distributions.keys():
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
     def _check_failures(self, trials: list[FrozenTrial]) -> None:
-        """Raise UserError when more than a third of the trials, and more than two, have failed by themselves."""
+        """Raise UserError when more than two trials, and more than a third of all, have failed by their own errors."""
         failed = [trial for trial in trials if trial.state == TrialState.FAIL and "error" in trial.user_attrs]
         if len(failed) > max(2, len(trials) // 3):
             last = failed[-1].user_attrs["error"]

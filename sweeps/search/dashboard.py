@@ -1,4 +1,4 @@
-"""optuna-dashboard on the journal of a search, on 127.0.0.1."""
+"""Server of optuna-dashboard for the journal of a search, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the search's."""
+        """Log nothing, since the terminal shows the search."""
 
 
 @contextmanager
 def serve_dashboard(sweep: Sweep) -> Iterator[str]:
-    """Within the body the dashboard is at the address that is given."""
+    """Context manager that serves the dashboard of a search and gives its address."""
     from optuna_dashboard import wsgi
 
     with make_server("127.0.0.1", 0, wsgi(journal(sweep)), _Server, _Quiet) as server:

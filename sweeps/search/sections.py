@@ -1,4 +1,4 @@
-"""k-section of one monotone threshold: the next points to try between a healthy and a collapsing end."""
+"""Search for one monotone threshold by k-section: the next points to try between a healthy and a collapsing value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A number that was tried; `collapsed` of its `of` runs did. Numbers are on a log scale."""
+    """A number that was tried, on a log scale. `collapsed` of its `of` runs collapsed."""
 
     number: float
     collapsed: int
@@ -15,19 +15,19 @@ class Point(NamedTuple):
 
     @property
     def healthy(self) -> bool:
-        """At most half of the runs collapsed."""
+        """Whether at most half of the point's runs collapsed."""
         return 2 * self.collapsed <= self.of
 
 
 class Step(NamedTuple):
-    """tries: numbers to try next, with new seeds. bracket: the last healthy and the first collapsing number, or None."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, or None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
 
 
 def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
-    """The next numbers to try, given all points so far. Repeated tries of a number are pooled.
+    """Choose the next numbers to try, given all points so far. Runs of equal numbers are pooled.
 
     No number is left when both sides of the boundary lie within the ratio `tolerance` and have `boundary` runs or more.
     """
@@ -49,5 +49,5 @@ def next_step(points: list[Point], healthy_end: float, other_end: float, k: int,
 
 
 def _between(a: float, b: float, k: int) -> list[float]:
-    """k numbers that cut [a, b] into equal ratios."""
+    """k numbers that divide [a, b] into intervals of equal ratio."""
     return [a * (b / a) ** ((i + 1) / (k + 1)) for i in range(k)]

@@ -1,4 +1,4 @@
-"""The spec of a search: a YAML file, checked before anything is started."""
+"""Specification of a search: a YAML file, fully checked before any run starts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Seeds = Annotated[int, Field(ge=2, le=1000)]
 
 
 class Range(Strict):
-    """A threshold between low and high.
+    """Search range of a threshold, from low to high.
 
-    scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio; `log` and `linear` are of the value.
+    scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio. `log` and `linear` apply to the value.
     """
 
     low: Bound
@@ -45,12 +45,12 @@ class Range(Strict):
 
     @property
     def distribution(self) -> FloatDistribution:
-        """The distribution of Optuna's number: the distance from 1, or the value."""
+        """Optuna's distribution of the searched number, which is the distance from 1 or the value itself."""
         ends = (abs(self.low - 1), abs(self.high - 1)) if self.scale == "distance_from_1" else (self.low, self.high)
         return FloatDistribution(min(ends), max(ends), log=self.scale != "linear")
 
     def value(self, number: float) -> float:
-        """The threshold of Optuna's number, to four digits, which keeps it readable."""
+        """The threshold for Optuna's number, rounded to four digits to keep it readable."""
         number = float(f"{number:.4g}")
         if self.scale != "distance_from_1":
             return number
@@ -58,16 +58,16 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """A trial ends when `patience` consecutive evaluations of its worst seed are under `fraction` of its own best."""
+    """Rule for pruning: a trial ends after `patience` consecutive evaluations of its worst seed below `fraction` of its best."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count
 
 
 class Sections(Strict):
-    """Cut one range: `points` at a time between the healthy and the collapsing side, until a ratio of `tolerance` is left.
+    """k-section of one range: `points` at a time between its healthy and collapsing sides, until a ratio `tolerance` is left.
 
-    The ratio is of Optuna's numbers. Then both sides of the boundary get seeds until they have `boundary_seeds` each.
+    The ratio is that of Optuna's numbers. Then both sides of the boundary get seeds until they have `boundary_seeds` each.
     healthy: the end of the range where runs do not collapse.
     """
 
@@ -78,12 +78,12 @@ class Sections(Strict):
 
 
 class Spec(Strict):
-    """A search.
+    """Specification of a search.
 
-    name: of its sweep, under `root`. overrides: of every run, as on the command line. space: config keys, each with a range or a
-    list of values. trials: number that must end complete or pruned; with `sections`, at most. parallel: trials at a time.
-    seeds: runs of a trial. last: evaluations at the end of a run whose mean is its score. confidence: of the one-sided lower
-    bound over the seeds. winner_seeds: fresh seeds on which the winner is run again. sampler_seed: of Optuna's sampler.
+    name: its sweep's name, under `root`. overrides: applied to every run, as on the command line. space: config keys, each with
+    a range or a list of values. trials: number to complete or prune; with `sections` the maximum. parallel: trials at a time.
+    seeds: runs per trial. last: number of final evaluations whose mean scores a run. confidence: level of the one-sided lower
+    bound over the seeds. winner_seeds: fresh seeds for rerunning the winner. sampler_seed: seed of Optuna's sampler.
     launcher: `local` for this machine, or keys of hydra/launcher=slurm.
     """
 
@@ -118,24 +118,24 @@ class Spec(Strict):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Optuna's distribution of each of its parameters."""
+        """Optuna's distribution of each parameter of the search."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)
             for key, axis in self.space.items()
         }
 
     def parameter(self, key: str) -> str:
-        """The name of Optuna's parameter for a config key."""
+        """Name of Optuna's parameter for a config key."""
         axis = self.space[key]
         return f"|{key} - 1|" if isinstance(axis, Range) and axis.scale == "distance_from_1" else key
 
     def values(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Config keys and their values for Optuna's parameters."""
+        """Config keys and values that correspond to Optuna's parameters."""
         numbers = {key: params[self.parameter(key)] for key in self.space}
         return {key: axis.value(numbers[key]) if isinstance(axis, Range) else numbers[key] for key, axis in self.space.items()}
 
     def section_ends(self) -> tuple[float, float]:
-        """With `sections`: the healthy end of the range and the other one, as Optuna's numbers."""
+        """Healthy end and other end of the range of a search with `sections`, as Optuna's numbers."""
         axis = next(iter(self.space.values()))
         assert self.sections is not None and isinstance(axis, Range)
         low, high = axis.distribution.low, axis.distribution.high
@@ -143,7 +143,7 @@ class Spec(Strict):
         return (low, high) if (self.sections.healthy == "low") != falling else (high, low)
 
     def configs(self, params: dict[str, Any], seeds: range) -> list[Config]:
-        """The runs of a trial. Raises UserError where a combination is refused."""
+        """Configs of the runs of a trial. Raises UserError if a combination of parameters is invalid."""
         chosen = [f"{key}={'null' if value is None else value}" for key, value in self.values(params).items()]
         place = [f"run.root={self.root}", f"run.sweep={self.name}"]
         try:
@@ -153,7 +153,7 @@ class Spec(Strict):
 
 
 def load(path: Path, changes: list[str]) -> Spec:
-    """The spec in the file `path`, or the shipped one of that name, with `key=value` changes.
+    """Load the spec of a search from the file `path`, or the shipped spec of that name, and apply `key=value` changes.
 
     Raises UserError naming the wrong key.
     """
@@ -171,7 +171,7 @@ def load(path: Path, changes: list[str]) -> Spec:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    """One line a problem. A range does not get the complaint that it is no list."""
+    """One line per validation error. A range does not get the additional complaint that it is no list."""
     problems = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))

@@ -15,7 +15,7 @@ from sweeps.search.spec import Spec
 
 
 def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
-    """The study in the sweep's folder. Each controller seeds its sampler anew, otherwise it would repeat its points."""
+    """Open the Optuna study in the sweep's folder. Each controller gets a new sampler seed, else points would repeat."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name=spec.name, storage=journal(sweep), direction="maximize", load_if_exists=True)
     study.sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=spec.sampler_seed + len(study.trials))
@@ -24,38 +24,37 @@ def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
 
 
 def journal(sweep: Sweep) -> JournalStorage:
-    """Optuna's journal in the sweep's folder."""
+    """Optuna's journal storage in the sweep's folder."""
     sweep.home.mkdir(parents=True, exist_ok=True)
     path = str(sweep.home / "search.journal")
     return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
-    """Prunes a trial by its own reports alone: the last `patience` of them are under a fraction of its best.
+    """Pruner that judges a trial by its own reports: the last `patience` of them are below a fraction of its best.
 
-    A pruner that compares trials prunes healthy thresholds whose runs are noisy. Between two thresholds that both work, the
-    reward differs by chance.
+    A pruner that compares trials would prune healthy thresholds with noisy runs: their rewards differ by chance.
     """
 
     def __init__(self, fraction: float, patience: int):
         self.fraction, self.patience = fraction, patience
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Whether to end the trial. NaN counts as a low report."""
+        """Whether to end the trial early. NaN counts as a low report."""
         reports = [value for _, value in sorted(trial.intermediate_values.items())]
         recent, best = reports[-self.patience :], max(reports, default=0.0)
         return len(reports) > self.patience and all(not value >= self.fraction * best for value in recent)
 
 
 def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> int:
-    """The first of `seeds` seeds that no other trial of these parameters has. A failed trial gives no score: its are free."""
+    """First of `seeds` consecutive seeds unused by other trials of these parameters. Failed trials free their seeds."""
     alike = [other for other in others if other.params == params and other.state != TrialState.FAIL]
     taken = {other.user_attrs.get("first_seed") for other in alike}
     return next(first for first in count(0, seeds) if first not in taken)
 
 
 def importance(ended: list[FrozenTrial]) -> dict[str, float]:
-    """The share of each parameter in what makes a trial good (PED-ANOVA, arXiv 2304.10255); empty of fewer than four trials.
+    """Importance of each parameter for the value of a trial (PED-ANOVA, arXiv 2304.10255); empty for fewer than four trials.
 
     A trial that collapsed has no value, and counts as the lowest one.
     """

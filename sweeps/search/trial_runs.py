@@ -1,4 +1,4 @@
-"""The runs of the trials of a search: submitted, resubmitted, and scored."""
+"""Runs of the trials of a search: submission, resubmission and scores."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sweeps.ledger import Sweep
 from sweeps.states import RunState
 
 RETRIES = 3
-"""Times that a run which its surroundings ended is submitted again, before its trial fails."""
+"""Maximum number of resubmissions of a run that its surroundings ended, before its trial fails."""
 
 
 class Score(NamedTuple):
-    """Mean over the seeds, its one-sided lower confidence bound, and the number of seeds."""
+    """Score of a trial: the mean over its seeds, its one-sided lower confidence bound, and the number of seeds."""
 
     mean: float
     bound: float
@@ -30,17 +30,17 @@ class Score(NamedTuple):
 
 
 class TrialRuns:
-    """The runs of one sweep. Call `refresh` before each look at them."""
+    """Runs of all trials of a search. Call `refresh` before reading their states."""
 
     def __init__(self, sweep: Sweep, executor: Executor):
         self.sweep, self.executor = sweep, executor
         self.states: dict[str, RunState] = {}
         self.live: set[str] = set()
-        """Runs that were waiting or under way at the last `refresh`."""
+        """Runs that were waiting or under way at the last call of `refresh`."""
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Read `states` and `live` from the ledger and the executor. False, with the reason printed, if Slurm does not answer."""
+        """Update `states` and `live` from ledger and executor. Returns False, and prints why, if Slurm does not answer."""
         self.sweep.lock.check_there()
         try:
             self.states, self.live = self.executor.look()
@@ -50,7 +50,7 @@ class TrialRuns:
         return True
 
     def submit(self, configs: Iterable[Config]) -> list[str]:
-        """Submit those that are neither finished nor live. Returns all of them, by their hashes."""
+        """Submit the runs of `configs` that are neither finished nor live. Returns the hashes of all of them."""
         grid = {config.digest: config for config in configs}
         plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:
@@ -58,11 +58,11 @@ class TrialRuns:
         return list(grid)
 
     def submitted(self, runs: Iterable[str]) -> bool:
-        """Whether all have been submitted. Not if the controller was killed before."""
+        """Whether all of these runs have been submitted. A controller that was killed may have left some out."""
         return all(run in self.states and self.states[run].state != "queued" for run in runs)
 
     def resubmit(self, runs: Iterable[str]) -> str | None:
-        """Submit again those that their surroundings ended. The error of a run that failed by itself or too often, else None."""
+        """Resubmit runs that their surroundings ended. Returns the error of a run that failed by itself or too often."""
         unfinished = self.unfinished(runs)
         for run in unfinished:
             if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
@@ -77,35 +77,35 @@ class TrialRuns:
         return None
 
     def forget_retries(self, runs: Iterable[str]) -> None:
-        """Let a later trial of the same parameters, which has the same runs, retry them as often."""
+        """Reset the retry counts of these runs, since a later trial with the same parameters has the same runs."""
         for run in runs:
             self.retries.pop(run, None)
 
     def unfinished(self, runs: Iterable[str]) -> list[str]:
-        """Those whose folder does not say done or collapsed."""
+        """The runs among these whose folder says neither done nor collapsed."""
         return [run for run in runs if self.sweep.folder(run).state not in FINISHED]
 
     def collapsed(self, runs: Iterable[str]) -> int:
-        """How many of them a detector saw collapse."""
+        """Number of these runs in which a detector saw a collapse."""
         return sum(any(event["kind"] == "collapse" for event in self.sweep.folder(run).events()) for run in runs)
 
     def evaluations(self, run: str) -> dict[int, float]:
-        """Held-out reward by step."""
+        """Held-out reward of a run, by step."""
         return {int(row["step"]): row["eval/reward"] for row in self.sweep.folder(run).metrics() if "eval/reward" in row}
 
     def worst_seed(self, runs: list[str]) -> dict[int, float]:
-        """The lowest evaluation of the runs at each step that all of them have reached."""
+        """Lowest held-out reward among the runs, at each step that all of them have reached."""
         tables = [self.evaluations(run) for run in runs]
         common = set.intersection(*(set(table) for table in tables))
         return {step: min(table[step] for table in tables) for step in sorted(common)}
 
     def score(self, runs: list[str], last: int, confidence: float) -> Score:
-        """`lower_bound` over finished runs of the mean of the last `last` evaluations of each."""
+        """Score over finished runs (see `lower_bound`). A run's value is the mean of its last `last` evaluations."""
         values = [statistics.fmean(list(self.evaluations(run).values())[-last:]) for run in runs]
         return lower_bound(values, confidence)
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """mean − t·s/√n, with t the `confidence` quantile of Student's t of n − 1 degrees of freedom: one-sided."""
+    """Mean with its one-sided lower bound, mean − t·s/√n; t is the `confidence` quantile of Student's t at n − 1 degrees."""
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

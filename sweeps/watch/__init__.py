@@ -1,1 +1,1 @@
-"""`faultline watch SWEEP`: what a sweep under way is doing, as a local page or in the terminal. Reads its folders alone."""
+"""`faultline watch SWEEP`: progress of a running sweep, as a local page or in the terminal. Only reads the sweep's folders."""

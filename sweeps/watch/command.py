@@ -1,4 +1,4 @@
-"""`faultline watch`: the page, or the view of the terminal."""
+"""The command `faultline watch`: shows a sweep as a local page, or in the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sweeps.watch.follow import Follower
 def watch(sweep: Path, port: int = 0, tui: bool = False) -> None:
     """Follow the sweep until Ctrl-C; in a terminal also until all its runs have ended.
 
-    port: of the page on 127.0.0.1, 0 for a free one. Raises UserError when there is no such folder, or the port is taken.
+    port: port of the page on 127.0.0.1, 0 for a free one. Raises UserError if the folder is missing, or the port is taken.
     """
     follower = Follower(sweep)
     if tui:

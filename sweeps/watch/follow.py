@@ -1,4 +1,4 @@
-"""A sweep under way, read as it grows: each look reads what was appended since the last one. No file is locked or written."""
+"""Incremental reading of a running sweep: each look reads only newly appended lines. No file is locked or written."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from harness.run.jsonl import loads
 from sweeps.states import RunState, is_event
 
 BUDGET = 64 << 20
-"""Bytes of rows that one look reads, so that the first looks at thousands of runs answer soon too."""
+"""Maximum bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
-"""Only the time is read of a row without an evaluation. Parsing all of it would cost ten times as much."""
+"""Patterns of the time in a row. Rows without an evaluation are not parsed beyond it, which is ten times as fast."""
 LONGEST = 1 << 20
-"""Bytes of a line; no run writes a longer one."""
+"""Maximum bytes of a line that is read; no run writes a longer one."""
 MOST = 400
-"""Points of a curve that are kept. Beyond them every second one is dropped."""
+"""Maximum number of points that are kept of a curve. Beyond it every second point is dropped."""
 ALARMS = ("collapse", "warning", "all_rejected")
-"""Kinds of events that are shown."""
+"""Kinds of events that are shown as alarms."""
 LOST = ("failed", "interrupted", "cancelled")
 """States found only in the ledger: the process died before it wrote its folder."""
 
 
 class Evaluated(NamedTuple):
-    """An evaluation as the curves show it: held-out reward, and K3 of the rollouts of that step (None after the last step)."""
+    """A point of the curves: step, held-out reward, and K3 of the rollouts of that step (None after the last step)."""
 
     step: int
     reward: float
@@ -46,8 +46,8 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step`, or a step whose tokens were all rejected. onset: the step at which it began,
-    as the report has it; None where the event names none."""
+    """An event that a detector reported at `step`, or a step whose tokens were all rejected. onset: first step of the event
+    according to the report; None where the event names none."""
 
     time: float
     step: int
@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Equal for two records of one alarm. A detector reports once a run; all tokens may be rejected at several steps."""
+        """Key that is equal for two records of one alarm. A detector reports once per run; rejections may recur later."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -66,13 +66,13 @@ class Alarm(NamedTuple):
 
 
 class Tail:
-    """The lines that were appended to a file since the last look."""
+    """Reader of the lines that were appended to a file since the last call."""
 
     def __init__(self, path: str):
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """(whole lines, about `most` bytes of them; whether more are waiting). From the start again if the file is another."""
+        """Read about `most` bytes of whole lines, and tell whether more are waiting. A replaced file is read from its start."""
         found = regular(self.path)
         if found is None:
             return [], False
@@ -97,7 +97,7 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A run. timed: its rows with a time. spent: seconds of their steps but the first, which holds what a process does once.
+    """A followed run. timed: number of rows with a time. spent: seconds of their steps, except the first with its start-up work.
 
     alarms: by `Alarm.key`, since a resumed run may record one again.
     changed: number of the look that last saw it change. over: there is nothing more to read.
@@ -126,30 +126,30 @@ class Followed:
 
     @property
     def seconds(self) -> float | None:
-        """Mean seconds a step, evaluations included, which take several times as long. None before two steps."""
+        """Mean seconds per step, including evaluations, which take several times as long. None before two steps."""
         return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the whole run."""
         return self.config["steps"] if self.config else 0
 
     @property
     def left(self) -> int:
-        """Steps that are still to do."""
+        """Number of steps that are still to do."""
         return 0 if self.state in (*FINISHED, *LOST, "unreadable") else max(0, self.steps - self.step)
 
 
 class Follower:
-    """The runs of one sweep. `look` brings them up to date.
+    """Followed runs of one sweep. `look` updates them.
 
-    marks: how the arms look, as in the report. look_number: counts the looks. renewed: the last look at which arms got other
-    names or a run was gone.
-    behind: runs with rows that no look has reached yet.
+    marks: colours and markers of the arms, as in reports. look_number: number of looks so far. renewed: the last look at
+    which arms were renamed or a run disappeared.
+    behind: runs with rows that no look has read yet.
     """
 
     def __init__(self, path: Path):
-        """Raises UserError when there is no such folder."""
+        """Start to follow the sweep in the folder `path`. Raises UserError if there is no such folder."""
         if not path.is_dir():
             raise UserError(f"{path}: no such folder; give the folder of a sweep, as runs/demo")
         if (path / "config.json").exists():
@@ -162,12 +162,12 @@ class Follower:
 
     @property
     def arms(self) -> list[str]:
-        """Names of the arms, the finest precision first."""
+        """Names of the arms, with the finest rollout precision first."""
         by_name = {str(arm): arm for arm in self.names.values()}
         return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read everything that was appended since the last look."""
         self.look_number += 1
         self._find_runs()
         self._read_ledger()
@@ -244,7 +244,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add the evaluations among the lines. A row of an earlier step is of a resumed run, and replaces what came after it."""
+        """Add the evaluations in these lines. A row with an earlier step comes from a resumed run and replaces later points."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None
@@ -271,7 +271,7 @@ class Follower:
                 self.ended_at[name] = _finite(event.get("time")) or 0.0
 
     def _apply_ledger(self, run: Followed) -> None:
-        """Take over a later state from the ledger: a cancelled run, or one whose process ended before it could write."""
+        """Update the run's state from the ledger if that is newer: cancelled, or ended before its process could write."""
         known = self.ledger_states.get(run.name)
         if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
             if (known.state, known.error) != (run.state, run.error):
@@ -280,7 +280,7 @@ class Follower:
 
 
 def regular(path: str) -> os.stat_result | None:
-    """The state of a regular file. None for anything else: a pipe, for example, would block a reader."""
+    """File status of a regular file. None for any other kind, such as a pipe, which would block a reader."""
     with suppress(OSError, ValueError):
         found = os.stat(path)
         if stat.S_ISREG(found.st_mode):
@@ -297,7 +297,7 @@ def _objects(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _finite(value: Any) -> float | None:
-    """A number that can be drawn."""
+    """The value if it is a finite number, which can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):

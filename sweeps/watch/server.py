@@ -1,4 +1,4 @@
-"""The page of a sweep under way: on this machine alone, and without any way to change something.
+"""HTTP server for the page of a running sweep. It serves this machine only and changes nothing.
 
 The address holds a secret, since other users of the machine can reach 127.0.0.1 too. A name other than localhost in the Host
 header is refused: a page from elsewhere could give its own name this address (DNS rebinding).
@@ -24,13 +24,13 @@ from sweeps.watch.summary import Summary, summarise
 
 HOSTS = ("127.0.0.1", "localhost")
 EVERY = 2.0
-"""Seconds between two looks of the page."""
+"""Seconds between two updates of the page."""
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves one sweep at `address`. It reads the folders when the page asks, and never otherwise.
+    """HTTP server of one sweep at `address`. It reads the sweep's folders only on a request of the page.
 
-    port: 0 for a free one. Raises UserError when it is taken.
+    port: port number, 0 for a free one. Raises UserError if it is taken.
     """
 
     daemon_threads = True
@@ -44,19 +44,19 @@ class WatchServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Address of the page, including its secret."""
         return f"http://127.0.0.1:{self.server_address[1]}/{self.secret}/"
 
     def page(self, nonce: str) -> str:
-        """The page, complete without its script."""
+        """HTML of the page, readable even without its script."""
         return _template("watch.html").render(summary=self._summary(), every=EVERY, nonce=nonce)
 
     def state(self) -> str:
-        """The changing part of the page, without the curves."""
+        """JSON of the changing part of the page, without the curves."""
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:
-        """Arms and the runs that have changed after the look number `since`; all of them, marked `fresh`, if runs are gone."""
+        """Arms, and curves of runs that changed after look number `since`; all curves, marked `fresh`, if runs are gone."""
         with self.reading:
             follower = self.follower
             follower.look()
@@ -67,7 +67,7 @@ class WatchServer(ThreadingHTTPServer):
             return {"look": follower.look_number, "fresh": fresh, "colours": colours, "runs": runs}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
+        """Ignore browsers that disconnect during a response."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -78,7 +78,7 @@ class WatchServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET of three addresses below the secret. Every other method is refused by the base class with 501."""
+    """Handler of GET requests for three addresses below the secret. The base class refuses all other methods with 501."""
 
     server: WatchServer
     server_version, sys_version = "faultline", ""
@@ -118,11 +118,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal shows the address."""
+        """Log no requests, since the terminal shows the address."""
 
 
 def _local(host: str) -> bool:
-    """Whether a Host header names this machine; the port may be that of a tunnel."""
+    """Whether a Host header names this machine. Any port is accepted, since the page may be reached through a tunnel."""
     name, _, port = host.partition(":")
     return name.lower() in HOSTS and (not port or port.isdecimal())
 

@@ -1,4 +1,4 @@
-"""Summary of a sweep under way: counts, pace and time left, a row per arm, alarms, failures and their logs."""
+"""Summary of a running sweep: counts, pace and time left, a row per arm, alarms, failures and their logs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from harness.run.folder import FINISHED
 from sweeps.watch.follow import Alarm, Followed, Follower, regular
 
 LISTED = 20
-"""Alarms and failed runs that are shown, the worst and latest first."""
+"""Maximum number of alarms and of failed runs that are shown, worst and latest first."""
 WORST = ("collapse", "all_rejected", "warning")
-"""Kinds of alarms, the worst first."""
+"""Kinds of alarms, worst first."""
 LINES, TAIL = 8, 4096
-"""Last lines of a log that are shown, and the bytes at its end in which they are looked for."""
+"""Number of last lines of a log that are shown, and number of bytes at its end that are searched for them."""
 SILENT = 600.0
-"""Seconds without a step after which a run counts as silent. Runs of long steps get five steps' time."""
+"""Seconds without a step after which a run counts as silent. Runs with long steps are allowed the time of five steps."""
 ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "interrupted", "cancelled", "unreadable")
 
 
 class ArmState(NamedTuple):
-    """A row: runs by state, steps done and to do in all, mean of the last evaluations, median of the last K3."""
+    """One arm of the summary: runs by state, steps done and in all, mean of the last evaluations, median of the last K3."""
 
     name: str
     mark: Mark
@@ -38,15 +38,15 @@ class ArmState(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A run that failed or was interrupted. log: its last lines."""
+    """A failed or interrupted run. log: last lines of its log."""
 
     run: Followed
     log: str
 
 
 class Summary(NamedTuple):
-    """gone: the sweep's folder is. rate: steps a minute of all runs together. left: seconds; None while no pace is known. behind:
-    runs not yet read."""
+    """Summary of a sweep. gone: the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds; None
+    while no pace is known. behind: runs whose rows are not fully read."""
 
     name: str
     gone: bool
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
 
     @property
     def outlook(self) -> str:
-        """Pace and time left in a sentence, or why there is none. The rate has no exponent."""
+        """One sentence on pace and time left, or why they are unknown. The rate is printed without an exponent."""
         if self.gone:
             return "The folder is gone."
         if self.over:
@@ -79,12 +79,12 @@ class Summary(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether all runs have ended for good: a preempted one is taken up again. A folder without any may still get some."""
+        """Whether all runs have finally ended. A preempted run will resume, and a folder without runs may still get some."""
         return bool(self.counts) and not self.behind and not {"queued", "running", "preempted"} & self.counts.keys()
 
 
 def summarise(follower: Follower, now: float | None = None) -> Summary:
-    """Summarise the last look of a follower. now: seconds of the epoch."""
+    """Summarise the state that a follower read last. now: time in seconds since the epoch."""
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
@@ -136,11 +136,11 @@ def _arms(follower: Follower) -> list[ArmState]:
 
 
 def _pace(runs: list[Followed]) -> tuple[float, float | None]:
-    """(steps a second of all runs under way, seconds left if as many go on side by side).
+    """Steps per second of all runs under way, and seconds left if equally many continue in parallel.
 
-    A run's pace is the mean over its rows, without its first step and without warm starts. A run that has none takes the
-    median of its arm, else that of all; finished runs count there. The longest run decides where it alone takes longer than
-    the rest.
+    A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the
+    median of its arm, else that of all runs, finished ones included. The longest run decides where it alone takes longer
+    than the rest.
     """
     known = [run for run in runs if run.seconds]
     if not known:
@@ -159,7 +159,7 @@ def _pace(runs: list[Followed]) -> tuple[float, float | None]:
 
 
 def _gravity(pair: tuple[Alarm, Followed]) -> tuple:
-    """Collapses first, then steps that were all rejected, then warnings; of each the latest first."""
+    """Sort key of alarms: collapses first, then steps with all tokens rejected, then warnings; within each the latest first."""
     alarm, run = pair
     return WORST.index(alarm.kind), -alarm.time, -alarm.step, alarm.detector, run.name
 
@@ -169,7 +169,7 @@ def _silent(run: Followed, now: float) -> bool:
 
 
 def last_lines(path: str) -> str:
-    """The end of a log, "" without one."""
+    """The last lines of a log; "" if there is none."""
     found = regular(path)
     if found is None:
         return ""
@@ -180,6 +180,6 @@ def last_lines(path: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours and minutes, or minutes and seconds."""
+    """A duration in seconds, written as hours and minutes, or as minutes and seconds."""
     whole = int(seconds)
     return f"{whole // 3600} h {whole // 60 % 60:02d} min" if whole >= 3600 else f"{whole // 60} min {whole % 60:02d} s"

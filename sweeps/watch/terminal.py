@@ -1,4 +1,4 @@
-"""View of a sweep under way in a terminal, for SSH: progress of each arm with its curve, alarms, failures, pace and time left."""
+"""Terminal view of a running sweep, for use over SSH: arms with their progress and curves, alarms, failures, time left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sweeps.watch.summary import Summary, summarise
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
-"""Characters of a curve."""
+"""Width of a curve in characters."""
 ROWS, EACH = 30, 6
-"""Arms that fit, those with runs under way first; alarms and failures that fit."""
+"""Maximum number of arms shown, those with runs under way first, and maximum number of alarms and of failures."""
 
 
 def watch_in_terminal(follower: Follower, console: Console | None = None) -> None:
-    """Show the sweep until all its runs have ended, or until Ctrl-C. Once, where the output is no terminal."""
+    """Show the sweep until all its runs have ended, or until Ctrl-C. If the output is no terminal, show it once."""
     console = console or terminal()
     if not console.is_terminal:
         console.print(view(_read(follower)))
@@ -46,7 +46,7 @@ def _read(follower: Follower) -> Summary:
 
 
 def view(summary: Summary) -> RenderableType:
-    """The whole view. Text from runs is printed without control characters and never as rich's markup."""
+    """The whole terminal view. Text from runs is printed without control characters and never as rich's markup."""
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items())
     parts: list[RenderableType] = [
         Text(printable(f"{summary.name}: {sum(summary.counts.values())} runs, {counts}"), style="bold"),
@@ -83,7 +83,7 @@ def _arms(summary: Summary) -> Table:
 
 
 def curve(runs: list[Followed]) -> str:
-    """The mean held-out reward over the steps of the runs, a character for each part, from 0 to 1."""
+    """Curve of the mean held-out reward of the runs over their steps, from 0 to 1, one character per interval of steps."""
     last = max((run.steps for run in runs), default=0) + 1
     parts: list[list[float]] = [[] for _ in range(WIDTH)]
     for run in runs:
