@@ -99,5 +99,5 @@ class RoutingConfig(Strict):
     """Routing of a mixture of experts in training."""
 
     replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
-    """Whose choice of experts the training takes. none: its own. r2: π_old's, in each mini-batch. r3: the rollout engine's.
+    """Source of the experts that the training uses. none: its own. r2: π_old's, in each mini-batch. r3: the rollout engine's.
     r3_weights: the engine's, with the weights of the experts. See docs/moe.md."""

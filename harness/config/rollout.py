@@ -35,7 +35,7 @@ class FilterConfig(Strict):
     """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
 
     max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Most rounds of prompts x group_size responses. After them groups of equal rewards fill what is missing. null: no filter."""
+    """Maximum number of rounds, each of prompts x group_size responses. Then groups of equal rewards fill up. null: no filter."""
 
 
 class RolloutConfig(Strict):

@@ -16,7 +16,7 @@ class ChainConfig(Strict):
     """The chain task, see harness/tasks/chain.py."""
 
     name: Literal["chain"]
-    """The task."""
+    """Name of the task."""
     length: Annotated[int, Field(gt=0, le=10**4)]
     """Length of an answer, in values."""
     choices: Count
@@ -82,7 +82,7 @@ class SumsConfig(Strict):
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
     """Operators between the numbers of a sum, drawn with equal probability."""
     digits: Annotated[int, Field(gt=0, le=18)]
-    """Most digits of a number."""
+    """Maximum number of digits of a number."""
     terms: Annotated[int, Field(ge=2, le=100)]
     """Numbers of a sum."""
     train: Annotated[int, Field(gt=0, le=10**6)]
@@ -114,7 +114,7 @@ class ArithmeticConfig(SumsConfig):
     """Generated sums in the chat template, see harness/tasks/arithmetic.py."""
 
     name: Literal["arithmetic"]
-    """The task."""
+    """Name of the task."""
     answer_length: Count
     """Longest response, in tokens."""
 
@@ -129,9 +129,9 @@ class ToolsConfig(SumsConfig):
     """Generated sums with a calculator that answers between the turns of a response, see harness/tasks/tools.py."""
 
     name: Literal["tools"]
-    """The task."""
+    """Name of the task."""
     turns: Annotated[int, Field(gt=0, le=1000)]
-    """Most turns of a response. After each but the last the calculator may answer."""
+    """Maximum number of turns of a response. After each but the last the calculator may answer."""
     turn_length: Count
     """Longest turn, in tokens of the policy."""
 

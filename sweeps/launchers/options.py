@@ -45,7 +45,7 @@ class SlurmOptions:
     cpus_per_run: Count = 1
     """Cores of each process of a run."""
     parallel: Count = 64
-    """Most tasks at a time, of the jobs of one command."""
+    """Maximum number of tasks at a time, over the jobs of one command."""
     signal_delay_s: Count = 120
     """Seconds before the time limit at which a task is signalled to save. It is then requeued."""
     setup: list[str] = field(default_factory=list)
