@@ -45,7 +45,7 @@ def numbered(noun: str, numbers: Any) -> str:
 
 
 def _damaged(damaged: dict[str, str]) -> list[str]:
-    """A sentence per kind of damage, which names the damaged runs."""
+    """Sentences on runs with an unreadable part of their record, one per part. damaged: run -> that part."""
     runs: dict[str, list[str]] = {}
     for run, what in damaged.items():
         runs.setdefault(what, []).append(run)

@@ -143,7 +143,9 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 
 def _share(runs: pd.DataFrame) -> str:
-    """The number of collapsed runs, `1 of 5`. The 95% interval is added for one arm only, since arms differ in their rate."""
+    """Collapsed runs as text, such as `1 of 5`. A 95% interval follows only if all runs are of one arm, since arms differ in
+    their rate.
+    """
     share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"

@@ -323,7 +323,9 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per policy and rule: its mean regret share, and the range of that mean if one source is left out."""
+    """A row per policy and rule: the mean of its regret share over all regimes. `least` and `greatest` are the extremes of that
+    mean when one source of mismatch is left out.
+    """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
     spread = pd.concat(others, axis=1)

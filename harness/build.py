@@ -97,7 +97,9 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """Bind all parameters of the rollout engine of a config; a call makes it. Raises UserError on a class that is no engine."""
+    """Bind the parameters that the config gives the rollout engine; calling the result builds the engine. Raises UserError if the
+    name is not that of an engine class.
+    """
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):

@@ -24,7 +24,7 @@ from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
          "collapse.detectors")  # fmt: skip
-"""Keys that a branch cannot change, since a checkpoint depends on them: its policy, its optimizer, its detectors' memory."""
+"""Config keys that a branch cannot change: the checkpoint holds a policy, an optimizer and responses made under them."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:

@@ -52,7 +52,9 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` log lines of each of `runs`, or of all failed or stopped ones. Its job's log replaces a missing one."""
+    """Print the last `n` log lines of each of `runs`, or of all failed or stopped ones. If a run has no log, its Slurm job's is
+    shown.
+    """
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -89,7 +91,9 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch `runs`, or all failed or stopped ones, with the settings of the last launch. code: hydra.launcher.code."""
+    """Relaunch `runs`, or all failed or stopped ones, with the settings of the last launch. code: a value for
+    hydra.launcher.code, which only Slurm uses.
+    """
     from sweeps.launch import relaunch
 
     sweep = open_sweep(path)

@@ -28,7 +28,10 @@ def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tenso
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per-response sums over tokens of functions of |l|, π and μ. l = log π − log μ in nats; π is `policy`, by default π_old."""
+    """Statistics of each response from l = log π − log μ (nats), π and μ; π is `policy`, by default π_old.
+
+    All but the maximum `diff_max` are sums over its tokens.
+    """
     return chunked(_rows, Ratio(batch, policy))
 
 

@@ -54,7 +54,10 @@ def beyond(*parts: float) -> float | None:
 
 
 def broken(s: Statistics) -> float | None:
-    """How many times |E[ρ] − 1| exceeds `SURE` of its errors and `SIZE`, the smaller; None unless it exceeds both."""
+    """Strength of a broken identity E[ρ] = 1: |E[ρ] − 1| over `SURE` standard errors or over `SIZE`, the smaller.
+
+    None if that is below 1.
+    """
     return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
 
 

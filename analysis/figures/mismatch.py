@@ -85,7 +85,9 @@ def _sources(runs: pd.DataFrame) -> list[str]:
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """The figure of the collapsed runs' diagnostics, aligned at the onset, in a block of panels per eight sources of mismatch."""
+    """Figure of the diagnostics of collapsed runs around the onset. Each block of panels holds at most eight sources of mismatch.
+    Returns a sentence instead if there are too few runs.
+    """
     if not enough(results):
         return too_few(results)
     collapsed = results.runs[results.runs.event]

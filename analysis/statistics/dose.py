@@ -147,7 +147,9 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """The curves of a table from `points`, uncorrected ones first. Arms without a control in the same precision are left out."""
+    """Dose-response curves, reward over K3 of synthetic noise: one per policy, loss, setting, correction and persistence, the
+    uncorrected first. table: from `points`. Noisy arms without a control in their precision are left out.
+    """
     if table.empty:
         return []
     controls = {key: part for key, part in table[table.control].groupby(["policy", "loss", "setting"], sort=False)}

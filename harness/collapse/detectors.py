@@ -1,6 +1,7 @@
-"""The built-in detectors D1 to D5, and the detector of learning.
+"""The built-in detectors of collapse and of its warnings, D1 to D5, and the detector of learning.
 
-R_k is the held-out reward of the trainer's own policy at evaluation k. σ_k is its recorded standard error, clustered by prompt.
+R_k is `eval/reward` at evaluation k, the held-out reward of the policy that `evaluation.policy` names.
+σ_k is its recorded standard error, clustered by prompt.
 The responses to one prompt are not independent, so σ_k does not follow from R_k and the number of responses.
 """
 

@@ -43,7 +43,7 @@ class ActorConfig(Strict):
     precision: PrecisionConfig | None = None
     """Precision to which the training forward casts the linear layers, straight through. null: no cast."""
     lr: PositiveFraction
-    """Learning rate, the largest of a schedule."""
+    """Learning rate; with a schedule, its highest value."""
     schedule: ScheduleConfig = ScheduleConfig()
     ess_scaling: Literal["none", "sqrt", "linear"] = "none"
     """Factor on the learning rate of each optimizer step, VCPO's of arXiv 2602.17616. sqrt: √e. linear: e. Here e is the

@@ -10,7 +10,7 @@ from harness.config.base import Positive, PositiveFraction, Strict
 
 
 class CriticConfig(Strict):
-    """A critic starts as a copy of the policy with a head of zeros. The section `actor` says all that is not here."""
+    """Settings of the critic, a copy of the policy with a value head of zeros. All other settings are those of `actor`."""
 
     lr: PositiveFraction | None = None
     """Learning rate of the critic, without a schedule. null: no critic."""

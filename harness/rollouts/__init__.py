@@ -134,9 +134,8 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """log μ [B, T] in nats of given tokens with the present weights, 0 on PAD.
-
-        prompts: [B, P] as in `generate`. tokens: [B, T] as in a Rollout.
+        """Score given responses with the present weights: log μ [B, T] in nats, 0 on PAD. prompts: [B, P], padded on the left.
+        tokens: [B, T], the responses, with PAD after their end.
         """
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend

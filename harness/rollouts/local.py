@@ -349,7 +349,7 @@ class LocalEngine(RolloutEngine):
         return logits if self.exact_head else self._round(logits), Routes.stack(taken, rows) if taken else None
 
     def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Rotary tables of places at..at+n−1: [n, 1, D], or [B, n, 1, D] if rows begin at different places."""
+        """Cosines and sines of the rotary embedding at positions at..at+n−1: [n, 1, D], or [B, n, 1, D] under padding."""
         if padding is None:
             return self._cos[at : at + n], self._sin[at : at + n]
         positions = (torch.arange(at, at + n, device=self.device) - padding[:, None]).clamp(min=0)

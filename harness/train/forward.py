@@ -16,8 +16,8 @@ from harness.train.ranks import Ranks
 def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
     """Row numbers of this rank's micro-batches within a mini-batch. Every rank has the same number of micro-batches.
 
-    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. Equal rows are put
-    in one micro-batch, where they are computed once but each counts towards the limit.
+    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. Equal rows lie
+    next to each other, and are computed once where they share a micro-batch. A longer row is a micro-batch of its own.
     """
     own = ranks.share(torch.arange(len(tokens)))
     if micro_tokens is None:

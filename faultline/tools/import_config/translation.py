@@ -75,7 +75,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """Take a list of numbers. Any other value is not taken, and None is returned."""
+        """Take a list of numbers; None of a value that is no list. Raises UserError on an entry that is no number."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None

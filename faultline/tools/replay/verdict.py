@@ -113,7 +113,7 @@ class Proposal(_Part):
 
     @property
     def doubtful(self) -> bool:
-        """Whether the dump fails to support the proposed bound."""
+        """Whether the verdict on the proposed truncation bound says that the dump's data do not support it."""
         return self.verdict.startswith(DOUBTS)
 
 
