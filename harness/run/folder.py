@@ -4,7 +4,7 @@
                       provenance.json   of each process that worked on it: versions, commit, dirty diff, host
                       metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
                       questions.jsonl   one line an evaluation: the mean reward of each prompt; the later line counts
-                      events.jsonl      one line an event with step and time, such as a collapse, a warning, a checkpoint or a resume
+                      events.jsonl      one line an event with step and time: a collapse, a warning, a checkpoint ...
                       status.json       state, step, steps; replaced atomically
                       checkpoints/      see harness/run/checkpoint.py
                       dumps/            batches as parquet, see harness/dumps
