@@ -351,10 +351,10 @@ def test_a_script_that_cannot_be_read_is_one_line(script, message):
      "p a.b=$((" + "9*" * 50 + "9))", "p a.b=$((1/0))"],
 )  # fmt: skip
 def test_no_script_hangs(script):
-    started = time.monotonic()
+    started = time.process_time()  # of this process alone: a load beside it changes nothing
     with suppress(UserError):
         keys(script)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_nothing_of_a_script_is_executed(tmp_path):
