@@ -1,7 +1,7 @@
 """The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
 
-list N prints the commands of list N. verdicts runs `faultline replay` on the first dump of each uncorrected run. record writes
-endpoints.csv from the runs. tune chooses the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the
+list N prints the commands of list N that have no records yet. verdicts runs `faultline replay` on the first dump of each
+uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the
 held-out regimes. All files are below experiments/study/verdict.
 """
 
@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cache, partial
 from itertools import combinations, groupby, product
 from pathlib import Path
@@ -29,7 +29,7 @@ from experiments.regimes import Regime, Split, admitted, bed_of, regimes, source
 from harness.boundary import command
 from harness.compose import compose
 from harness.errors import UserError
-from harness.run.folder import FINISHED
+from harness.run.folder import FINISHED, RunFolder
 
 ROOT, SWEEP = Path("runs"), "verdict"
 FOLDER = Path("experiments/study/verdict")
@@ -55,27 +55,40 @@ MARGIN = 0.02
 # --- lists -------------------------------------------------------------------------------------------------------------------
 
 
-def commands(number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None) -> list[str]:
-    """The commands of a list of runs.
+Runs = Set[tuple[str, str, int]]
+"""Names of runs: (regime, arm, seed). The regime of a control is its bed and the source exact."""
+
+
+def commands(
+    number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None, done: Runs = frozenset()
+) -> list[str]:
+    """The commands of a list of runs, without the regimes whose runs are all in `done`.
 
     1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings.
     5 to 7: the held-out regimes in these three ways. verdicts: those of the uncorrected runs, which lists 4 and 7 need. Raises
     UserError on another number, and on missing verdicts.
     """
     if number == 1:
-        return [_study_command(",".join(beds), "exact", correction="none")]
+        left = _left([Regime(bed, "exact") for bed in beds], ["none"], done)
+        return [_study_command(",".join(regime.bed for regime in left), "exact", correction="none")] if left else []
     if number not in range(2, 8):
         raise UserError(f"list {number}: there are lists 1 to 7; docs/decision.md has them")
     part = parts.calibration if number < 5 else parts.held_out
     kind = (number - 2) % 3
     if kind < 2:
-        more = {"correction": "none", "dump.every": EARLY} if kind == 0 else {"correction": ",".join(list(ARMS.values())[1:])}
-        return [_study_command(bed, ",".join(sources), **more) for bed, sources in _by_bed(part)]
+        arms = list(ARMS)[:1] if kind == 0 else list(ARMS)[1:]
+        more = {"correction": ",".join(ARMS[arm] for arm in arms)} | ({"dump.every": EARLY} if kind == 0 else {})
+        return [_study_command(bed, ",".join(sources), **more) for bed, sources in _by_bed(_left(part, arms, done))]
     if verdicts is None:
         raise UserError(f"list {number}: needs the verdicts of list {number - 2}; python -m experiments.verdict_study verdicts")
     names = set(map(str, part))
     asked = verdicts[verdicts.regime.isin(names) & ~verdicts.arm.isin(ARMS)]
-    return [_own_setting(*row) for row in asked[["regime", "seed", "arm"]].itertuples(index=False)]
+    rows = asked[["regime", "arm", "seed"]].itertuples(index=False, name=None)
+    return [_own_setting(*row) for row in rows if row not in done]
+
+
+def _left(part: list[Regime], arms: Collection[str], done: Runs) -> list[Regime]:
+    return [regime for regime in part if not {(str(regime), arm, seed) for arm in arms for seed in SEEDS} <= done]
 
 
 def _by_bed(part: list[Regime]) -> list[tuple[str, list[str]]]:
@@ -88,7 +101,7 @@ def _study_command(bed: str, source: str, seed: str = ",".join(map(str, SEEDS)),
     return train_command(f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", f"run.sweep={SWEEP}", *given)
 
 
-def _own_setting(regime: str, seed: int, arm: str) -> str:
+def _own_setting(regime: str, arm: str, seed: int) -> str:
     (bed, source), (level, upper) = regime.split("/"), arm.split()
     return _study_command(bed, source, str(seed), correction=ARMS[level], **{"correction.weight.upper": upper})
 
@@ -174,6 +187,41 @@ def endpoints(results: Results) -> pd.DataFrame:
             ends = {"start": held_out.iloc[0], "end": held_out.tail(LAST).mean(), "train": train.tail(LAST).mean()}
             rows.append({**row, "policy": policy, **ends})
     return pd.DataFrame(rows).sort_values(["bed", "source", "arm", "seed", "policy"]).reset_index(drop=True)
+
+
+RUN = ["bed", "source", "arm", "seed", "policy"]
+"""The columns that name a row of the endpoints."""
+
+
+def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """`known`, and the rows of `more` whose values in `columns` are not in it: what was recorded stays."""
+    new = more[~more.set_index(columns).index.isin(known.set_index(columns).index)] if len(known) else more
+    return pd.concat([known, new], ignore_index=True).sort_values(columns, ignore_index=True)
+
+
+def done(runs: pd.DataFrame) -> Runs:
+    """The names of the runs that are in the endpoints."""
+    return set(zip(runs.bed + "/" + runs.source, runs.arm, runs.seed, strict=True))
+
+
+QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
+"""Name of a pair of prompts and policy in questions.jsonl -> deployed policy."""
+
+
+def questions(results: Results) -> pd.DataFrame:
+    """A row per finished run and policy: `rewards` is the mean reward [N] of each held-out prompt over the last LAST evaluations.
+
+    Runs of one bed and seed have the same prompts in the same places.
+    """
+    rows = []
+    for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
+        config = results.configs[str(run)]
+        row = {"bed": bed_of(config), "source": source_of(config), "arm": arm_of(config), "seed": about.seed}
+        judged = RunFolder(ROOT / SWEEP / str(run)).questions()[-LAST:]
+        for name, policy in QUESTIONS.items():
+            rewards = np.mean([one[name] for one in judged], axis=0, dtype=np.float32)
+            rows.append({**row, "policy": policy, "rewards": rewards.tolist()})
+    return pd.DataFrame(rows)
 
 
 # --- rules -------------------------------------------------------------------------------------------------------------------
@@ -401,6 +449,18 @@ def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
 # --- commands ----------------------------------------------------------------------------------------------------------------
 
 
+def _record(results: Results) -> None:
+    file = FOLDER / "questions.parquet"
+    known = pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=[*RUN, "rewards"])
+    record(FOLDER, added(_endpoints(), endpoints(results), RUN))
+    added(known, questions(results), RUN).to_parquet(file, index=False, compression="zstd")
+
+
+def _endpoints() -> pd.DataFrame:
+    empty = pd.DataFrame(columns=RUN)
+    return recorded(FOLDER, "") if (FOLDER / "endpoints.csv").is_file() else empty
+
+
 def _verdicts() -> pd.DataFrame:
     file = FOLDER / "verdicts.csv"
     return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["regime", "seed", "arm", "need", "k3", "tokens"])
@@ -441,11 +501,12 @@ def main(words: list[str]) -> None:
     match words:
         case ["list", number] if number.isdigit():
             verdicts = _verdicts()
-            print(*commands(int(number), parts, beds, verdicts if len(verdicts) else None), sep="\n")
+            lines = commands(int(number), parts, beds, verdicts if len(verdicts) else None, done(_endpoints()))
+            print("".join(f"{line}\n" for line in lines), end="")
         case ["verdicts"]:
             ask(load(ROOT / SWEEP), _verdicts()).to_csv(FOLDER / "verdicts.csv", index=False)
         case ["record"]:
-            record(FOLDER, endpoints(load(ROOT / SWEEP)))
+            _record(load(ROOT / SWEEP))
         case ["tune"] | ["score"]:
             runs = recorded(FOLDER, "python -m experiments.verdict_study record")
             about = seen(runs, _verdicts())

@@ -8,15 +8,17 @@ import pandas as pd
 import pytest
 
 from analysis.load import load
-from experiments.regimes import Regime, controls, regimes
+from experiments.regimes import Regime, Split, controls, regimes
 from experiments.verdict_study import (
     ARMS,
     EARLY,
     GRID,
     PLANS,
+    RUN,
     SEEDS,
     Cutoffs,
     Seen,
+    added,
     arm_of,
     arm_of_verdict,
     auc,
@@ -24,10 +26,12 @@ from experiments.verdict_study import (
     commands,
     constant,
     costs,
+    done,
     endpoints,
     forecast,
     gains,
     law,
+    questions,
     regret,
     regrets,
     rules,
@@ -273,6 +277,39 @@ def test_lists_are_whole_and_no_held_out_regime_is_in_the_first_four():
     for number, match in ((8, "there are lists 1 to 7"), (7, "needs the verdicts of list 5")):
         with pytest.raises(UserError, match=match):
             commands(number, parts, beds)
+
+
+def test_a_list_leaves_out_the_regimes_whose_runs_are_recorded():
+    """Without a correction dense/int8 has all five seeds, moe/int8 lacks one of them: list 2 asks for the second alone."""
+    parts = Split([Regime("dense", "int8"), Regime("moe", "int8")], [])
+    names = {(name, "none", seed) for name in ("dense/int8", "moe/int8", "dense/exact") for seed in SEEDS}
+    left = names - {("moe/int8", "none", 72)}
+    assert ["+regime/bed=moe" in line for line in commands(2, parts, [], done=left)] == [True]
+    assert commands(1, parts, ["dense"], done=names) == [] and len(commands(3, parts, [], done=names)) == 2
+    verdicts = pd.DataFrame([("moe/int8", 72, "token 1.5")], columns=["regime", "seed", "arm"])
+    assert commands(4, parts, [], verdicts, {("moe/int8", "token 1.5", 72)}) == []
+
+
+def test_what_was_recorded_stays():
+    """A run that was recorded keeps its row when its folder is gone, and when it ran again with another result."""
+    known = runs({("dense", "int8", "none"): 0.5})
+    again = runs({("dense", "int8", "none"): 0.9, ("dense", "int8", "mask"): 0.7})
+    both = added(known, again, RUN)
+    assert both.groupby("arm").end.mean().to_dict() == pytest.approx({"none": 0.5, "mask": 0.7}) and len(both) == 20
+    assert done(both) == {("dense/int8", arm, seed) for arm in ("none", "mask") for seed in SEEDS}
+    assert len(added(pd.DataFrame(columns=RUN), known, RUN)) == 10
+
+
+def test_rewards_of_prompts_are_kept(tmp_path, monkeypatch):
+    """Two prompts in four evaluations: the last three have the means 0.5 and 1.0 for the trainer's policy."""
+    monkeypatch.setattr("experiments.verdict_study.ROOT", tmp_path)
+    monkeypatch.setattr("experiments.verdict_study.SWEEP", "s")
+    folder(tmp_path / "s", "+regime/source=int8", seed=70, rewards=[0.2, 0.4, 0.6, 0.7, 0.8], **METRICS)
+    run = RunFolder(next((tmp_path / "s").iterdir()))
+    for step, rewards in enumerate(([0.0, 0.0], [0.25, 1.0], [0.5, 1.0], [0.75, 1.0])):
+        run.log_questions(step, {"held_out/own": rewards, "held_out/rollout": [0.0, 1.0], "train/own": [1.0]})
+    found = questions(load(tmp_path / "s")).set_index("policy")
+    assert found.rewards["trainer"] == [0.5, 1.0] and (found.bed["sampler"], found.arm["sampler"]) == ("dense", "none")
 
 
 def test_rules_as_they_are_frozen_come_back(tmp_path):
