@@ -1,8 +1,9 @@
 """The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
 
 list N prints the commands of list N that have no records yet. verdicts runs `faultline replay` on the first dump of each
-uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the
-held-out regimes. All files are below experiments/study/verdict.
+uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses
+the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the held-out regimes. All files are below
+experiments/study/verdict.
 """
 
 from __future__ import annotations
