@@ -19,7 +19,7 @@ and SkyRL use 1e-6, TRL 1e-4."""
 
 
 def advantage(*needs: str) -> Callable:
-    """Name the inputs an estimator needs beyond the rewards, so that a run provides those and no others."""
+    """Return a decorator that names the inputs of an estimator beyond the rewards, so that a run provides only these."""
 
     def mark(function: Callable) -> Callable:
         marked: Any = function

@@ -18,9 +18,9 @@ from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
 def estimator(*, anchored: bool) -> Callable:
-    """Mark a function as a KL estimator. anchored: whether it reads `logp_prox`.
+    """Mark a function as a KL estimator. anchored: whether the estimator reads `logp_prox`.
 
-    A run in which nothing reads it may skip that forward pass.
+    A run in which nothing reads `logp_prox` may skip the forward pass that computes it.
     """
 
     def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -20,9 +20,9 @@ class Objective(NamedTuple):
 
     reduce(w · loss(π_θ, π_prox, A)) + kl_coef · reduce(KL(π_θ, π_ref)) − entropy_coeff · reduce(H(π_θ))
 
-    loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors it on π_old,
-    `rollout` on μ. kl: an estimator of `kl`, added with kl_coef ≥ 0 and not weighted; None for none.
-    entropy_coeff: of the entropy bonus, ≥ 0 and not weighted either.
+    loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors the loss on π_old,
+    `rollout` on μ. reduction, norm: mode and norm of `reductions.reduce`. kl: an estimator of `algos.kl`, or None; it is added
+    with kl_coef ≥ 0, without the weight w. entropy_coeff: coefficient ≥ 0 of the entropy H, which is not weighted either.
     """
 
     loss: Callable[..., TokenLoss]
@@ -36,18 +36,19 @@ class Objective(NamedTuple):
 
     @property
     def anchored(self) -> bool:
-        """Whether the loss or the KL term reads log π_prox. A function that does not say so is assumed to read it."""
+        """Whether the loss or the KL term reads log π_prox. A function without the attribute `anchored` is assumed to read it."""
         return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
 
     @property
     def reads_old(self) -> bool:
-        """Whether anything reads log π_old; if not, a run may skip that forward pass."""
+        """Whether the loss, the KL term or the correction reads log π_old; if not, a run may skip the pass that computes it."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def select(self, batch: Batch, counted: Tensor) -> Batch:
-        """The whole mini-batch with `selected` set to the tokens that a loss such as clip_cov treats differently.
+        """The mini-batch with `selected` set to the tokens that a loss such as clip_cov treats differently.
 
-        counted: [B, T] bool, the tokens to select from: `Corrected.counted` of the whole mini-batch.
+        counted: [B, T] bool, the tokens to select from: `Corrected.counted` of the whole mini-batch. The batch is returned
+        unchanged if the loss selects no tokens.
         """
         select = getattr(self._function, "select", None)
         if select is None:
@@ -60,13 +61,13 @@ class Objective(NamedTuple):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        corrected: these rows of the whole mini-batch's correction. Its `counted` tokens are the response that the loss takes a
-        mean or product over. counts: of `corrected.counted` of the whole mini-batch, so that losses and metrics of its parts add
-        up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
+        corrected: the rows of the whole mini-batch's correction. The loss takes means and products of a response over its
+        `counted` tokens. counts: `Counts` of `corrected.counted` of the whole mini-batch, so that losses and metrics of the parts
+        add up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
 
-        The metrics are sums over kept tokens, divided by the counted tokens. actor/clip_share: tokens at a bound of the loss, if
-        it has one. actor/pg_clipfrac_lower: tokens at its dual clip or cap. actor/ppo_kl: log π_prox − log π_θ, if the loss is
-        anchored. actor/kl: the estimator's value, if there is a KL term.
+        The metrics are sums over kept tokens, divided by the number of counted tokens. actor/clip_share: tokens at a bound of the
+        loss, if it has one. actor/pg_clipfrac_lower: tokens at the loss's dual clip or cap. actor/ppo_kl: log π_prox − log π_θ,
+        if the loss is anchored. actor/kl: the value of the KL estimator, if there is a KL term.
 
         Raises ValueError when `selected`, `logp_ref` or `entropy` is missing where a selecting loss, a KL term or an entropy
         bonus reads it.

@@ -82,7 +82,7 @@ def check_values(key: str, plugin: Callable, params: Mapping[str, Any]) -> None:
 
 @functools.cache
 def types_of(plugin: Callable) -> dict[str, Any]:
-    """Types of a plug-in's parameters by name; empty where the plug-in names types that only a type checker sees."""
+    """Types of a plug-in's parameters by name; empty if an annotation names a type that cannot be resolved at run time."""
     try:
         return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
@@ -90,7 +90,10 @@ def types_of(plugin: Callable) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether a type accepts the value: a number within its bounds, a name, a list of such. Other types accept all values."""
+    """Whether a type accepts a value: numbers by their bounds, literals, texts, null, and lists of these.
+
+    A type of any other kind accepts everything but NaN.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return accepts(inner[0], value) and all(_within(value, sign, bound) for sign, bound in bounds(kind))
@@ -112,7 +115,7 @@ def accepts(kind: Any, value: Any) -> bool:
 
 
 def bounds(kind: Any) -> Iterator[tuple[str, float]]:
-    """Each bound of an annotated type, as a pair of its kind (gt, ge, lt or le) and its number."""
+    """Yield each bound of an annotated type as a pair of its kind (gt, ge, lt or le) and its number."""
     for mark in getattr(kind, "__metadata__", ()):
         for part in getattr(mark, "metadata", (mark,)):  # pydantic's Field holds several
             for sign in SIGNS:
@@ -150,7 +153,7 @@ def _signature(plugin: Callable) -> inspect.Signature | None:
 
 
 def _takes(signature: inspect.Signature, inputs: Sequence[str] | None) -> bool:
-    """Whether a function takes exactly these positional arguments; always true for None."""
+    """Whether a function can be called with as many positional arguments as `inputs` has; always True for None."""
     if inputs is None:
         return True
     places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

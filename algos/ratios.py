@@ -21,6 +21,11 @@ LONGEST = 1 << 22
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
 
+def excess_bound(dtype: torch.dtype) -> float:
+    """Bound of |log ρ| in ρ − 1, with which Σρ² over LONGEST tokens is finite: 35.7 nats in fp32, 346 in fp64."""
+    return (math.log(torch.finfo(dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
+
+
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
     """The log ratio l = log π − log μ in nats on response tokens, 0 elsewhere, [B, T].
 
@@ -61,7 +66,8 @@ class Ratio:
     def at_level(self, level: str) -> Tensor:
         """The ratio ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
 
-        group: π̄/Ê[μ̄] with `groups.log_expectation`; 1 for a response without tokens. Raises ValueError on a missing input.
+        level=group is GEPO's ratio π̄/Ê[μ̄], with Ê from `groups.log_expectation`; 1 for a response without tokens. Raises
+        ValueError on an unknown level, and if the batch lacks the segments or the prompt that the level needs.
         """
         if level == "group":
             return self.cached(level, lambda: bounded_exp(self._over_expectation()))
@@ -83,8 +89,8 @@ class Ratio:
 
         The log ratio l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32.
         """
-        largest = (math.log(torch.finfo(self.l.dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
-        return torch.expm1(self.l.clamp(-largest, largest))
+        bound = excess_bound(self.l.dtype)
+        return torch.expm1(self.l.clamp(-bound, bound))
 
     @cached_property
     def k3(self) -> Tensor:
@@ -136,7 +142,7 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
 
 
 def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
-    """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; a fp64 scalar.
+    """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; an fp64 scalar.
 
     Where w_i = Π_t ρ_t and B counts the responses with a token. policy: log π [B, T] in nats, None for π_old. The share is a
     ratio of sums of exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.

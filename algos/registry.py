@@ -16,7 +16,7 @@ class RegistryError(ValueError):
 @functools.cache
 def installed() -> EntryPoints:
     """The entry points of every installed package. They are read once per process, because all package folders are searched."""
-    return entry_points()  # type: ignore[return-value]  # before Python 3.12 a class of its own with the same `select`
+    return entry_points()  # type: ignore[return-value]  # before Python 3.12 it is another class with the same `select`
 
 
 class Registry:

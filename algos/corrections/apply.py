@@ -54,10 +54,10 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
 
 @torch.no_grad()
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
-    """Apply `spec` to a given ratio, so that diagnostics can share its levels and statistics."""
+    """Apply the correction `spec` to a `Ratio`. Diagnostics of that ratio then reuse the levels and statistics it has cached."""
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
-    if spec.normalize == "batch" and spec.weight.level is not None:  # and so it is applied
+    if spec.normalize == "batch" and spec.weight.level is not None:  # `Correction` refuses normalize=batch with apply=false
         weights = weights / mean_weight(weights, ratio.batch, spec.weight.level)
     return Corrected(weights, kept, kept if spec.denominator == "kept" else ratio.mask)
 
@@ -83,10 +83,10 @@ def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
 
 
 def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
-    """The mean of `weights` [B, T] over the tokens, responses or segments of `level`; a fp64 scalar.
+    """The mean of `weights` [B, T] over the tokens, responses or segments of `level`; an fp64 scalar.
 
-    Each token of a response or segment of n tokens counts 1/n, so that each of these counts once, whatever its length. The mean
-    is 1 when no weight is left, so that dividing by it changes nothing.
+    Each token of a response or segment of n tokens counts 1/n, so that each response or segment counts once, whatever its length.
+    The mean is 1 when all weights are 0, so that dividing by it changes nothing.
     """
     share = torch.where(batch.mask, 1.0 / sizes(batch.mask, level, batch.segments).double(), 0.0)
     total = (weights * share).sum()
@@ -169,7 +169,7 @@ def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """The statistic `name` of each token; mult_error is reduced by 1. Equal policies, and places off the mask, give 0."""
+    """The statistic `name` of each token, [B, T]; for mult_error, the statistic less 1. Equal policies and padding give 0."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":

@@ -1,4 +1,4 @@
-"""M2PO's second-moment mask. It is a plug-in filter and not a setting, because its bound depends on the batch."""
+"""M2PO's second-moment mask: a plug-in filter rather than a `spec.Reject`, because its bound depends on the batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Corrections as data, without torch, so that a config is checked before anything heavy is imported.
 
 A correction turns the mismatch ratio ρ = π/μ (trainer over rollout engine, per token) into a detached weight on the
-loss and a smaller response mask. Everything published is a setting of `Correction`; `apply.correct` computes it.
+loss and a smaller response mask. A published correction is a setting of `Correction`; `apply.correct` computes it.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Weight:
     truncate: w = min(ρ, upper).  clip: w = clamp(ρ, lower, upper).  mask: w = ρ·1{lower ≤ ρ ≤ upper}.
 
     level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive. None is no bound, except that truncate
-    writes the unbounded weight w = ρ as upper=∞. A token outside the bounds of `mask` gets weight 0 and stays in the
+    writes the unbounded weight w = ρ as upper=∞. With action=mask a token out of bounds gets weight 0 and stays in the
     denominator. apply=false computes the weight for its metrics alone. Raises ValueError when a bound is missing, has no
     effect or lies on the wrong side of 1, or when both leave only ρ = 1.
     """
 
     level: Level | None = None
-    """Where ρ is taken. null: no weight."""
+    """The level at which the weight takes the ratio ρ, such as token or sequence. null: no weight."""
     action: Action = "truncate"
-    """Treatment of a ratio out of bounds."""
+    """Treatment of a ratio out of bounds: truncate caps it at upper, clip moves it to the bound, mask gives weight 0."""
     lower: float | None = None
-    """Least ratio, in [0, 1]. null: no bound. In a config `reciprocal` is 1/upper, which verl means by null."""
+    """Lower bound of the ratio ρ, in [0, 1]. null: none. In a config `reciprocal` is 1/upper, which verl means by null."""
     upper: float | None = None
-    """Largest ratio, ≥ 1. null: no bound."""
+    """Upper bound of the ratio ρ, ≥ 1. null: none."""
     apply: bool = True
-    """false: the weight is computed for its metrics alone, and the loss has none."""
+    """false: compute the weight for its metrics only, and leave the loss unweighted."""
 
     def __post_init__(self) -> None:
         _check_choice("action", self.action, Action)
@@ -109,13 +109,13 @@ class Reject:
     """
 
     level: RejectLevel
-    """Where the statistic is taken."""
+    """The level at which the filter takes its statistic, such as token, sequence or worst_token."""
     statistic: Statistic = "ratio"
-    """The quantity that is bounded."""
+    """The quantity that the filter compares with its bounds."""
     lower: float | None = None
-    """Least value that is kept. null: no bound. In a config `reciprocal` is 1/upper."""
+    """Smallest value of the statistic that is kept. null: no bound. In a config `reciprocal` is 1/upper."""
     upper: float | None = None
-    """Largest value that is kept. null: no bound."""
+    """Largest value of the statistic that is kept. null: no bound."""
     when: When = "all"
     """The tokens that the filter acts on: all, or those with A < 0."""
 
@@ -149,12 +149,12 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter named in the registry `corrections`, for rules that no `Reject` can express. params: keywords of `function`."""
+    """A filter from the registry `corrections`, for a rule that no `Reject` can express. params: keywords of `function`."""
 
     function: str
-    """Name in the registry, or `package.module:attribute`."""
+    """Name of a filter in the registry `corrections`, or a path `package.module:attribute`."""
     params: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the filter."""
+    """Keyword arguments of the filter function."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ class Correction:
     ratio: RatioNumerator = "old"
     """The numerator of ρ = π/μ. old: π_old. current: π_θ, detached."""
     weight: Weight = field(default_factory=Weight)
-    """The weight on the loss."""
+    """The weight that multiplies the token loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
     """Filters by a name of your choice, as +correction.reject.veto={level: worst_token, lower: 1e-4}."""
     normalize: Normalize = "none"
-    """batch: divide the weights by their mean over the batch."""
+    """batch: divide the weights by their mean over the global batch. none: use them as they are."""
     denominator: Denominator = "original"
     """The tokens of a response after a rejection: all of them, or the kept ones. Reductions count these tokens, and
     gspo, gmpo, luspo, topr, vespo, clip_cov and kl_cov take their means, products and selections over them."""

@@ -13,12 +13,14 @@ FLOOR = -20.0
 """Lower bound of a log-probability in nats. Smaller ones are raised to it, so that a few of them do not decide the
 correlation."""
 FITS = 0.5
-"""A response is called shifted if its mean distance one token apart is below this share of that at its own place."""
+"""A response is called shifted if its mean |log μ − log π| one token apart is below this share of that at equal tokens."""
 ELSEWHERE = 0.2
-"""A response is called permuted if its mean distance to another row is below this share of that to its own row. The share is
-small because among many rows one is near by chance."""
+"""A response is called permuted if its mean |log μ − log π| to another row is below this share of two others: that to its own
+row, and that to most other rows. The share is small because among many rows one is near by chance."""
+TYPICAL = 0.1
+"""Maximum share of the other rows that a permuted response may fit. A response of sure tokens fits many rows by chance."""
 SMALLEST = 0.05
-"""Mean |log μ − log π| of a response in nats, below which it is taken to be at its place."""
+"""Minimum mean |log μ − log π| in nats of a response that can be called shifted or permuted."""
 LONGEST = 256
 """Number of leading tokens of a response that are compared with other rows."""
 SHORTEST = 8
@@ -31,8 +33,8 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
     correlation, correlation_next, correlation_last: Pearson's r of log μ_t with log π_t, log π_(t+1) and log π_(t−1), all raised
     to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another response of the same length is below a fifth of that to its
-    own.
+    permuted: share of responses whose mean |log μ − log π| to another response of equal length is small: below a fifth of the
+    distance to the response's own row, and of that to nine tenths of the other rows.
     `shifted` and `permuted` only count responses of eight tokens or more whose own distance is 0.05 nats or more.
     Limits: a shift by one token leaves r = 1 one token apart; responses with equal numbers cannot be told apart and count as
     being at their place.
@@ -67,12 +69,17 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """Whether another row of pi of equal length is nearer to a row of mu than `ELSEWHERE` times the own distance, [B] bool."""
+    """Whether a row of mu fits another row of pi of equal length, as `ELSEWHERE` and `TYPICAL` define it, [B] bool.
+
+    own: [B], the mean |log μ − log π| of each row in nats.
+    """
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():
         rows = (lengths == length).nonzero()[:, 0]
         here, there = (part[rows].nan_to_num(nan=0.0)[:, :LONGEST] for part in (mu, pi))
-        nearest = torch.stack([(row - there).abs().sum(-1) for row in here]).fill_diagonal_(math.inf).amin(-1) / max(1, length)
-        out[rows] = nearest < ELSEWHERE * own[rows]
+        apart = torch.stack([(row - there).abs().sum(-1) for row in here]) / max(1, min(length, LONGEST))
+        nearest = torch.nn.functional.pad(apart.fill_diagonal_(math.inf).sort(-1).values, (0, 1), value=math.inf)
+        usual = nearest[:, max(1, math.ceil(TYPICAL * (len(rows) - 1)) - 1)]
+        out[rows] = nearest[:, 0] < ELSEWHERE * torch.minimum(own[rows], usual)
     return out

@@ -1,4 +1,4 @@
-"""Tests whether responses to one prompt agree as often as the logged odds say; the test of log μ needs no trainer."""
+"""Tests whether responses to one prompt agree as often as the logged probabilities say; log μ is tested without the trainer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
     because x_j is drawn from the same μ. This holds whatever π is, so it also sees faults that change both columns alike: logging
-    before the temperature, a penalty, a draft that another policy wrote. Prefixes decide, so the sum over places is a martingale.
-    found, expected: agreement and the mean of μ(x_i) over such places. z: of their difference, clustered over prompts; below 0
-    the tokens vary more than the odds say. shared: number of leading places at which every pair agrees; shared_odds: the share of
-    pairs that should agree over all of them. Prompt tokens that the mask calls response are shared whatever their odds.
+    before the temperature, a penalty, a draft that another policy wrote. Only the prefixes decide whether a place counts, so the
+    sum of the differences over the places is a martingale.
+    found, expected: agreement f and the mean e of μ(x_i) over the n such places and pairs. z: the smaller of two normal deviates,
+    that of f − e clustered over prompts and that of the null itself,
+
+        z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
+
+    whose tail exp(−z²/2) bounds the odds of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
+    clustered error alone ignores the agreements that a batch did not show: with none it is the spread of e. Where z < 0 the
+    tokens vary more than the odds say. shared: number of leading places at which every pair agrees. shared_odds: the share of
+    pairs that should agree at all these places. Prompt tokens that the mask calls response are shared whatever their odds.
     tokens: [B, T] ids; without them equal log π stand for equal tokens, within `SAME`. NaN without two responses to a prompt.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
@@ -58,11 +65,18 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     if not len(difference):
         return nothing
     mean = clustered_mean(difference, torch.cat(clusters).unique(return_inverse=True)[1])
+    found, expected = float(torch.cat(agreed).mean()), float(torch.cat(odds).mean())
     shared = int(((by_place[0] == by_place[1]) & (by_place[0] >= FEWEST)).long().cumprod(0).sum())
     return {
-        "collisions/found": float(torch.cat(agreed).mean()),
-        "collisions/expected": float(torch.cat(odds).mean()),
-        "collisions/z": mean.z(0.0),
+        "collisions/found": found,
+        "collisions/expected": expected,
+        "collisions/z": min(mean.z(0.0), _of_the_null(len(difference), found, expected), key=abs),
         "collisions/shared": float(shared),
         "collisions/shared_odds": math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum())),
     }
+
+
+def _of_the_null(n: int, found: float, expected: float) -> float:
+    """The deviate ±√(2n·KL(found‖expected)) of a share `found` of n draws; `collisions` has the equation."""
+    f, e = (torch.tensor([share, 1 - share], dtype=torch.float64) for share in (found, expected))
+    return math.copysign(math.sqrt(2 * n * max(0.0, float((torch.xlogy(f, f) - torch.xlogy(f, e)).sum()))), found - expected)

@@ -133,7 +133,7 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     """verl's rollout_rs_<name>_* statistics of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
 
-    mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, before `when` excuses any.
+    mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, whether or not `when` exempts them.
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: over the responses' means.
     masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: share of responses with such a token.
     """
@@ -195,8 +195,8 @@ def _filters(ratio: Ratio, spec: Correction) -> Rows:
 def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, float] | None = None) -> Rows:
     """Sums and extremes of `values` over tokens; a value [B, 1] that a whole response shares counts for each of its tokens.
 
-    off: `values` less their value for equal policies, so 0 off the mask. Summing `off` lets small spreads survive the batch's own
-    precision. With `bounds`, also how many values are beyond them.
+    off: `values` less their value for equal policies, so 0 off the mask. Summing `off` keeps small spreads that rounding in the
+    batch's precision would lose. With `bounds`, the rows also count the values beyond them.
     """
     rows = sums(torch.where(ratio.mask.any(-1, keepdim=True) if values.shape[-1] == 1 else ratio.mask, values, 0.0), off)
     if bounds is not None:
@@ -208,9 +208,9 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Statistics of each spread. `spreads` maps its name to (lower bound, upper bound, value for equal policies).
+    """Statistics of K quantities from their rows: a dict quantity -> statistic -> fp64 scalar.
 
-    All spreads are reduced together, as [K, B] tensors.
+    spreads: quantity -> (lower bound, upper bound, value for equal policies). All are reduced together, as [K, B] tensors.
     """
     if not spreads:
         return {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from algos.diagnostics.pairs import LogpPairs
+from algos.diagnostics.pairs import LogpPairs, clustered_mean
 
 
 def duplicates(pairs: LogpPairs) -> dict[str, float]:
@@ -15,27 +17,29 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
     where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
     Prompts count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
-    repeated: share of responses that repeat an earlier one. found, expected: pairs. Limits: a policy without entropy repeats
+    repeated: share of responses that repeat an earlier one. found, expected: pairs. z: of found − expected, clustered over
+    prompts; NaN with fewer than four of them. Limits: a policy without entropy repeats
     itself and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to
-    one.
+    one prompt.
     """
     mask, prompt = pairs.mask, pairs.batch.prompt
     present = mask.any(-1)
     n = int(present.sum())
     if n < 2 or pairs.batch.logp_old is None:
-        return {"duplicates/repeated": 0.0, "duplicates/found": 0.0, "duplicates/expected": 0.0}
+        return {"duplicates/repeated": 0.0, "duplicates/found": 0.0, "duplicates/expected": 0.0, "duplicates/z": math.nan}
     columns = (pairs.batch.logp_rollout, pairs.batch.logp_old)
     mu, pi = (torch.where(mask, column.double(), 1.0)[present] for column in columns)
-    counts = torch.cat([mu, pi], -1).unique(dim=0, return_counts=True)[1].double()
+    _, row, counts = torch.cat([mu, pi], -1).unique(dim=0, return_inverse=True, return_counts=True)
     odds = pairs.by_response(pairs.mu)[present].clamp(max=0.0).exp()
     first = pairs.place == 0
     opening = torch.stack([pairs.mu[first], pairs.pi[first]], -1).unique(dim=0, return_inverse=True)[1]
     text = torch.zeros(n, dtype=torch.long) if prompt is None else _joined(prompt[present], opening)
-    others = torch.bincount(text)[text] - 1
+    found, expected = (counts[row] - 1).double() / 2, odds * (torch.bincount(text)[text] - 1) / 2
     return {
-        "duplicates/repeated": float((counts - 1).sum()) / n,
-        "duplicates/found": float((counts * (counts - 1)).sum()) / 2,
-        "duplicates/expected": float((odds * others).sum()) / 2,
+        "duplicates/repeated": 1 - len(counts) / n,
+        "duplicates/found": float(found.sum()),
+        "duplicates/expected": float(expected.sum()),
+        "duplicates/z": clustered_mean(found - expected, text).z(0.0),
     }
 
 

@@ -18,7 +18,8 @@ from algos.diagnostics.tails import tails
 from algos.diagnostics.values import values
 
 Statistics = dict[str, float]
-"""Statistic's name -> value, NaN where the batch cannot tell. A name is the module, a slash, and a name in its docstring."""
+"""Statistic's name -> value, NaN where the batch cannot tell. A name such as `slope/base` begins with the statistic's module,
+whose docstrings explain the rest."""
 
 
 def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:

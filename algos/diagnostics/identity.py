@@ -2,9 +2,10 @@
 
 E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
 
-The identity holds for every prefix, so by place, by turn and by version too, whatever the precision, the staleness and the size
-of the mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, where one column holds
-other numbers, and where the sampler's support is smaller (the mean is then the kept mass, see `support`).
+The identity holds for every prefix, so also by place, by turn and by version. It does not depend on the precision, the staleness
+or the size of the mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, and where
+one column holds other numbers. It also fails where the sampler's support is smaller: the mean is then the kept mass, see
+`support`.
 Limits: a ratio so rare that the batch lacks it pulls the mean and its error down; the more so, the larger K3 is. A batch that was
 filtered by its responses (truncated, overlong, duplicates dropped) breaks the identity without a fault.
 """
@@ -29,7 +30,7 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
     mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns
     are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their difference
     is E[ρ] − 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ] against 1, the
-    identity of the columns exchanged. root: see `exponent`.
+    identity of the columns exchanged. exponent: the result of the function `exponent`.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
     off = torch.expm1(pairs.l)

@@ -31,7 +31,7 @@ class Mean(NamedTuple):
     clusters: int
 
     def z(self, expected: float) -> float:
-        """(mean − expected)/error as a normal deviate; NaN without an error, 0 where mean and error are exact.
+        """The distance (mean − expected)/error as a normal deviate; NaN without an error, 0 where the mean equals `expected`.
 
             z = ±√(ν·log(1 + t²/ν)),   t = (mean − expected)/error,   ν = clusters − 1
 
@@ -44,9 +44,10 @@ class Mean(NamedTuple):
 class LogpPairs:
     """The tokens of a batch whose mask is True, n of them, on the CPU. Raises ValueError without logp_old.
 
-    mu, pi: log μ and log π_old in nats, [n] fp64. A number that is not finite is left out of both, and counted in `dropped`.
-    l: log π_old − log μ within ±FARTHEST. row: number of the response. place, left: tokens before it and after it in the
-    response, both on the mask. cluster: number of the prompt, or of the response where the batch has no prompts.
+    mu, pi: log μ and log π_old in nats, [n] fp64. A token whose log μ or log π_old is not finite is left out and counted in
+    `dropped`. l: log π_old − log μ within ±FARTHEST. row: number of the token's response. place, left: number of tokens of the
+    mask before and after the token in its response. cluster: number of the prompt, or of the response if the batch has no
+    prompts.
     """
 
     def __init__(self, batch: Batch):
@@ -84,8 +85,8 @@ class LogpPairs:
     def margin(self) -> Tensor:
         """The difference logit π − logit μ of the sampled token against all others, [n]; logit p = log p − log(1 − p).
 
-        Rounding moves logits. It moves log p much less for a token of probability 0.999 than for one of 0.5, but the logit
-        equally. 1 − p is taken as at least 1e-6, the resolution of fp32.
+        Rounding moves the logits of all tokens alike. It moves log p much less for a token of probability 0.999 than for one of
+        0.5. 1 − p is taken as at least 1e-6, the resolution of fp32.
         """
         return (logit(self.pi) - logit(self.mu)).clamp(-FARTHEST, FARTHEST)
 
@@ -113,7 +114,7 @@ class LogpPairs:
 
 
 def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
-    """The mean of `values` [n] with a standard error over the numbers in `cluster` [n]; `LogpPairs.mean` has the equation."""
+    """The mean of `values` [n] and its standard error, clustered by `cluster` [n]; `LogpPairs.mean` has the equation."""
     n = len(values)
     if not n:
         return Mean(math.nan, math.nan, 0)
@@ -125,7 +126,7 @@ def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
 
 
 def normal(distance: float, error: float, freedom: int) -> float:
-    """Convert Student's t = distance/error with `freedom` degrees to a normal deviate; `Mean.z` has the equation."""
+    """Convert Student's t = distance/error with `freedom` degrees of freedom to a normal deviate; `Mean.z` has the equation."""
     if math.isnan(error) or math.isnan(distance) or distance == 0:
         return distance * error if distance else 0.0
     t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf

@@ -13,7 +13,7 @@ SMALLEST_TAIL = 5
 
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
-    """The Pareto shape k̂ of the largest weights w = exp(`log_weights`) ([N], nats, −∞ for an absent one); a fp64 scalar.
+    """The Pareto shape k̂ of the largest weights w = exp(`log_weights`) ([N], nats, −∞ for an absent one); an fp64 scalar.
 
     The M = ⌈min(N/5, 3√N)⌉ largest weights exceed the next one, u, by w − u ~ GPD(k, σ). Below 1/2 the variance of w is finite,
     above 0.7 importance sampling is unreliable, at 1 the mean of w is infinite. Estimator: Zhang and Stephens 2009 (doi

@@ -11,13 +11,16 @@ from algos.diagnostics.pairs import LogpPairs, Mean, normal
 CERTAIN = 1e-4
 """A token is left out if its probability exceeds 1 minus this in both columns: fp32 then says nothing about its logit."""
 LARGEST = 25.0
-"""Upper bound of (logit π − logit μ)² in square nats, so that one token does not make a profile."""
+"""Upper bound of (logit π − logit μ)² in square nats, so that no single token dominates a profile."""
 HEAD = 4
 """Number of leading tokens that count as the head of a response."""
 
 
 def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
-    """The squared move d² of each token's logit, [n], and the tokens that can tell it, [n] bool; d = logit π − logit μ."""
+    """The squared move d² = (logit π − logit μ)² of each token, [n], and whether the token is doubtful enough for it, [n] bool.
+
+    d² is bounded by `LARGEST`. A token is doubtful enough if its probability is below 1 − `CERTAIN` in either column.
+    """
     told = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
     return pairs.margin.square().clamp(max=LARGEST), told
 
@@ -26,8 +29,8 @@ def places(pairs: LogpPairs) -> dict[str, float]:
     """Mean squared moves d² of the logits by place: head, rest, and before and after the place of the largest change.
 
     Rounding gives logits the same error at every place, so d² is flat. A prompt that only one side has read moves the first
-    tokens most, and less as the response itself becomes the context: head/rest > 1. A fault of the cache leaves the head alone
-    and begins at a place: after/before > 1.
+    tokens most, and less as the response itself becomes the context: head/rest > 1. A fault of the KV cache leaves the head as it
+    was and begins at some later place: after/before > 1.
     size: mean d². head, rest: over the first four tokens, over all later ones. head_z: of their difference, clustered.
     onset: the place s that maximises |mean d² from s on − mean d² before s| in units of its error, over s = 1, 2, 4, 8, …;
     before, after, onset_z: the two means, and their difference over its error. last, others: mean |l| of the last tokens of

@@ -17,10 +17,11 @@ K3 = {
 }
 """Precision of the sampler -> the largest K3 of SmolLM2-135M under it against an fp32 trainer, in nats per token. Source: the
 dumps of experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks take the value of the other 8-bit
-formats, fp32 that of another order of sums. fp8_cache is BF16 with keys and values in e4m3. Larger models round to less."""
+formats, and fp32 takes that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding leaves less
+K3 in larger models."""
 
 EXCESS = 4.0
-"""A K3 of more than this many times the measured one is not attributed to rounding."""
+"""Largest K3 attributed to rounding, as a multiple of the K3 measured for the precision."""
 
 COARSEST = 1.0
 """Largest K3 attributed to rounding when the precision is not known: about `EXCESS` times that of 4-bit weights."""

@@ -22,7 +22,7 @@ def merge(parts: Sequence[Rows]) -> Rows:
 
 
 def row_sum(values: Tensor) -> Tensor:
-    """Sum of each row, pairwise in the dtype of the values: the error is no larger than their own rounding."""
+    """Sum of each row, pairwise in the dtype of `values`, so that the error is no larger than the rounding of the values."""
     return values.sum(-1)
 
 
@@ -45,8 +45,8 @@ def sums(values: Tensor, off: Tensor) -> Rows:
 class Moments(NamedTuple):
     """Mean and variance of a quantity over tokens.
 
-    row, row_off [..., B]: mean of each response, as it is and less `centre`. mean, off, variance [...]: of all tokens of the
-    batch, where off is the mean less `centre`. centre: the quantity's value for equal policies.
+    row, row_off [..., B]: mean of each response, and this mean less the quantity's value for equal policies. mean, variance
+    [...]: over all tokens of the batch. off [...]: the mean less the value for equal policies.
     """
 
     row: Tensor
@@ -57,13 +57,13 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
-    """The moments from the `sums` [..., B] over each response's n [B] tokens.
+    """Mean and variance of a quantity from the rows [..., B] that `sums` makes over the n [B] tokens of each response.
 
-    centre [..., 1]: the quantity's value for equal policies, which `off` has subtracted.
+    centre [..., 1]: the quantity's value for equal policies, which the sums `off` and `off_sq` have subtracted.
 
     Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of values − 1
-    would lose the values. Each response takes the sums that lose less. The variance is that within responses plus that of their
-    means, so that no two large numbers are subtracted.
+    would lose the values. Each response takes the sums that lose less. The variance is the variance within responses plus that of
+    the responses' means, so that no two large numbers are subtracted.
     """
     tokens, size = n.sum(-1).clamp(min=1), n.clamp(min=1)
     near = rows["off"] / size > -0.5

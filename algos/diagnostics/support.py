@@ -8,13 +8,14 @@ from algos.diagnostics.pairs import LogpPairs
 
 
 def support(pairs: LogpPairs) -> dict[str, float]:
-    """Statistics of how one-sided the ratios are, and of the mass that the sampler kept.
+    """Statistics of the share of ratios ρ = π/μ above 1, and of the probability mass that the sampler kept.
 
-    A sampler cut to a set S of tokens and renormalised has μ = π/π(S) there. So ρ = π(S) ≤ 1 at every token, and E[ρ] is the mean
+    A sampler cut to a set S of tokens and renormalised has μ = π/π(S) on S. So ρ = π(S) ≤ 1 at every token, and E[ρ] is the mean
     mass that was kept: at least p for top-p sampling.
     above: share of tokens with ρ > 1. gain, loss: E[(ρ−1)+] and E[(1−ρ)+] of tokens, and one_sided = 1 − gain/loss: 1 where no
     ratio is above 1, and 0 under the identity. certain: share of tokens with μ = 1 exactly and π below 0.999: a set of one token.
-    lowest: the 1 % quantile of the ratios, near p of top-p sampling when nothing else differs.
+    certain_mass: mean π of the certain tokens, 1 without one. lowest: the 1 % quantile of the ratios, near p of top-p sampling
+    when nothing else differs.
     """
     off = torch.expm1(pairs.l)
     gain, loss = float(off.clamp(min=0).sum()), float((-off).clamp(min=0).sum())

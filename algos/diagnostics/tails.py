@@ -14,10 +14,10 @@ SURE, DOUBTED = 0.9, 0.5
 def tails(pairs: LogpPairs) -> dict[str, float]:
     """K3 of the batch, its concentration on few tokens, and the share of the sampler's certain tokens that the trainer doubts.
 
-    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest. kurtosis: E[d⁴]/E[d²]² of d =
-    logit π − logit μ within ±5; 3 for a normal error. typical: median |d|/0.6745, the standard deviation of a normal error,
+    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest K3. kurtosis: E[d⁴]/E[d²]² of
+    d = logit π − logit μ within ±5; 3 for a normal error. typical: median |d|/0.6745, the standard deviation of a normal error,
     hardly affected by a tail. sure: share of tokens with μ > 0.9. flips: share of these with π < 0.5, which moves a logit by 2.2
-    or more: rounding of a working precision gives next to none.
+    or more. Rounding in a usual precision gives almost no flips.
     """
     square, told = moved(pairs)
     square = square[told]

@@ -11,11 +11,13 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs
 
 COMMONEST = 8
-"""Number of distinct values of a column that are examined, the commonest first."""
+"""Number of whole or very low values of a column that are examined, the commonest first."""
 FEWEST = 3
 """Minimum number of tokens at which a fill value occurs."""
 FLOOR = -15.0
 """Bound in nats: a value below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
+IMPOSSIBLE = -100.0
+"""Bound in nats: a token of log μ below it was not sampled, since e⁻¹⁰⁰ is 4e-44."""
 FAR = 0.5
 """Minimum mean |log ratio| in nats at a fill value. A token that is certain in both columns has both near 0."""
 
@@ -40,7 +42,7 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 
     rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of the rollout's column;
     trainer_fill and so on: of the trainer's. NaN, 0, 0, 0 without one.
-    missing: share of masked tokens at which a column is infinite or NaN.
+    missing: share of masked tokens at which a column is infinite or NaN. impossible: share of tokens with log μ < −100 nats.
     head, tail: share of tokens in a constant run of two or more at the start or the end of a response, the same in both columns.
     Such runs are prompt tokens or padding that the mask calls response. inside: share of the other tokens with that constant.
     """
@@ -56,6 +58,7 @@ def values(pairs: LogpPairs) -> dict[str, float]:
         "values/trainer_fill_gap": trainer.gap,
         "values/trainer_fill_last": trainer.last,
         "values/missing": pairs.dropped / max(1, pairs.dropped + len(pairs)),
+        "values/impossible": float((pairs.mu < IMPOSSIBLE).sum()) / max(1, len(pairs)),
         "values/head": head,
         "values/tail": tail,
         "values/inside": inside,
@@ -65,26 +68,25 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n] that is no log-probability; `NOTHING` if there is none.
 
-    A value counts if it is 0, a whole number or below `FLOOR`, if most numbers of `other` there are distinct, and if they are far
-    from it. Equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: number of tokens after
-    each.
+    A value counts if it is a whole number or below `FLOOR`, and if the numbers of `other` at its tokens are mostly distinct and
+    far from it. Equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: number of tokens of
+    the response after each token.
     """
-    unique, counts = column.unique(return_counts=True)
+    unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():
         there = column == unique[i]
         numbers = other[there]
         gap = float((numbers - unique[i]).abs().clamp(max=50.0).mean())
-        special = float(unique[i]) % 1 == 0 or float(unique[i]) < FLOOR
-        if special and counts[i] >= FEWEST and gap >= FAR and len(numbers.unique()) > len(numbers) / 2:
+        if counts[i] >= FEWEST and gap >= FAR and len(numbers.unique()) > len(numbers) / 2:
             return Fill(float(unique[i]), float(counts[i]) / len(column), gap, float((left[there] == 0).double().mean()))
     return NOTHING
 
 
 def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
-    """Shares (head, tail, inside): tokens in constant runs at the starts, at the ends, and constants among the other tokens.
+    """Shares (head, tail, inside) of tokens in constant runs at starts and ends of responses, and of the constants elsewhere.
 
-    The constant of an end is the commonest pair of numbers there. A run counts from two tokens. inside: the share of the tokens
-    outside the runs that hold the constant of the head or of the tail, the larger of both.
+    A run is two or more tokens with one pair (log μ, log π), the commonest at that end of the responses. inside: the share of the
+    tokens outside the runs that hold the constant of the head or of the tail, the larger of both.
     """
     head, head_inside = _runs(pairs, pairs.place == 0, backwards=False)
     tail, tail_inside = _runs(pairs, pairs.left == 0, backwards=True)

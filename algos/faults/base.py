@@ -21,21 +21,21 @@ QUESTIONS: dict[Question, str] = {
 SURE = 4.0
 """Normal deviates that a test requires: 6e-5 by chance, and 3.9 was the maximum in 265 dumps without a fault."""
 SIZE = 0.004
-"""Minimum |E[ρ] − 1| for a broken identity: a batch of few prompts may leave less than this."""
+"""Minimum |E[ρ] − 1| for a broken identity: with few prompts a smaller deviation occurs without a fault."""
 OFF = 0.05
-"""Minimum distance of the slope of logits from 1 for another temperature; 0.043 was the maximum without one."""
+"""Minimum |b − 1| of the slope b of logit π on logit μ that shows another temperature; 0.043 was the maximum without a fault."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """A named fault.
 
-    question: the key of `QUESTIONS` that it answers. order: faults of one question are tried from the lowest; a specific one
-    comes first. signature: statistics -> strength ≥ 1 where the fault is there, None where it is not. The strength says how far
-    the statistics are beyond their thresholds. evidence: statistics -> a sentence with numbers. check: program -> where to look
-    in it, with the name of the key.
-    severity: critical (nothing learned from this batch is right), high (biased), note (no fault). sources: where the keys and the
-    cases were read.
+    question: the key of `QUESTIONS` that the fault answers. order: faults of one question are tried in ascending order, so the
+    specific ones have low numbers. signature: statistics -> strength ≥ 1 where the fault is present, None where it is not. The
+    strength says how far the statistics are beyond their thresholds. evidence: statistics -> a sentence with numbers. check:
+    program -> where to look in it, with the name of the config key.
+    severity: critical (nothing learned from this batch is right), high (biased), note (no fault). sources: where the config keys
+    and known cases were read.
     """
 
     name: str
@@ -49,20 +49,20 @@ class Fault:
 
 
 def beyond(*parts: float) -> float | None:
-    """The smallest of the parts, each a statistic over its threshold; None if one is below 1 or NaN."""
+    """The smallest of `parts`, each a statistic divided by its threshold; None if one is below 1 or NaN."""
     return min(parts) if all(part >= 1 for part in parts) else None
 
 
 def broken(s: Statistics) -> float | None:
-    """Strength of a broken identity E[ρ] = 1: |E[ρ] − 1| over `SURE` standard errors or over `SIZE`, the smaller.
+    """Strength of a broken identity E[ρ] = 1: the smaller of |z|/`SURE` and |E[ρ] − 1|/`SIZE`, or None if it is below 1.
 
-    None if that is below 1.
+    z is the distance of the mean ratio from 1 as a normal deviate.
     """
     return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
 
 
 def excess(s: Statistics) -> float:
-    """K3 over the largest K3 that rounding explains."""
+    """The batch's K3 divided by the largest K3 that rounding explains."""
     return s["tails/k3"] / s["size/k3_most"]
 
 

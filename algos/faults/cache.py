@@ -4,11 +4,11 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Minimum mean squared move of logits from the place on, over that before it. Without a fault 3.8 was the maximum of dense
-models, and 10 of a mixture of experts, with a z of 3.7."""
+"""Minimum mean squared move of the logits from the onset on, divided by that before it. Without a fault 3.8 was the maximum of
+dense models, and 10 of a mixture of experts, with a z of 3.7."""
 SURE = 5.0
 PLACE = 4
-"""Minimum number of places before the onset: the first tokens of a response may be easy."""
+"""Minimum number of tokens before the onset: the first tokens of a response may be easy."""
 
 
 def _signature(s: Statistics) -> float | None:

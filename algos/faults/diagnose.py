@@ -15,16 +15,16 @@ from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
 
 UNKNOWN = "not explained by rounding"
 DRAWN = 4.5
-"""Normal deviates at which samples of a prompt agree more or less often than the logged odds allow."""
+"""Minimum |z| at which samples of a prompt agree more or less often than the logged probabilities allow."""
 
 
 class Diagnosis(NamedTuple):
     """A diagnosis of the log-probabilities of a batch.
 
-    kind: consistent (rounding explains them), fault (a named one), or unknown (the identity is broken, or K3 is beyond rounding,
-    and no signature fits). fault: the name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`.
-    evidence: a sentence. check: program -> where to look. strength: that of the signature. power: the |E[ρ] − 1| that this batch
-    could show.
+    kind: consistent (rounding explains them), fault (a named one), or unknown (no signature fits, but rounding does not explain
+    them). fault: the name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`. evidence: a
+    sentence. check: program -> where to look. strength: the signature's, ≥ 1, or 0 without one. power: the smallest |E[ρ] − 1|
+    that this batch could reveal.
     """
 
     kind: Literal["consistent", "fault", "unknown"]
@@ -43,7 +43,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
-    """The diagnosis of a batch with logp_old. The first question of `QUESTIONS` that a fault answers decides.
+    """The diagnosis of a batch with logp_old: the first fault that fits, in the order of `QUESTIONS`.
 
     precision: the sampler's, a name of `rounding.K3`; without it K3 is compared with the coarsest format's. lag [B, T]: number of
     versions that each token's weights are known to be behind; known old weights are no fault. tokens [B, T]: ids, which identify

@@ -1,17 +1,21 @@
 """Fault `duplicates`: equal rows occur in the batch more often than the sampler gives."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import Fault, beyond
+from algos.faults.base import SURE, Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
 """Minimum number of pairs of equal rows: TIMES the expected number plus FEWEST. Without a fault 1.1 times was the maximum."""
+MANY = 3.0
+"""Multiple of the expected number of pairs that suffices instead of TIMES where too few prompts give no standard error."""
 SHARE = 0.03
 """Minimum share of responses that repeat an earlier one."""
 
 
 def _signature(s: Statistics) -> float | None:
     most = TIMES * s["duplicates/expected"] + FEWEST
-    return beyond(s["duplicates/found"] / most, s["duplicates/repeated"] / SHARE)
+    many = s["duplicates/found"] / (MANY * s["duplicates/expected"] + FEWEST)
+    sure = max(many, s["duplicates/z"] / SURE)  # `many` alone where too few prompts give no error
+    return beyond(s["duplicates/found"] / most, s["duplicates/repeated"] / SHARE, sure)
 
 
 def _evidence(s: Statistics) -> str:

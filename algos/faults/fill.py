@@ -16,6 +16,8 @@ def _signature(s: Statistics) -> float | None:
     if s["values/missing"] > 0:
         return 1 + s["values/missing"]
     side = _side(s)
+    if side is None and s["values/impossible"] > 0:
+        return 1 + s["values/impossible"]
     return None if side is None else s[f"values/{side}_fill_share"] * s["size/tokens"] / FEWEST
 
 
@@ -23,6 +25,10 @@ def _evidence(s: Statistics) -> str:
     if s["values/missing"] > 0:
         return f"{s['values/missing']:.2%} of the tokens have no finite log-probability"
     side = _side(s)
+    if side is None:
+        return (
+            f"{s['values/impossible']:.2%} of the rollout's log-probabilities are below -100 nats: no sampler draws such tokens"
+        )
     share, value = s[f"values/{side}_fill_share"], s[f"values/{side}_fill"]
     gap = s[f"values/{side}_fill_gap"]
     return f"{share:.2%} of the {side}'s log-probabilities are exactly {value:g}, {gap:.2f} nats from the other side's"

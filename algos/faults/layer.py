@@ -5,8 +5,8 @@ from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 KURTOSIS = 20.0
-"""FLAT: maximum ratio of the first tokens' mismatch to the rest's, and of its inverse. KURTOSIS: maximum kurtosis of the moved
-logits, so that no few tokens carry it."""
+"""FLAT: maximum ratio of the first tokens' mismatch to the rest's, and of the inverse ratio. KURTOSIS: maximum kurtosis of
+logit π − logit μ; above it a few tokens carry the mismatch."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -7,14 +7,14 @@ from algos.faults.base import Fault, beyond
 
 BASES = {"2": math.log(2), "10": math.log(10)}
 NEAR = 0.06
-"""Maximum relative distance of the slope from that of a base."""
+"""Maximum relative distance of the slope of log π on log μ from that of base 2 or base 10."""
 LEFT = 0.15
 """Maximum share of the mismatch that the line log π = b·log μ may leave. 0.63 was the minimum without a fault, 0.21 with
 another temperature."""
 
 
 def _guess(s: Statistics) -> tuple[str, str, float]:
-    """The nearest explanation of the slope: (column, base, relative distance)."""
+    """The column and base whose slope of log π on log μ is nearest to the measured one: (column, base, relative distance)."""
     slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
     return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
 

@@ -6,10 +6,11 @@ from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 SHARE = 0.005
 """Minimum share of tokens in constant runs; it was 0 in every dump without a fault."""
 INSIDE = 0.05
-"""Share of the other tokens with the run's constant, from which on a constant run is no evidence."""
+"""Share of the tokens outside constant runs that hold the run's constant. From this share on, a run is no evidence."""
 
 ODDS = 0.1
-"""Odds that all samples of a prompt agree on their shared leading tokens, below which these count as the prompt's own."""
+"""Upper bound of the probability that all samples of a prompt share their leading tokens. Below it they count as prompt
+tokens."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,14 +1,18 @@
 """Fault `permuted`: rows of one column belong to other responses."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import Fault, beyond
+from algos.faults.base import Fault, beyond, ratio
 
 SHARE = 0.06
 """Minimum share of responses that fit another row; 0.039 was the maximum without a fault, on a task of few values."""
+LOST = 0.75
+"""Minimum of (1 − r)/share, with r the correlation of the columns and the share of permuted responses. Permuted rows are
+uncorrelated, so their share lowers r by as much. Old weights that made some rows fit elsewhere had 0.69."""
 
 
 def _signature(s: Statistics) -> float | None:
-    return beyond(s["alignment/permuted"] / SHARE, 0.99 / max(s["alignment/correlation"], 1e-9))
+    lost = ratio(1 - s["alignment/correlation"], s["alignment/permuted"])
+    return beyond(s["alignment/permuted"] / SHARE, lost / LOST)
 
 
 def _evidence(s: Statistics) -> str:

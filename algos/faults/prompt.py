@@ -4,8 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 TIMES, TIMES_IN_EXCESS = 2.0, 1.3
-"""Minimum mean squared move of a logit over the first four tokens, over that of later ones. 2.7 with a z of 2.3 was the
-maximum without a fault. The second suffices where K3 is beyond rounding anyway."""
+"""Minimum mean squared move of the logits of the first four tokens, divided by that of later tokens. 2.7 with a z of 2.3 was the
+maximum without a fault. TIMES_IN_EXCESS holds where K3 is beyond rounding."""
 SURE_IN_EXCESS = 1.5
 
 

@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""Minimum kurtosis of the moves of logits: 30 or less for most dense models, 36 or more for mixtures of experts."""
+"""Minimum kurtosis of logit π − logit μ, which was at most 30 for most dense models and at least 36 for mixtures of experts."""
 SHARE = 0.5
-"""Minimum share of K3 in the 1 % of the tokens with the largest."""
+"""Minimum share of the batch's K3 in the 1 % of its tokens with the largest K3."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -7,7 +7,7 @@ CORRELATION = 0.37
 """Minimum correlation of a response's mean log ratio with its advantage; 0.335 was the maximum of fresh weights."""
 SURE = 4.5
 EXPLAINED = 0.6
-"""Maximum share of the moved logits that one slope explains: a larger share means another temperature."""
+"""Maximum share of the variance of logit π − logit μ that one slope explains. A larger share means another temperature."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,14 +1,16 @@
-"""Fault `temperature`: only one column is at the sampling temperature, and the sampler's column is its own."""
+"""Fault `temperature`: the trainer computes at another temperature than the sampler, whose logged numbers are right."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.3
-"""Minimum share of the variance of the moved logits that a line explains. 0.09 was the maximum without a fault, 0.43 with old
-weights."""
+"""Minimum share of the variance of logit π − logit μ that a regression line explains. 0.09 was the maximum without a fault, 0.43
+with old weights."""
 
 
 def _signature(s: Statistics) -> float | None:
+    if not s["slope/temperature"] > 0:
+        return None  # the quotient of two temperatures is positive; weights that were not loaded may turn the line round
     off = abs(s["slope/temperature"] - 1)
     return beyond(off / OFF, off / (6 * s["slope/temperature_error"] + 1e-12), s["slope/temperature_explained"] / EXPLAINED)
 

@@ -32,11 +32,11 @@ class TokenLoss(NamedTuple):
 
 
 def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
-    """Make a loss of a function that is written as the loss's equation.
+    """Return a decorator that makes a loss of a function written as the loss's equation.
 
     The function receives tensors of one dtype, the widest of the log-probabilities and at least fp32. They are 0 off the mask,
     whatever padding held (NaN included), and only `logp` has a gradient. The result is masked again.
-    anchored: whether it reads `logp_prox`. A run whose loss does not may skip that forward pass.
+    anchored: whether the function reads `logp_prox`. If not, a run may skip the forward pass that computes it.
     select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole mini-batch
     differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
     Raises ValueError when `logp_prox` is missing or a parameter is not of its type, AssertionError on shapes.

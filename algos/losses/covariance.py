@@ -1,4 +1,4 @@
-"""Losses that restrain the few tokens whose log-probability and advantage covary most, because they lose entropy.
+"""Losses that restrain the few tokens whose log-probability and advantage covary most, because learning from them costs entropy.
 
 The means, the count and the ranking run over all tokens of the mini-batch. So `select` chooses once per mini-batch, at the anchor
 π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the result. The papers select at π_θ

@@ -40,7 +40,7 @@ def dppo(
         if divergence == "tv" and delta > 1:
             raise ValueError(f"loss.{key}={delta}: must be a probability in [0, 1] with divergence=tv")
     now, ratio = logp.detach(), bounded_exp(logp - logp_prox)
-    distance = _binary_tv(now, logp_prox) if divergence == "tv" else binary_kl(now, logp_prox)
+    distance = (now.exp() - logp_prox.exp()).abs() if divergence == "tv" else binary_kl(now, logp_prox)
     too_high = (advantages > 0) & (now > logp_prox) & (distance > delta_high)
     too_low = (advantages < 0) & (now < logp_prox) & (distance > delta_low)
     dropped = too_high | too_low
@@ -49,7 +49,3 @@ def dppo(
     capped = ~dropped & (ratio > upper)
     ratio = torch.where(capped, upper * (1 + logp - now), ratio)  # the value upper, with the gradient of a weight upper
     return TokenLoss(torch.where(dropped, 0.0, -advantages * ratio), dropped | capped, capped)
-
-
-def _binary_tv(logp: Tensor, logq: Tensor) -> Tensor:
-    return (logp.exp() - logq.exp()).abs()

@@ -111,6 +111,17 @@ def test_alignment_finds_a_shift_and_another_row():
     assert noisy["alignment/permuted"] == 0 and noisy["alignment/shifted"] == 0
 
 
+def test_a_response_that_fits_many_rows_is_not_said_to_be_permuted():
+    # eleven rows of sure tokens are alike, and the trainer doubts the first: it fits ten others and is none of them
+    mu = torch.full((11, 8), 0.9)
+    pi = mu.clone()
+    pi[0] = 0.4
+    assert alignment(paired(mu.tolist(), pi.tolist()))["alignment/permuted"] == 0
+    # with ten rows of other odds the twin is the only one that fits
+    mu[2:], pi[2:] = 0.3, 0.3
+    assert alignment(paired(mu.tolist(), pi.tolist()))["alignment/permuted"] == pytest.approx(1 / 11)
+
+
 def test_a_short_response_is_not_said_to_be_shifted():
     # one token apart the columns agree to the last bit, which among four tokens chance does and among eight it does not
     mu = [0.9, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
@@ -124,7 +135,15 @@ def test_repeats_are_held_against_the_odds_of_the_sampler():
     pairs = paired([[0.5, 0.5]] * 4, [[0.4, 0.4]] * 4, prompt=torch.zeros(4, dtype=torch.long))
     found = duplicates(pairs)
     assert found["duplicates/found"] == 6 and found["duplicates/expected"] == pytest.approx(1.5)
-    assert found["duplicates/repeated"] == 0.75
+    assert found["duplicates/repeated"] == 0.75 and math.isnan(found["duplicates/z"])
+    # eight prompts of two responses, in four of them equal: found − expected is 1 − 1/4 or −1/4 pairs a prompt, a mean of 1/4,
+    # with an error of √(8/7·8·(1/2)²)/8 pairs: t = 1.32 of 7 degrees
+    mu = torch.full((16, 2), 0.5).tolist()
+    pi = [[0.4, 0.4] if row % 4 < 2 else [0.4, 0.4 + row / 100] for row in range(16)]
+    pi = [[value[0] + (row // 2) / 1000, value[1]] for row, value in enumerate(pi)]  # prompts differ
+    half = duplicates(paired(mu, pi, prompt=torch.arange(16) // 2))
+    assert half["duplicates/found"] == 4 and half["duplicates/expected"] == pytest.approx(2)
+    assert half["duplicates/z"] == pytest.approx(normal(0.25, math.sqrt(8 / 7 * 2) / 8, 7))
 
 
 def test_samples_of_a_prompt_agree_as_often_as_the_odds_say():
@@ -135,6 +154,20 @@ def test_samples_of_a_prompt_agree_as_often_as_the_odds_say():
     same = collisions(LogpPairs(batch.rows(torch.arange(32) % 4)), torch.zeros(32, 1, dtype=torch.long))
     assert same["collisions/shared"] == 1 and same["collisions/shared_odds"] == pytest.approx(0.5)
     assert math.isnan(collisions(LogpPairs(batch._replace(prompt=None)))["collisions/z"])
+
+
+def test_agreements_too_rare_to_be_seen_accuse_nobody():
+    # 64 prompts of 4 responses: 6·64 = 384 pairs, of which 0.2 % should agree: 0.77 pairs. None is seen.
+    # KL(0‖e) = −log(1 − e), so that z = −√(−2·384·log 0.998) = −1.24
+    spread = 0.002 * (0.5 + torch.rand(256, 1, generator=torch.Generator().manual_seed(0)).double())
+    mu = (spread * 0.002 / spread.mean()).log()
+    batch = Batch(mu, torch.ones(256, 1, dtype=torch.bool), mu, prompt=torch.arange(256) // 4)
+    found = collisions(LogpPairs(batch), torch.arange(256)[:, None])
+    assert found["collisions/found"] == 0 and found["collisions/expected"] == pytest.approx(0.002, rel=0.05)
+    assert found["collisions/z"] == pytest.approx(-1.24, abs=0.04)
+    # two of the six pairs of every prompt agree
+    twice = collisions(LogpPairs(batch), torch.arange(256)[:, None] // 2)
+    assert twice["collisions/found"] == pytest.approx(1 / 3) and twice["collisions/z"] > 4.5
 
 
 def test_agreement_is_counted_only_behind_equal_tokens():
@@ -180,6 +213,21 @@ def test_fill_values_and_constant_ends():
     mu[:, :3] = pi[:, :3] = 0.0
     ends = values(LogpPairs(Batch(mu, torch.ones(4, 10, dtype=torch.bool), pi)))
     assert ends["values/head"] == 0.3 and ends["values/tail"] == 0 and math.isnan(ends["values/rollout_fill"])
+
+
+def test_a_number_that_no_sampler_draws_is_impossible_at_once():
+    mu, pi = drawn(4, 10), drawn(4, 10)
+    mu[0, 0] = -1e9
+    found = values(LogpPairs(Batch(mu, torch.ones(4, 10, dtype=torch.bool), pi)))
+    assert found["values/impossible"] == pytest.approx(1 / 40) and found["values/rollout_fill_share"] == 0
+
+
+def test_a_fill_is_found_among_commoner_numbers():
+    # nine log-probabilities occur ten times each, the floor three times
+    mu = torch.cat([-torch.arange(1, 10).double().repeat(10) / 9.5, torch.full((3,), -20.0).double()])[None]
+    pi = drawn(1, 93)
+    found = values(LogpPairs(Batch(mu, torch.ones(1, 93, dtype=torch.bool), pi)))
+    assert found["values/rollout_fill"] == -20 and found["values/rollout_fill_share"] == pytest.approx(3 / 93)
 
 
 def test_the_log_ratio_that_follows_the_advantage():
