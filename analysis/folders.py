@@ -116,12 +116,12 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
             sound = folder.metrics()
         except UserError as refusal:
             damage.append(str(refusal))
-            return rows_table(table_of([]), folder.path.name)
+            return rows_table(table_of([], folder.path.name), folder.path.name)
         with path.open("rb") as file:
             lost = sum(1 for _ in file) - len(sound)
         if lost:
             damage.append(f"metrics.jsonl: {lost} of its lines unreadable or written again")
-        rows = table_of(sound)
+        rows = table_of(sound, folder.path.name)
     return rows_table(rows, folder.path.name)
 
 

@@ -43,7 +43,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def pipes(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table of these cells, with aligned columns if the lines stay short enough. A bar within a cell is escaped."""
+    """A Markdown table of `head` and `rows`, with aligned columns if the lines stay short enough. A bar in a cell is escaped."""
     lines = [[plain(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(len(name) + 2, *map(len, column)) for name, *column in zip(*lines, strict=True)]
     if sum(width + 3 for width in widths) + 1 > FITTING:

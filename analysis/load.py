@@ -21,6 +21,7 @@ from harness.arms import Arm, arms
 from harness.collapse import detect, outcome
 from harness.config.trust import refuse_code
 from harness.errors import UserError
+from harness.room import bounded
 from harness.run.folder import FINISHED
 
 OFFLINE, SERVER = "wandb-offline:", "wandb:"
@@ -32,8 +33,14 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or
     `wandb:[entity/]project[:group]` on a server. deployed: the policy to judge, one of judged.DEPLOYED; None for the one
     that each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
-    Without trust such a run is left out and named. Raises UserError if no run can be read, or if one lacks that policy.
+    Without trust such a run is left out and named. Raises UserError if no run can be read, if one lacks that policy, and if
+    the rows take more memory than there is room for.
     """
+    with bounded(source):
+        return _load(source, seeds, deployed, trust)
+
+
+def _load(source: Path | str, seeds: Collection[int], deployed: str | None, trust: bool) -> Results:
     name, folder, sources = _source(str(source))
     records, table, unreadable = collect(sources, cache(str(folder.resolve() if folder else source)))
     unreadable |= {run: why for run, record in records.items() if (why := _no_outcome(record, trust))}

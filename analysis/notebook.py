@@ -16,7 +16,7 @@ COLOURS = 64
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
-    """Execute one notebook on `sweep` in the working folder, and return the contents of the .ipynb file.
+    """Execute the notebook `source` on `sweep` in the working folder, write it to the folder `out`, and return its path.
 
     Raises CellExecutionError with the cell and its traceback when a cell fails.
     """
@@ -24,7 +24,8 @@ def execute(source: Path, sweep: str, out: Path) -> Path:
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = jupytext.read(source)
+    notebook = jupytext.read(source, fmt="py:percent")
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     environment = os.environ | {"FAULTLINE_SWEEP": sweep}
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": os.getcwd()}}).execute(env=environment)
     for cell in notebook.cells:

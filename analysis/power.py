@@ -34,8 +34,9 @@ def plan(
 ) -> pd.DataFrame:
     """A row per control arm: its seeds, their spread, and the number of seeds an arm needs for each claim.
 
-    comparisons: number that share Holm's adjustment; the first must reach 5 % / comparisons. Needs are given for the measured
-    spread, and for its upper 80 % limit. They are at least the seeds with which an exact test can reach the level at all.
+    difference: true difference of the mean reward to be found. margin: that of a claim of equivalence. power: wanted probability
+    of success. comparisons: number of comparisons that share Holm's adjustment; the first must reach 5 % / comparisons. Needs are
+    given for the measured spread and for its upper 80 % limit. An exact test can reach the level with each of them.
     Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):

@@ -30,7 +30,7 @@ class Status(_Recorded):
 
 
 class Event(_Recorded):
-    """An event of a collapse detector. onset: the step to which it dates the onset."""
+    """An event of a collapse detector. onset: the step at which, by the detector, the event began."""
 
     detector: Text
     onset: Step
@@ -67,7 +67,7 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
 
 
 def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
-    """The step of onset by detector. A resumed run may record an event twice, which counts once.
+    """Detector -> step of onset. A resumed run may record an event twice, which counts once.
 
     An event of a detector that the run does not have is left out and named in `damage`.
     """
@@ -82,6 +82,6 @@ def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origi
 
 
 def processes(values: Any, origin: str, damage: list[str]) -> list[Process]:
-    """The processes that computed a run, from its record."""
+    """The processes that computed a run, from the list in its record. Invalid entries are left out and named in `damage`."""
     listed = values if isinstance(values, list) else []
     return [process for value in listed if (process := checked(Process, value, origin, damage))]

@@ -219,14 +219,14 @@ def _print(results: Results, answer: list[str]) -> None:
 
 
 def section(results: Results, command: str, answer: list[str]) -> str:
-    """A screen of Markdown for a README: the answer, the matrix of arms, and the provenance."""
+    """The summary of a report as Markdown, for a README: the answer, the matrix of arms, and the provenance."""
     caveats = [f"The report lists {count(len(results.caveats), 'caveat')}."] if results.caveats else []
     origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
     return "\n\n".join([_list([*answer, *caveats]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace the text between a command's two marks in a Markdown file. Raises UserError if a mark is missing."""
+    """Replace the text between the marks BEGIN and END of a command in a Markdown file. Raises UserError if one is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):

@@ -63,7 +63,7 @@ class Results:
 
     @cached_property
     def marks(self) -> Marks:
-        """The looks (colour, marker, dash) of the arms, the sources of mismatch and the corrections."""
+        """The colour, marker and dash of each arm, source of mismatch and correction."""
         return marks(Styled(*row) for row in self.runs[list(Styled._fields)].itertuples(index=False))
 
     @cached_property
@@ -76,7 +76,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether all runs of the sweep are controls."""
+        """Whether the sweep has several arms, and all its runs are controls."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -85,7 +85,7 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The ended runs, with arms named as if no run differed in these keys of the config."""
+        """The ended runs, with arms named as if no run differed in the config keys `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
@@ -103,17 +103,17 @@ class Results:
 
     @cached_property
     def rewards(self) -> pd.DataFrame:
-        """A row per run: final and best, its last and its best held-out reward."""
+        """A row per run with its last held-out reward, `final`, and its best one, `best`."""
         return performance.rewards(self.runs, self.steps)
 
     @cached_property
     def healthy(self) -> pd.Series:
-        """Whether each run reached performance.HEALTHY in an evaluation."""
+        """Whether each run reached a held-out reward of `performance.HEALTHY` in an evaluation, by run."""
         return self.rewards.best >= performance.HEALTHY
 
     @cached_property
     def measures(self) -> pd.DataFrame:
-        """A row per run: its rewards, and its mismatch up to a collapse."""
+        """A row per run: its held-out rewards, and statistics of its mismatch up to a collapse."""
         return measures.measures(self.runs, self.steps, self.rewards)
 
     @cached_property
@@ -189,5 +189,5 @@ class Results:
         return definitions.disagreements(self.runs, self.configs, self._curves)
 
     def of(self, name: str) -> pd.Series:
-        """For each row of `steps`, the value of its run in this column of `runs`."""
+        """For each row of `steps`, the value of its run in the column `name` of `runs`."""
         return measures.per_row(self.steps, self.runs[name])

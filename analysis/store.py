@@ -1,11 +1,11 @@
-"""Runs as their sources give them, and the cache of their rows, a file in the Arrow IPC format."""
+"""The record and rows of each run, read from its source or from a cache, a file in the Arrow IPC format."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +17,12 @@ import pyarrow.compute as pc
 
 from harness.config import recorded
 from harness.errors import UserError
+from harness.files import replacing
 from harness.progress import Progress
+from harness.room import TooLarge, bounded
 
+MOST = 1000
+"""Maximum number of metrics of a run. Each is a column of all runs, so a few rows of many names would fill the memory."""
 VERSION = 5
 """Version of the cache's layout; a cache of another version is rebuilt."""
 
@@ -53,27 +57,35 @@ def cache(source: str) -> Path:
 
 
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
-    """A run's rows as a table by step; of equal steps the later row counts. Metrics are fp64, missing if not a number."""
+    """A run's rows as a table by step; of equal steps the later row counts. Metrics are fp64, missing if not a number.
+
+    Raises UserError on more than MOST metrics.
+    """
     step = rows["step"].to_numpy()
     if len(step) and not (np.diff(step) > 0).all():
         _, last = np.unique(step[::-1], return_index=True)
         rows = rows.take(len(step) - 1 - last)
-    names = [name for name in rows.column_names if name != "step"]
+    names = _few([name for name in rows.column_names if name != "step"], run)
     kinds = [rows.schema.field(name).type for name in names]
     numbers = {n: rows[n].cast(pa.float64()) for n, k in zip(names, kinds, strict=True) if pa.types.is_floating(k) or _whole(k)}
     label = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([run]))
     return pa.table({"run": label, "step": rows["step"].cast(pa.int64()), **numbers})
 
 
-def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows as a table of numbers; a column that holds anything else is left empty."""
-    names = ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
+def table_of(rows: list[dict[str, Any]], run: str) -> pa.Table:
+    """A run's rows as a table of numbers; a column that holds anything else is left empty."""
     columns: dict[str, Any] = {"step": pa.array([row["step"] for row in rows], pa.int64())}
-    for name in names[1:]:
+    for name in _few(list(dict.fromkeys(name for row in rows for name in row if name != "step")), run):
         values = [row.get(name) for row in rows]
         number = all(value is None or isinstance(value, int | float) for value in values)
         columns[name] = pa.array(map(_number, values), pa.float64()) if number else pa.nulls(len(rows))
     return pa.table(columns)
+
+
+def _few(names: list[str], run: str) -> list[str]:
+    if len(names) > MOST:
+        raise UserError(f"{run}: its rows have {len(names)} metrics, and no run records more than {MOST}; move the run away")
+    return names
 
 
 def _number(value: int | float | None) -> float | None:
@@ -88,20 +100,22 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """(record by run, rows of all runs, reason by unreadable run), from the cache for runs whose signature is unchanged."""
+    """Read all runs: (record by run, rows of all runs, reason by unreadable run).
+
+    Runs whose signature is unchanged come from the file `cache`, which is then written again with the others.
+    """
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:
         return {run: kept[run] for run in sources}, table, {}
     parts, unreadable, progress = [table] if table is not None else [], {}, Progress(len(missing))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
-        for run, result in zip(missing, pool.map(lambda run: _try(sources[run].read), missing), strict=True):
-            if isinstance(result, UserError):
-                unreadable[run] = str(result)
-            else:
-                kept[run] = result[0]
-                parts.append(result[1])
-            progress.show(f"reading runs: {len(kept) + len(unreadable)} of {len(sources)}")
+    for run, result in _read(sources, missing):
+        if isinstance(result, UserError):
+            unreadable[run] = str(result)
+        else:
+            kept[run] = result[0]
+            parts.append(result[1])
+        progress.show(f"reading runs: {len(kept) + len(unreadable)} of {len(sources)}")
     table = pa.concat_tables(parts, promote_options="default").unify_dictionaries() if parts else pa.table({})
     table = table.combine_chunks()  # whole columns need no copy to be read
     with suppress(OSError):  # a folder that cannot be written; the next reading is then as slow as this one
@@ -109,9 +123,26 @@ def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Recor
     return {run: kept[run] for run in sources if run in kept}, table, unreadable
 
 
-def _try(read: Callable[[], Any]) -> Any:
+def _read(sources: dict[str, RunSource], runs: list[str]) -> Iterator[tuple[str, Any]]:
+    """Read runs in parallel and yield pairs (run, its record and rows, or a UserError).
+
+    A run for which the other runs left too little memory is read again alone.
+    """
+    alone = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
+        for run, result in zip(runs, pool.map(lambda run: _try(run, sources[run].read), runs), strict=True):
+            if isinstance(result, TooLarge):
+                alone.append(run)
+            else:
+                yield run, result
+    for run in alone:
+        yield run, _try(run, sources[run].read)
+
+
+def _try(run: str, read: Callable[[], Any]) -> Any:
     try:
-        return read()
+        with bounded(run):
+            return read()
     except UserError as error:
         return error
 
@@ -139,9 +170,11 @@ def _cached(cache: Path, sources: dict[str, RunSource]) -> tuple[dict[str, Recor
 def _write(cache: Path, signatures: dict[str, str], records: dict[str, Record], table: pa.Table) -> None:
     meta = json.dumps({"version": VERSION, "signatures": signatures, "records": records})
     cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
     # Nearly all floats differ, so parquet's encodings or compression would cost time and save no space.
     table = table.replace_schema_metadata({"faultline": meta})
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with (
+        replacing(cache.parent, cache.name) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
         writer.write_table(table)
-    temporary.replace(cache)

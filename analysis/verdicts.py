@@ -143,16 +143,14 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 
 def _share(runs: pd.DataFrame) -> str:
-    """Collapsed runs as text, such as `1 of 5`. A 95% interval follows only if all runs are of one arm, since arms differ in
-    their rate.
-    """
+    """Collapsed runs as text, such as `1 of 5`, with a 95% interval if all runs are of one arm. Arms differ in their rate."""
     share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 
 
 def _where(runs: pd.DataFrame) -> str:
-    """The losses and settings of the collapsed runs in parentheses; "" if there is only one."""
+    """The losses and settings of the collapsed runs, in parentheses; "" if `runs` have only one loss and setting."""
     place = (runs.loss + " " + runs.setting).str.strip()
     if place.nunique() < 2 or not runs.event.any():
         return ""
@@ -309,4 +307,5 @@ def provenance(results: Results) -> str:
         return "No run recorded its code or its machine."
     commits = sorted({version(process) for process in processes})
     machines = sorted({f"{p['host']}, {p['device']}, {p['platform']}, torch {p['packages']['torch']}" for p in processes})
-    return f"{setting(results)} Commit {' and '.join(commits)}. Machine: {'; '.join(machines)}.".strip()
+    code = f"Commit {commits[0]}" if len(commits) == 1 else f"{len(commits)} versions of the code"
+    return f"{setting(results)} {code}. Machine: {'; '.join(machines)}.".strip()

@@ -1,6 +1,6 @@
 """Reading runs from W&B: from its offline files, with fragments merged, or from a server through wandb.Api.
 
-The records equal those of run folders. No other file of `analysis` imports wandb, and none anywhere else reads with it.
+The records equal those of run folders. No other module of `analysis` imports wandb.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from analysis.records import Status, checked, onsets, processes
 from analysis.store import Record, RunSource, rows_table, table_of
 from harness.config import recorded
 from harness.errors import UserError, first_line
+from harness.run import jsonl
 from harness.run.folder import LAST_STEP
 from harness.run.jsonl import loads
 from harness.run.wandb import REPORT
@@ -35,7 +36,7 @@ def offline(root: Path) -> dict[str, RunSource]:
     """Run id -> source, for all `run-<id>.wandb` files anywhere below `root`. Raises UserError if there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
-        if not path.stem.startswith(f"run-{REPORT}"):
+        if not path.stem.startswith(f"run-{REPORT}") and path.exists():
             fragments[path.stem.removeprefix("run-")].append(path)
     if not fragments:
         raise UserError(f"{root}: no offline W&B run below it; give the folder that holds wandb/offline-run-…, or one above")
@@ -49,7 +50,7 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """Read one run from its offline files, in the order of their start; of equal steps the later row counts.
+    """Read one run from its offline files, in the order in which they were begun; of equal steps the later row counts.
 
     A damaged file is read up to the damage, which is noted in the record.
     """
@@ -62,7 +63,7 @@ def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
     damage: list[str] = []
     for path in fragments:
         try:
-            data = path.read_bytes()
+            data = jsonl.content(path)
         except OSError as error:
             damage.append(f"{path}: unreadable ({error.strerror})")
             continue
@@ -154,7 +155,7 @@ def _run(
     rows = [row for values in history if (row := _row(values))]
     if len(rows) < len(history):
         damage.append(f"{len(history) - len(rows)} of its rows have no step; left out")
-    table = rows_table(table_of(rows), run)
+    table = rows_table(table_of(rows, run), run)
     dated = {key.removeprefix("onset/"): value for key, value in summary.items() if key.startswith("onset/")}
     events = [{"detector": detector, "onset": onset} for detector, onset in dated.items()]
     # A run without an end is still running, or was killed.

@@ -19,8 +19,8 @@ from analysis.statistics.performance import HEALTHY
 class Output(NamedTuple):
     """A figure of the report, with its title and caption.
 
-    panels: words that may stand in the figure -> sentence that the caption then gets. control: sentence that the caption gets
-    if the control is drawn.
+    draw: makes the figure, or returns the reason why there is none. panels: words that the figure may show -> sentence that the
+    caption gets if they are shown. control: sentence that the caption gets if the control is drawn.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Output(NamedTuple):
     control: str = ""
 
     def explain(self, figure: Figure) -> str:
-        """The caption of a drawn figure, with the sentences on those panels that it has."""
+        """The caption of a drawn figure, with the sentences on the panels and the control that the figure has."""
         words = " ".join(text.get_text() for text in figure.findobj(Text))
         conditional = [text for name, text in self.panels.items() if name in words]
         black = any(to_hex(line.get_color()) == CONTROL for axis in figure.axes for line in axis.lines)
@@ -40,16 +40,18 @@ class Output(NamedTuple):
 FIGURES = {
     "survival": Output(
         "Survival of the arms",
-        "Kaplan-Meier share of runs that have not collapsed, a panel per correction, loss and setting with a collapse. Bars at "
-        "the right: 95% interval at the end (beta product). Ticks: censored runs. The runs at risk stand below the axis.",
+        "Kaplan-Meier share of runs that have not collapsed, in the panels with a collapse. Bars at the right: 95% interval at "
+        "the end (beta product). Ticks: censored runs. The runs at risk stand below the axis, beside the "
+        "marker of their arm.",
         outcome.survival_curves,
     ),
     "reward": Output(
         "Held-out reward",
-        "Reward of the trainer's own policy on held-out prompts, a panel per correction, loss and setting. Up to five seeds of "
-        "an arm are drawn one by one. Of more, the median is drawn until the first record ends, with ten seeds faint behind it.",
+        "Reward of the trainer's own policy on held-out prompts. A panel compares all uncorrected arms, or one source of "
+        "mismatch with its corrections. Up to five seeds of an arm are drawn one by one. Of more, the median is drawn until the "
+        "first record ends, with ten seeds faint behind it.",
         outcome.reward_curves,
-        control="Black: the control, thin and pale where it is repeated for comparison.",
+        control="The control has the colour of the text. It is thin and pale where it is repeated for comparison.",
     ),
     "forest": Output(
         "Steps gained on the reference arm",
@@ -60,7 +62,7 @@ FIGURES = {
     ),
     "heatmaps": Output(
         "Losses and corrections",
-        "A row per precision and correction, a column per loss and setting. Dark is bad.",
+        "A row per precision and correction, a column per loss and setting. A strong colour is bad.",
         outcome.heat_maps,
         {
             "collapsed": "Left: how many of the ended runs collapsed.",
@@ -73,7 +75,7 @@ FIGURES = {
         "Last reward of every run",
         "Last held-out reward of every seed. Filled: collapsed runs; open: all others. Bars: means.",
         outcome.ends,
-        control="Black: the control.",
+        control="The control has the colour of the text.",
     ),
     "response": Output(
         "Reward by dose",
@@ -104,7 +106,7 @@ FIGURES = {
     "bounds": Output(
         "Upper bound of a correction",
         "A row per level and action, a column per upper bound, the uncorrected arm at the right. Left: collapsed of ended runs. "
-        "Right: mean last reward. Dark is bad.",
+        "Right: mean last reward. A strong colour is bad.",
         settings.bounds,
     ),
     "search": Output(
@@ -140,12 +142,12 @@ FIGURES = {
             "if it collapsed.",
             "Length of dropped": "Length of dropped responses: a mean per run. Above the line long ones are dropped.",
         },
-        "The black control shows how much of the difference the prompts explain.",
+        "The control, in the colour of the text, shows how much of the difference the prompts explain.",
     ),
     "frontier": Output(
         "Edge of stability",
         "Uncorrected runs; a row per precision, loss and setting, a column per learning rate. Left: collapsed of ended runs. "
-        f"Right: runs with an evaluation of at least {HEALTHY}, a maximum over noisy values. Dark is bad.",
+        f"Right: runs with an evaluation of at least {HEALTHY}, a maximum over noisy values. A strong colour is bad.",
         settings.frontier,
     ),
     "costs": Output(

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.style import key, legend_below, literal, short, subplots
-from analysis.marks import CONTROL, NEUTRAL, Mark
+from analysis.marks import CONTROL, NEUTRAL, SOLID, Mark
 from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
 
@@ -62,7 +62,10 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The persistence of the noise whose runs measured a persistence over 20 syncs nearest to this one; None if unmeasured."""
+    """The noise persistence of the curve whose measured persistence over 20 syncs is nearest to `measured`.
+
+    None if `measured` is NaN, or if no curve has a measured persistence.
+    """
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -84,8 +87,8 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
     lines["fit to the arms"] = NEUTRAL, 1.5, "-"
     lines |= {"fit without a correction": (NEUTRAL, 0.8, "--")} if corrected else {}
     legend = {name: Line2D([], [], color=hue, linewidth=width, linestyle=dash) for name, (hue, width, dash) in lines.items()}
-    arm = key(Mark(NEUTRAL, "o", "-"), line=False)
-    return legend | {"arm with noise": arm, "real precision": key(Mark(NEUTRAL, "o", "-"), line=False, markerfacecolor="white")}
+    arm = key(Mark(NEUTRAL, "o", SOLID), line=False)
+    return legend | {"arm with noise": arm, "real precision": key(Mark(NEUTRAL, "o", SOLID), line=False, markerfacecolor="white")}
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -95,7 +98,7 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """Draw the means of the arms with their own markers, and the fit with its band if the curve has one."""
+    """Draw a dose-response curve: the mean of each arm as its marker, and the fit with its band if there is one."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +14,11 @@ from analysis.labels import coarseness
 from analysis.marks import NEUTRAL
 from analysis.results import Results
 from harness.dumps.files import read
+from harness.room import bounded
 
 NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batches (docs/dumps.md)"
 MOST_TOKENS = 200_000
-"""Maximum number of tokens in the density plot; of more, an evenly spaced part is drawn."""
+"""Maximum number of tokens in the density plot. If there are more, evenly spaced ones are drawn."""
 TOP = 0.1
 """Maximum share of the sequence weights, the largest ones, to which the tail is fitted."""
 TRUSTED = 0.7
@@ -58,7 +61,7 @@ def density(results: Results) -> Figure | str:
 
 
 def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """(x, share of values ≥ x) at ranks spaced evenly by their logarithm, which include each of the largest values."""
+    """The tail of a distribution as (x, share of values ≥ x), at about `points` ranks spaced evenly by their logarithm."""
     tail = np.sort(values)[::-1]
     rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
     return tail[rank - 1], rank / len(tail)
@@ -84,7 +87,10 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """(place, K3 = mean of ρ − 1 − log ρ) for each place, or for the upper ends of geometric bins if there are over `points`."""
+    """K3 by place in the response, as (place, mean of ρ − 1 − log ρ) in nats per token.
+
+    If there are more than `points` places, K3 is that of geometric bins, at the upper end of each.
+    """
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio
@@ -106,14 +112,22 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _dumped(results: Results) -> dict[str, Dumped]:
     """The dumped tokens of a sweep by precision, from fine to coarse. Runs read from W&B have no dumps."""
-    parts: dict[str, list[Dumped]] = {}
+    paths: dict[str, list[Path]] = {}
     if results.folder is None:
         return {}
     for run in results.runs.itertuples():
-        for path in sorted((results.folder / str(run.Index) / "dumps").glob("step-*.parquet")):
-            parts.setdefault(run.precision, []).extend(_tokens(table) for table in read(path))
-    order = sorted(parts, key=lambda precision: (coarseness(precision), precision))
-    return {precision: Dumped(*map(np.concatenate, zip(*parts[precision], strict=True))) for precision in order}
+        if files := sorted((results.folder / str(run.Index) / "dumps").glob("step-*.parquet")):
+            paths.setdefault(run.precision, []).extend(files)
+    return {precision: load(paths[precision]) for precision in sorted(paths, key=lambda name: (coarseness(name), name))}
+
+
+def load(paths: Iterable[Path]) -> Dumped:
+    """Load the tokens of dump files."""
+    parts: list[Dumped] = []
+    for path in paths:
+        with bounded(path):
+            parts += map(_tokens, read(path))
+    return Dumped(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _tokens(table) -> Dumped:

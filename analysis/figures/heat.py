@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from analysis.colours import ink
 from analysis.figures.style import HEAT, WIDTH, apart, lines, row_height, short, subplots
 from analysis.labels import brief
 
@@ -36,7 +39,7 @@ def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], colu
 
 
 def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool]:
-    """(labels of the columns, whether they are vertical since a word is too wide). room: width of a column in points."""
+    """The labels of the columns, and whether they are vertical because a word is too wide. room: column width in points."""
     names, most = apart(columns), int(room / LETTER)
     if max(len(word) for name in names for word in brief(name).split(" ")) <= most:
         return [short(name, most) for name in names], False
@@ -46,12 +49,13 @@ def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool
 
 
 def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
-    """Draw one heat map, in which dark is bad, even on a grey print. A combination that was not run stays white."""
+    """Draw one heat map, in which a strong colour is bad, even on a grey print. A combination that was not run stays empty."""
     values = np.full((len(rows), len(columns)), np.nan)
+    colours = matplotlib.colormaps[HEAT if bad_is_high else f"{HEAT}_r"]
     for (row, column), (value, words) in cells.items():
         at = rows.index(row), columns.index(column)
         values[at] = value
-        dark = value > 0.5 if bad_is_high else value < 0.5
-        axis.text(at[1], at[0], words, ha="center", va="center", fontsize=FONT, color="white" if dark else "black")
-    colours = f"{HEAT}_r" if bad_is_high else HEAT
-    axis.imshow(np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, aspect="auto")
+        axis.text(at[1], at[0], words, ha="center", va="center", fontsize=FONT, color=ink(to_hex(colours(value))))
+    edges = (np.arange(len(places) + 1) - 0.5 for places in (columns, rows))
+    axis.pcolormesh(*edges, np.ma.masked_invalid(values), vmin=0, vmax=1, cmap=colours, edgecolors="face")
+    axis.set_ylim(len(rows) - 0.5, -0.5)

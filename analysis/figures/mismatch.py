@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.figures.outcome import enough, part_of, thinned, too_few
 from analysis.figures.style import Handle, chunks, grid, key, label_outer, legend_below, literal, short, subplots
 from analysis.labels import coarseness, metric
-from analysis.marks import NEUTRAL, Mark
+from analysis.marks import NEUTRAL, SOLID, Mark
 from analysis.results import Results
 from analysis.statistics.measures import per_row
 from analysis.statistics.survival import FEW
@@ -73,20 +73,21 @@ def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
         label = "no correction" if name == "none" else short(name)
-        legend[label] = tuple(key(Mark(NEUTRAL, marker, "-"), line=False, markerfacecolor="none") for marker in markers[name])
+        legend[label] = tuple(key(Mark(NEUTRAL, marker, SOLID), line=False, markerfacecolor="none") for marker in markers[name])
     return legend
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    """The sources of mismatch of these runs, from fine to coarse precision."""
+    """The sources of mismatch of `runs`, from fine to coarse precision."""
     sources = runs.drop_duplicates("source")
     sources = sources.assign(coarseness=sources.precision.map(coarseness))
     return list(sources.sort_values(["coarseness", "precision", "source"]).source)
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """Figure of the diagnostics of collapsed runs around the onset. Each block of panels holds at most eight sources of mismatch.
-    Returns a sentence instead if there are too few runs.
+    """The figure of the diagnostics of collapsed runs around the onset, in blocks of at most eight sources of mismatch.
+
+    With too few collapses it is the reason why there is no figure.
     """
     if not enough(results):
         return too_few(results)
@@ -134,8 +135,8 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
 def deployment_gap(results: Results) -> Figure | str:
     """The figure of three costs of a mismatch, or of its correction.
 
-    The rollout policy's reward less the trainer's at the same step. The last reward of ended runs against the share of tokens
-    that the correction kept. The length of the responses that it dropped.
+    The first panels show the reward of the rollout policy less the trainer's at the same step. The next shows the last reward of
+    ended runs against the share of tokens that the correction used. The last shows the length of the responses that it dropped.
     """
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "the runs have not recorded both rewards"
@@ -180,7 +181,7 @@ def deployment_gap(results: Results) -> Figure | str:
 
 
 def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
-    """A row per run: the mean lengths of dropped and of used responses, over the steps at which its correction dropped some.
+    """A row per run: the mean lengths of dropped and of used responses, over the steps at which the correction dropped some.
 
     Empty if no run dropped a response, or if all responses have one length.
     """

@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import offset_copy
 
 from analysis.figures import heat
-from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, literal, row_height, short, subplots
+from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, row_height, short, subplots
 from analysis.marks import CONTROL, NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics import survival
@@ -22,12 +23,14 @@ CURVE_POINTS = 200
 """Maximum number of points of a drawn curve; more cannot be seen."""
 LEAST_SPAN = 0.3
 """Minimum span of a reward axis, so that small differences look small."""
+PLAIN = "no correction"
+"""Title of the panel of uncorrected arms."""
 RISKS = 5
 """Number of steps at which a survival plot states the runs at risk."""
 
 
 def too_few(results: Results) -> str:
-    """The reason for not drawing a figure that needs more collapses."""
+    """The reason for not drawing a figure: how many collapses it needs, and how many the sweep has."""
     collapses = int(results.runs.event.sum())
     return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 
@@ -38,17 +41,19 @@ def enough(results: Results) -> bool:
 
 
 class Panel(NamedTuple):
-    """One panel of a figure: the arms of one loss, correction and setting, with a line per source of mismatch."""
+    """One panel of a figure, with arms of one loss and setting: all uncorrected arms, or those of one source of mismatch.
+
+    calm: the setting without the keys of synthetic noise.
+    """
 
     title: str
     loss: str
     calm: str
-    correction: str
     arms: list[str]
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed, a panel per loss, correction and setting, a line per source."""
+    """The figure of the share of runs not yet collapsed: a line per arm, in the panels that the function `panels` makes."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -64,18 +69,18 @@ def survival_curves(results: Results) -> Figure | str:
     end = (results.runs.step * results.runs.updates).max()
     for axis, panel in zip(axes, shown, strict=True):
         for i, arm in enumerate(panel.arms):
-            _survival(axis, begun[begun.arm == arm], results.marks.arms[arm], i, end)
+            _survival(figure, axis, begun[begun.arm == arm], results.marks.arms[arm], i, end)
         axis.set_title(panel.title)
         axis.set(xlim=(0, end), ylim=(-0.02, 1.04))
         axis.set_xticks(np.linspace(0, end, RISKS))
-        axis.set_xlabel("optimizer step; in colour, runs at risk", fontsize=7, labelpad=3 + 9 * len(panel.arms))
+        axis.set_xlabel("optimizer step; above, runs at risk", fontsize=7, labelpad=3 + 9 * len(panel.arms))
         axis.tick_params(labelsize=7)
     axes[0].set_ylabel("share not collapsed")
-    legend_below(figure, [], _sources(results, shown))
+    legend_below(figure, [], _looks(results, shown))
     return figure
 
 
-def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
+def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
     """Draw a Kaplan-Meier curve: the interval at its end, censored runs as ticks, and the runs at risk below."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
@@ -84,30 +89,41 @@ def _survival(axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float
     axis.plot([end * (1.03 + 0.025 * place)] * 2, [last.lower, last.upper], color=mark.colour, linewidth=1.4, clip_on=False)
     censored = runs.time[~runs.event].to_numpy()
     axis.plot(censored, np.interp(censored, km.time, km.survival), "|", color=mark.colour, markersize=6)
+    below = -20 - 9 * place
+    beside = offset_copy(axis.transAxes, figure, x=-14, y=below, units="points")
+    axis.plot(0, 0, mark.marker, color=mark.colour, markersize=4, transform=beside, clip_on=False)
     for at in np.linspace(0, end, RISKS):
-        risk, below = f"{(runs.time >= at).sum()}", (0, -22 - 9 * place)
-        options: dict[str, Any] = {"xytext": below, "textcoords": "offset points", "ha": "center", "fontsize": 7}
-        axis.annotate(risk, (at, 0), xycoords=("data", "axes fraction"), color=mark.colour, **options)
+        options: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 7}
+        risk = f"{(runs.time >= at).sum()}"
+        axis.annotate(risk, (at, 0), xytext=(0, below), xycoords=("data", "axes fraction"), **options)
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
-    """The panels of a sweep: losses side by side, settings and corrections below each other, at most eight arms in each.
+    """The panels of a sweep: losses side by side, settings below each other, at most eight arms in each.
 
-    The title of a panel names only what differs between the panels.
+    The first panel of a loss and setting compares all uncorrected arms. Each source of mismatch with corrections has a further
+    panel, which compares them with the uncorrected arm. The title of a panel names only what differs between the panels.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
-    groups = {place: list(part.arm) for place, part in arms.groupby(["calm", "correction", "loss"], sort=False)}
-    corrections = list(dict.fromkeys(correction for _, correction, _ in groups))
-    places = sorted(groups, key=lambda place: (place[0], place[1] != "none", corrections.index(place[1]), place[2]))
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for (calm, loss), part in arms.groupby(["calm", "loss"], sort=False):
+        by_source = {str(source): mine for source, mine in part.groupby("source", sort=False)}
+        remedied = {source: list(mine.arm) for source, mine in by_source.items() if (mine.correction != "none").any()}
+        plain = list(part.arm[part.correction == "none"])
+        if not any(set(plain) <= set(mine) for mine in remedied.values()):
+            groups[calm, PLAIN, loss] = plain
+        groups |= {(calm, source, loss): mine for source, mine in remedied.items()}
+    kinds = list(dict.fromkeys([PLAIN, *(kind for _, kind, _ in groups)]))
+    places = sorted(groups, key=lambda place: (place[0], kinds.index(place[1]), place[2]))
     differ = [len({place[i] for place in places}) > 1 for i in range(3)]
     multiples = []
-    for calm, correction, loss in places:
-        words = (loss, "no correction" if correction == "none" else correction, calm)
+    for calm, kind, loss in places:
+        words = (loss, kind, calm)
         title = " · ".join(word for word, differs in zip(words, differ[::-1], strict=True) if differs and word)
-        parts = chunks(groups[calm, correction, loss])
+        parts = chunks(groups[calm, kind, loss])
         titles = [short((title + part_of(i, parts)).strip(), 32) for i in range(len(parts))]
-        multiples += [Panel(name, loss, calm, correction, part) for name, part in zip(titles, parts, strict=True)]
+        multiples += [Panel(name, loss, calm, part) for name, part in zip(titles, parts, strict=True)]
     return multiples
 
 
@@ -116,13 +132,13 @@ def part_of(place: int, parts: list) -> str:
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
-def _sources(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend entries of the panels: a line per source of mismatch, the control first."""
+def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
+    """Legend entries of the panels: a line per source of mismatch and correction, the control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
-        look = results.marks.arms[str(arm)]._replace(marker=results.marks.source(row.source).marker)
-        legend.setdefault("control" if row.control else literal(row.source), key(look))
+        name = row.source if row.correction == "none" else f"{row.source} {row.correction}"
+        legend.setdefault("control" if row.control else short(name), key(results.marks.arms[str(arm)]))
     return legend
 
 
@@ -156,13 +172,13 @@ def forest(results: Results) -> Figure | str:
 
 
 def ends(results: Results) -> Figure | str:
-    """The figure of the last held-out reward of every ended run, a row per arm, grouped by loss and setting."""
+    """The figure of the last held-out reward of every ended run: a row per arm, grouped by loss and by setting without noise."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
         return "no run has ended"
     rows = runs.drop_duplicates("arm").set_index("arm").loc[order(runs)].reset_index()
-    rows = rows.sort_values(["loss", "setting"], kind="stable").reset_index(drop=True)
+    rows = rows.sort_values(["loss", "calm"], kind="stable").reset_index(drop=True)
     sizes = runs.groupby("arm").size()[rows.arm]
     labels = [f"{short(arm, 48)}  (n={size})" for arm, size in zip(apart(rows.arm), sizes, strict=True)]
     figure, ((axis,),) = subplots(1, 1, 1.0 + max(0.24, row_height(labels, 8)) * len(rows))
@@ -173,7 +189,7 @@ def ends(results: Results) -> Figure | str:
             face = mark.colour if fell else "none"
             axis.plot(part.final, [y] * len(part), mark.marker, color=mark.colour, markerfacecolor=face, markersize=6, alpha=0.8)
         axis.plot(mine.final.mean(), y, "|", color=mark.colour, markersize=14, markeredgewidth=1.8)
-        if y and (arm.loss, arm.setting) != tuple(rows.loc[y - 1, ["loss", "setting"]]):
+        if y and (arm.loss, arm.calm) != tuple(rows.loc[y - 1, ["loss", "calm"]]):
             axis.axhline(y - 0.5, color=NEUTRAL, linewidth=0.5)
     axis.set_yticks(range(len(rows)), labels, fontsize=8)
     low, high = runs.final.min(), runs.final.max()
@@ -205,7 +221,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over steps: a panel per loss, correction and setting, the control behind each."""
+    """The figure of held-out reward over steps, in the panels that the function `panels` makes, with the control behind each."""
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
@@ -231,7 +247,7 @@ def reward_curves(results: Results) -> Figure | str:
     low, high = evaluated["eval/reward"].min(), evaluated["eval/reward"].max()
     axes[0].set_ylim(min(low, high - LEAST_SPAN) - 0.02, high + 0.02)
     label_outer(axes, "RL step", "held-out reward")
-    legend_below(figure, [], _sources(results, shown))
+    legend_below(figure, [], _looks(results, shown))
     return figure
 
 
@@ -251,7 +267,7 @@ def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], ma
 
 
 def sparse(x: np.ndarray) -> int:
-    """Points of a curve from one marker to the next, so that it has about five markers."""
+    """Number of points of a curve from one marker to the next, such that the curve has about five markers."""
     return max(1, len(x) // 5)
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from analysis.colours import dark
 from analysis.labels import brief
 from analysis.marks import DASHES, HUES, MARKERS, Mark
 
@@ -24,8 +24,8 @@ PANEL = 8
 """Maximum number of lines in a panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
 """Colours of series that are not arms, such as families of corrections; arms have theirs in `Results.marks`."""
-HEAT = "viridis"
-"""Colour map of heat maps, even for colour-blind readers and on a grey print."""
+HEAT = "Oranges"
+"""Colour map of heat maps, from nearly white to a strong colour. The lightness falls evenly, so that a grey print is readable."""
 WIDTH = 9.0
 """Width of a figure in inches."""
 
@@ -47,12 +47,6 @@ def series(place: int) -> dict[str, Any]:
     return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 
-def ink(colour: str) -> str:
-    """The text colour that is more legible on a colour: black from a relative luminance of 0.18 on (WCAG 2.1), else white."""
-    parts = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)]
-    return "black" if 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] > 0.179 else "white"
-
-
 def chunks(items: Sequence, size: int = PANEL) -> list[list]:
     """Items split into nearly equal parts, each small enough for one panel."""
     parts = -(-len(items) // size)
@@ -65,12 +59,12 @@ def short(text: str, width: int = 34) -> str:
 
 
 def lines(labels: Iterable[str]) -> int:
-    """The number of lines in the tallest of these labels."""
+    """The number of lines in the tallest of `labels`; 1 if there is none."""
     return max((label.count("\n") + 1 for label in labels), default=1)
 
 
 def row_height(labels: Sequence[str], points: float) -> float:
-    """Height in inches of a row that fits the tallest of these labels, in a font of `points`."""
+    """Height in inches of a row that fits the tallest of `labels`, in a font of `points`."""
     return 0.08 + lines(labels) * points * 1.2 / 72
 
 
@@ -117,11 +111,11 @@ def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
 
 
 Handle = Line2D | tuple[Line2D, ...]
-"""The handle of one legend entry; several lines stand side by side."""
+"""The handle of one legend entry: a line, or several lines that are drawn side by side."""
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
-    """Put one legend for all panels below them. A label must have one look in all. more: label -> handle, put at the end.
+    """Put one legend for all panels below them. A label must mean the same line in all. more: label -> handle, put at the end.
 
     A handle is long enough for two periods of every dash, so that the dash is recognised.
     """
@@ -139,7 +133,10 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """A legend handle: the line of a source of mismatch, with a marker if it shares its hue, or the marker of a correction."""
+    """A legend handle. line: draw the line of a source of mismatch, with a marker if other sources share its hue.
+
+    Without `line` it is the marker alone, as for a correction.
+    """
     if line:
         marker = "" if mark.marker == MARKERS[0] else mark.marker
         return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)
@@ -160,7 +157,8 @@ class Drawing(NamedTuple):
 def draw(figure: Figure, name: str) -> Drawing:
     """The figure as SVG. name: prefix of the ids of its curves. A line with a gid is the curve of the run with that id.
 
-    The texts may come from an untrusted run, so they are escaped.
+    The background is transparent, and each colour has a dark variant. matplotlib names no black fill, so text and black shapes
+    take the page's text colour. The texts may come from an untrusted run, so they are escaped.
     """
     for text in figure.findobj(Text):
         text.set_text(literal(text.get_text()))
@@ -173,9 +171,17 @@ def draw(figure: Figure, name: str) -> Drawing:
                 points = {"x": [_plain(value) for value in x], "y": [_plain(value) for value in y]}
                 curves.append({"id": line.get_gid(), "run": run, "panel": number, **points})
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), dpi=110)
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=metadata, dpi=110, transparent=True)
     panels = [_panel(figure, axis) for axis in figure.axes] if curves else []  # once the layout is settled
-    return Drawing(buffer.getvalue()[buffer.getvalue().index("<svg") :], {"panels": panels, "curves": curves})
+    svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    return Drawing(re.sub(r"(?<=[\"; ])(fill|stroke): (#[0-9a-f]{6})", themed, svg), {"panels": panels, "curves": curves})
+
+
+def themed(declaration: re.Match[str]) -> str:
+    """A CSS declaration of a colour, with the colour's dark variant for a browser that knows `light-dark`."""
+    name, colour = declaration.groups()
+    return f"{name}: {colour}; {name}: light-dark({colour}, {dark(colour)})"
 
 
 def png(figure: Figure, dpi: int = 110) -> bytes:

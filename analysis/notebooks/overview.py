@@ -1,24 +1,10 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Overview of a sweep
 # What was run, what became of it, and its caveats.
 #
-# It reads what `FAULTLINE_SWEEP` names, or what you write into the call of `load` below:
-#
-# | source | name |
-# |---|---|
-# | run folders | `runs/demo` |
-# | W&B's offline files, anywhere below a folder | `wandb-offline:runs/demo` |
-# | a W&B server, with `WANDB_API_KEY` set, and `WANDB_BASE_URL` for one of your own | `wandb:[entity/]project[:group]` |
+# It reads the sweep that `FAULTLINE_SWEEP` names, or that you write into the call of `load` below: run folders (`runs/demo`),
+# W&B's offline files (`wandb-offline:runs/demo`), or a W&B server (`wandb:[entity/]project[:group]`, with `WANDB_API_KEY` set,
+# and `WANDB_BASE_URL` for one of your own).
 
 # %%
 # %matplotlib inline

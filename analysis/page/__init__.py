@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path
 
-from analysis.figures.style import draw
+from analysis.figures.style import draw, themed
 from analysis.frames import cells
 from analysis.marks import Mark
 from harness.progress import Progress
@@ -27,7 +27,7 @@ SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 
 
 class Section(NamedTuple):
-    """A section of the page. Below its title, in this order: items as a list, the figure, the table, preformatted text, the note.
+    """A section of a report's page: its title, and below it items, figure, table, preformatted text and note, in this order.
 
     anchor: name of the section in links. warning: whether it is marked as a warning. wrapped: whether table cells break lines.
     """
@@ -64,10 +64,12 @@ def page(
     runs: Mapping[str, Mapping[str, Any]] | None = None,
     marks: Mapping[str, Mark] | None = None,
 ) -> str:
-    """The page as HTML: title, answer as a list of sentences, note with a link (anchor, words), then the sections.
+    """The page of a report as HTML.
 
+    It shows the title, the answer, the note with a link (anchor, words), then the sections. The first sentence of the answer is a
+    headline, and the rest are a list. The answer has at least one sentence.
     runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, for the curves.
-    marks: looks of the arms, drawn before their names in the first column of a table.
+    marks: mark of each arm, drawn before the arm's name in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))
     for section in sections:
@@ -87,8 +89,14 @@ def swatch(mark: Mark) -> Markup:
     for vertices, code in style.get_path().transformed(style.get_transform()).iter_segments(simplify=False):
         points = " ".join(f"{x:.3f} {-y:.3f}" for x, y in vertices.reshape(-1, 2))
         words.append("Z" if code == Path.CLOSEPOLY else f"{SVG[code]}{points}")
-    body = Markup('<path d="{}" fill="{}"/>').format(" ".join(words), mark.colour)
+    fill = re.sub(r"(fill): (.*)", themed, f"fill: {mark.colour}")
+    body = Markup('<path d="{}" style="{}"/>').format(" ".join(words), fill)
     return Markup('<svg class="mark" viewBox="-.8 -.8 1.6 1.6" aria-hidden="true">{}</svg>').format(body)
+
+
+def unbroken(text: str) -> Markup:
+    """A text, escaped, whose numbers do not break at the sign of their exponent."""
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="number">\g<0></span>', str(escape(text))))
 
 
 def _picture(section: Section) -> Picture | None:
@@ -105,4 +113,6 @@ def _table(table: pd.DataFrame | None) -> tuple[list[str], list[list[str]]] | No
 @functools.cache
 def _template() -> Template:
     loader = PackageLoader("analysis", "page")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template("page.html")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["unbroken"] = unbroken
+    return environment.get_template("page.html")

@@ -1,6 +1,6 @@
 """`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot of a report with numbered parts, for docs/report.md.
 
-Chromium takes it. Sections without a number are left out, so that the picture fits on a screen or two.
+Chromium takes the screenshot. Sections without a number are left out, so that the picture fits on a screen or two.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ WIDTH = 1440
 COLOURS = 256
 """Number of colours of the picture's palette; with fewer, two precisions would get the same hue."""
 CALLOUTS = {
-    1: "ul.answer",
+    1: "h1",
     2: "ul.answer ~ p.note",
     3: "section:first-of-type figure",
     4: "Arms",
-    5: "Outcomes",
-    6: "Other definitions of a collapse",
+    5: "Held-out reward",
+    6: "Outcomes",
+    7: "Other definitions of a collapse",
 }
 """Number in the picture -> CSS selector of the element that it marks, or title of its section."""
 

@@ -11,9 +11,10 @@ function element(tag, content = {}, parent = null) {
   return made;
 }
 
-// --- what is wider than the window fades at the right until it is scrolled to its end ------------------------------------
+// --- what is wider than the window says so, and fades at the right until it is scrolled to its end -------------------------
 
 function fade(box) {
+  box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
   box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
 }
 

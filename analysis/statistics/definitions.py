@@ -35,7 +35,7 @@ def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
-    """Detector -> step of onset, from running the detectors of held-out reward on these evaluations."""
+    """Detector -> step of onset, from running a config's detectors of held-out reward on the evaluations `rows`."""
     return {name: event["onset"] for name, event in detect(rows, of_reward(config)).items()}
 
 

@@ -62,7 +62,7 @@ class Curve(NamedTuple):
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The fit at these doses, and the lower and upper ends of its 95 % band, as [3, ...]; NaN beyond the largest dose."""
+        """The fit at the doses `k3`, and the lower and upper ends of its 95 % band, as [3, ...]; NaN beyond the largest dose."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -147,8 +147,9 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """Dose-response curves, reward over K3 of synthetic noise: one per policy, loss, setting, correction and persistence, the
-    uncorrected first. table: from `points`. Noisy arms without a control in their precision are left out.
+    """Dose-response curves of reward over K3: one per policy, loss, setting, correction and persistence of the noise.
+
+    table: from `points`. Uncorrected curves come first. Noisy arms without a control in their precision are left out.
     """
     if table.empty:
         return []

@@ -31,8 +31,8 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
     """A row per run: its held-out rewards and its mismatch.
 
     Columns: final_reward, best_reward; k3, the median over steps (nats per token); ess_sequence_min; log_ratio_max (nats);
-    persistence, the median over a run of that over 20 syncs; the mean shares tokens_rejected and tokens_weighted_zero. Of a
-    collapsed run only the steps up to its onset count, since later ones cannot have caused the collapse.
+    persistence, the median over steps of the persistence over 20 syncs; the mean shares tokens_rejected and tokens_weighted_zero.
+    Only the steps of a run up to the onset of a collapse count, since later ones cannot have caused it.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
     run = steps.run[before]
@@ -56,8 +56,10 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, the held-out reward, and the metrics EVALUATED and of probed precisions at
-    that step."""
+    """A row per run and evaluation: arm, seed, step, held-out reward, and metrics of that step.
+
+    The metrics are EVALUATED and those of probed precisions.
+    """
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]

@@ -58,7 +58,7 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """final_iqm and final_mean of the last rewards, with bootstrap intervals stratified by setting."""
+    """The interquartile mean final_iqm and the mean final_mean of last rewards, with bootstrap intervals within `strata`."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)

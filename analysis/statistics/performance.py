@@ -45,7 +45,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run: final and best, its last and its best held-out reward. The best hides a collapse, so show both."""
+    """A row per run with its last held-out reward, `final`, and its best, `best`. The best hides a collapse, so show both."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
     grouped = steps[["run", "eval/reward"]].dropna().groupby("run", observed=True)["eval/reward"]

@@ -32,7 +32,7 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
     """Probability that TOST of n against n seeds shows equivalence within the margin of two arms that are equal.
 
     With e = spread·√(2/n), s the pooled standard deviation and ν = 2n − 2, TOST rejects when
-    |x̄ − ȳ| < margin − t_{1−α, ν}·s·√(2/n). The two are independent, and ν·s²/spread² ~ χ²_ν:
+    |x̄ − ȳ| < margin − t_{1−α, ν}·s·√(2/n). x̄ − ȳ and s are independent, and ν·s²/spread² ~ χ²_ν:
         power = E_s max(0, 2Φ((margin − t·s·√(2/n)) / e) − 1)
     """
     degrees, error = 2 * n - 2, spread * (2 / n) ** 0.5
@@ -58,12 +58,12 @@ def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -
 
 
 def least_seeds(alpha: float, sides: int) -> int:
-    """The smallest n for which an exact test of n against n runs can have p ≤ alpha. Its least p is sides / C(2n, n)."""
+    """The smallest n for which an exact test of n against n runs can have p ≤ alpha. The least p is sides / C(2n, n)."""
     return next(n for n in count(2) if sides / comb(2 * n, n) <= alpha)
 
 
 def spread_of(values: np.ndarray, confidence: float = 0.8) -> tuple[float, float]:
-    """(standard deviation s between seeds, its upper limit s·√((n−1)/χ²_{1−confidence, n−1})), for normal values.
+    """The standard deviation s between seeds, and its upper limit s·√((n−1)/χ²_{1−confidence, n−1}), for normal values.
 
     Few seeds estimate their spread badly: the limit of five is 1.6 times s.
     """

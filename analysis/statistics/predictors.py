@@ -30,7 +30,10 @@ DIAGNOSTICS = {
 
 
 class Signal(NamedTuple):
-    """A diagnostic of one run: its steps, and the extreme of its running median so far, signed so that high is bad."""
+    """A diagnostic of one run, signed so that high is bad.
+
+    steps: steps at which it was recorded. smooth: its running median. level: the highest running median so far.
+    """
 
     steps: np.ndarray
     level: np.ndarray
@@ -102,7 +105,7 @@ def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int
 
 
 def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
-    """A signal's running median at these steps. Values before its first recorded step are meaningless."""
+    """A signal's running median at `steps`. Values before its first recorded step are meaningless."""
     return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
@@ -121,7 +124,10 @@ def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """The best threshold for runs that reached these levels [N]; event [N]: whether each of them collapsed."""
+    """The threshold with the best skill for runs that reached `levels` [N]; NaN without both kinds of runs.
+
+    event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above it, less that of the others.
+    """
     if not event.any() or event.all():
         return np.nan
     places = np.unique(levels[levels > -np.inf])
@@ -137,12 +143,12 @@ def _passing(levels: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per diagnostic: the share of collapsed runs detected, median_lead (RL steps), the share of other runs with a false
-    alarm, and auc, `HORIZON` steps ahead.
+    """A row per diagnostic: how well it would have predicted the collapses.
 
-    The threshold that judges a run was chosen on the runs of the other seeds. Sources of mismatch without a collapse are left
-    out: a run without mismatch raises no false alarm. The cells need a collapsed run, another
-    run and two seeds; without these they are missing, and `note` gives the reason.
+    detected: share of collapsed runs with an alarm before the onset. median_lead: RL steps from alarm to onset. false_alarms:
+    share of other runs with an alarm. auc: `time_dependent_auc`, `HORIZON` steps ahead. The threshold that judges a run was
+    chosen on the runs of the other seeds. Sources of mismatch without a collapse are left out, since a run without mismatch
+    raises no false alarm. The cells need a collapsed run, another run and two seeds; else they are missing, and `note` says why.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]

@@ -52,7 +52,7 @@ def _moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: float) -> np.ndarray:
-    """Quantile of the Beta distribution with these two moments about 0; `sure` if the variance is 0."""
+    """The quantile `share` of the Beta distribution with E X = `first` and E X² = `second`; `sure` if the variance is 0."""
     variance = second - first**2
     known = variance > 1e-15
     scale = (first - second) / np.where(known, variance, 1.0)
@@ -96,7 +96,7 @@ def rmst_difference(
 
 
 def paired_by_seed(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    """Whether two arms have the same seeds, each seed once."""
+    """Whether two arms have the same seeds, so that their runs can be compared seed by seed."""
     return sorted(one.seed) == sorted(other.seed)
 
 

@@ -1,8 +1,8 @@
 """Every p-value of the project: permutation, sign flips, claims against a margin, log-rank; Holm's adjustment; exact intervals.
 
-Each test enumerates the rearrangements of the runs that its null hypothesis makes equally likely, and p is the share of them
-whose statistic is at least as extreme as the observed one. Up to ENUMERATED rearrangements all are enumerated. If there are
-more, a sample is drawn, and p counts the observed one too.
+Each test enumerates the rearrangements of the runs that its null hypothesis makes equally likely. p is the share of
+rearrangements whose statistic is at least as extreme as the observed one. If there are more than ENUMERATED, a sample of them is
+drawn, and p counts the observed arrangement too.
 
 x and y are the endpoints of two arms, a value per run, and δ = E x − E y.
     unpaired   the values are assigned to the two arms anew:      C(n + m, n) subsets
@@ -34,8 +34,8 @@ class Interval(NamedTuple):
 class Rearranged(NamedTuple):
     """A test statistic and its distribution under the null hypothesis.
 
-    observed: its value in the data. sums: its values in the rearrangements [N]. drawn: 1 if the rearrangements are a sample, to
-    which the observed one is added, and 0 if they are complete.
+    observed: the statistic of the data. sums: the statistic of each rearrangement [N]. drawn: 1 if the rearrangements are a
+    sample, to which the observed one is added, and 0 if they are complete.
     """
 
     observed: float
@@ -147,7 +147,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
-    """Holm's adjustment of these p-values in a family of `planned` comparisons. Those without runs count with p = 1."""
+    """Holm's adjustment of the p-values `p` in a family of `planned` comparisons. Comparisons without runs count with p = 1."""
     return holm(np.array(p + [1.0] * (planned - len(p))))[: len(p)]
 
 

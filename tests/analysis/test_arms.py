@@ -182,3 +182,15 @@ def test_a_routing_replay_is_named_beside_the_correction():
     named = arms({name: parse(compose(*more)).model_dump(mode="json") for name, more in overrides.items()})
     assert {name: str(made) for name, made in named.items()} == {name: name for name in overrides}
     assert [made.correction for made in named.values()] == ["none", "none", "r3", "sequence-mask r3"]
+
+
+def test_a_warm_start_that_follows_the_seed_is_a_part_of_the_replicate():
+    """Seeds 1 and 2 with warm starts of their own are one arm. Where a warm start differs by itself, it names the arm."""
+
+    def names(*pairs):
+        runs = {str(pair): compose(f"seed={pair[0]}", f"warmstart.seed={pair[1]}", BF16, "loss=pg") for pair in pairs}
+        return list(map(str, arms(runs).values()))
+
+    assert names((1, 1), (2, 2)) == 2 * ["bf16 pg"]
+    assert names((1, 1), (2, 1)) == 2 * ["bf16 pg"]
+    assert names((1, 1), (2, 2), (2, 1)) == [f"bf16 pg warmstart.seed={seed}" for seed in (1, 2, 1)]

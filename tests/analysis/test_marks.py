@@ -1,4 +1,4 @@
-"""The one map of looks: an arm looks the same wherever it is drawn, the control is black, no two hues are alike to any eye."""
+"""The one map of looks: an arm looks the same wherever it is drawn, and no two hues are alike to any eye on any paper."""
 
 import itertools
 import re
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
+from analysis.colours import LINE, PAPER, SHADES, TEXT, contrast, dark, ink, readable, shade
 from analysis.figures import FIGURES
 from analysis.labels import PRECISIONS
 from analysis.load import load
@@ -46,10 +47,42 @@ def sweep(folder):
     return folder
 
 
+VARIANTS = {"light": lambda colour: colour, "dark": dark}
+"""Scheme -> the colour that a page of this scheme shows."""
+
+
+def test_contrast_is_that_of_the_guidelines():
+    """21 of black and white, the range's ends (WCAG 2.1). #777777 on white: ((0x77/255 + 0.055)/1.055)^2.4 = 0.1845, so
+    1.05/0.2345 = 4.478, which the guidelines' own technique G18 rejects for text."""
+    assert contrast("#000000", "#ffffff") == contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3) and contrast("#777777", "#777777") == 1
+    assert (ink("#c47d03"), ink("#3f007f")) == ("black", "white")
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
+@pytest.mark.parametrize("hue", [CONTROL, *HUES.values()])
+def test_every_shade_is_legible_on_both_papers(hue, scheme):
+    """Level AA: 3 of a line and 4.5 of a text with its background."""
+    shades = [hue] if hue == CONTROL else [shade(hue, place) for place in range(SHADES)]
+    for colour in shades:
+        assert contrast(VARIANTS[scheme](colour), PAPER[scheme]) >= LINE
+        assert contrast(VARIANTS[scheme](readable(colour)), PAPER[scheme]) >= TEXT
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
 @pytest.mark.parametrize("eye", EYES)
-def test_no_two_hues_are_alike(eye):
+@pytest.mark.parametrize("hue", HUES.values())
+def test_shades_of_a_hue_are_apart_to_every_eye(hue, eye, scheme):
+    """Shades differ in lightness, which every eye has. They are at least three times just noticeable apart."""
+    shades = [lab(VARIANTS[scheme](shade(hue, place)), EYES[eye]) for place in range(SHADES)]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(shades, 2)) > 7
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
+@pytest.mark.parametrize("eye", EYES)
+def test_no_two_hues_are_alike(eye, scheme):
     """Just noticeable is a distance of about 2.3 in CIELAB; six times that tells thin lines apart."""
-    colours = [CONTROL, *HUES.values()]
+    colours = [VARIANTS[scheme](colour) for colour in (CONTROL, *HUES.values())]
     apart = {(a, b): np.linalg.norm(lab(a, EYES[eye]) - lab(b, EYES[eye])) for a, b in itertools.combinations(colours, 2)}
     assert min(apart.values()) > 14, min(apart, key=apart.__getitem__)
 
@@ -59,9 +92,19 @@ def test_every_precision_has_a_hue_and_no_source_of_a_sweep_takes_it():
     arms = [Styled("a", "int8", "int8", "none", False), Styled("b", "fp32", "fp32, noise 0.1", "none", False)]
     looks = marks([*arms, Styled("c", "fp32", "fp32", "none", True), Styled("d", "fp32", "fp32", "icepop", False)]).arms
     assert looks["a"].colour == HUES["int8"] == SPARE[0] and looks["b"].colour == SPARE[1]
-    assert looks["c"].colour == CONTROL and looks["d"].colour == NEUTRAL  # only the control is black
+    assert looks["c"].colour == CONTROL and looks["d"].colour == shade(NEUTRAL, 1)  # only the control is black
     assert looks["c"].marker == MARKERS[0] != looks["d"].marker == MARKERS[1]
     assert marks(arms[:1]).source("fp8_tensor").colour == HUES["fp8_tensor"]  # of a precision that no arm has
+
+
+def test_corrections_of_a_precision_differ_in_shade_dash_and_marker():
+    """Four arms of a precision, of which the uncorrected one has the precision's hue. Another precision has other dashes."""
+    arms = [Styled(f"{name} {how}", name, name, how, False) for name in ("int8", "nvfp4") for how in ("none", "a", "b", "c")]
+    looks = marks(arms).arms
+    mine, others = ([looks[f"{name} {how}"] for how in ("none", "a", "b", "c")] for name in ("int8", "nvfp4"))
+    assert all(len(set(part)) == 4 for part in zip(*mine, strict=True))
+    assert mine[0].colour == HUES["int8"] and [look.marker for look in mine] == [look.marker for look in others]
+    assert all(look.dash != other.dash for look, other in zip(mine, others, strict=True))
 
 
 def test_sources_that_share_a_hue_have_another_marker():
@@ -103,10 +146,11 @@ def test_the_control_is_black(tmp_path):
     for seed in range(2):
         write(tmp_path, FP32, seed=seed)
         write(tmp_path, FP8, "correction=token_truncate", seed=seed)
+        write(tmp_path, FP8, seed=seed)
     results = load(tmp_path)
     axes = FIGURES["reward"].draw(results).axes
     control = set(results.runs.index[results.runs.control])
-    assert [axis.get_title("left") for axis in axes] == ["no correction", "token-truncate"]
+    assert [axis.get_title("left") for axis in axes] == ["no correction", "fp8_tensor"]
     for axis in axes:  # its own panel, and behind the others
         drawn = [line for line in axis.lines if line.get_gid() in control]
         assert len(drawn) == 2 and {to_hex(line.get_color()) for line in drawn} == {CONTROL}

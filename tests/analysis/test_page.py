@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis import frames
 from analysis.figures.style import draw, subplots
-from analysis.page import Section, page
+from analysis.page import Section, page, unbroken
 
 HOSTILE = "<script>alert(1)</script> & | [bold]x[/bold]"
 TABLE = pd.DataFrame({"ess_sequence_min": [0.123456, None], "arm": [HOSTILE, "fp8"], "runs": [3, 4]})
@@ -30,9 +30,16 @@ def test_everything_but_a_figure_is_escaped():
     assert text.count("<svg") == 1 and "Nothing to list." in text and "<th>lowest sequence ESS</th>" in text
 
 
+def test_a_number_does_not_break_at_its_exponent():
+    """A browser breaks lines after a hyphen: between two numbers, not within one. All is escaped before."""
+    assert unbroken("4.8e-05 / 1e-2") == '<span class="number">4.8e-05</span> / <span class="number">1e-2</span>'
+    assert unbroken("sequence-mask <b>1.5e-3") == 'sequence-mask &lt;b&gt;<span class="number">1.5e-3</span>'
+    assert unbroken("the-end, 0.5") == "the-end, 0.5"
+
+
 def test_a_table_reads_the_same_everywhere(capsys):
     """Three significant digits, – for a missing value, the label of the column."""
-    html = page("t", [], [Section("s", table=TABLE)])
+    html = page("t", ["a"], [Section("s", table=TABLE)])
     assert "<td>0.123</td>" in html and "<td>–</td>" in html
     head, _, first, second = frames.markdown(TABLE).splitlines()
     assert head.split("|")[1].strip() == "lowest sequence ESS" and r"& \| [bold]" in first
@@ -52,7 +59,7 @@ def test_what_a_run_is_called_stays_data():
     run = "</script><script>alert(1)</script>"
     figure, ((axis,),) = subplots(1, 1, 3.0)
     axis.plot([0, 10], [0.25, 0.75], gid=run)
-    text = page("t", [], [Section("Curves", figure=figure)], runs={run: {"arm": run, "seed": 0, "href": "", "settings": {}}})
+    text = page("t", ["a"], [Section("Curves", figure=figure)], runs={run: {"arm": run, "seed": 0, "href": "", "settings": {}}})
     assert text.count("<script") == 2 and "alert(1)<" not in text
     curves = json.loads(html.unescape(re.search(r'data-curves="([^"]*)"', text)[1]))
     (curve,) = curves["curves"]

@@ -1,0 +1,97 @@
+"""Colours that stay legible on a light and on a dark background: their contrast, their shades and their dark variants.
+
+Lightness, chroma and hue are those of OKLab (Ottosson 2020), in which equal steps of lightness look equal.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+
+PAPER = {"light": "#ffffff", "dark": "#16181c"}
+"""Background of a page in each colour scheme."""
+LINE, TEXT = 3.0, 4.5
+"""Least contrast of a line, and of text, with its background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
+DARKEST, LIGHTEST = 0.30, 0.65
+"""Range of lightness of a shade. A shade within it, and its dark variant, have the contrast LINE with their backgrounds."""
+SHADES = 4
+"""Number of shades of a hue, spaced evenly over the range of lightness."""
+READABLE = 0.52
+"""Maximum lightness of coloured text on a light background."""
+TURN = 1.2
+"""Sum of the lightness of a colour and of its dark variant. It turns a white background into a nearly black one."""
+
+LMS = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+"""Matrix from linear sRGB to the responses of the eye's three kinds of cones."""
+LAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+"""Matrix from the cube roots of the cones' responses to lightness and the two colour axes of OKLab."""
+
+
+def linear(colour: str) -> np.ndarray:
+    """Linear light of a colour's red, green and blue, in 0..1 (IEC 61966-2-1)."""
+    srgb = np.array(to_rgb(colour))
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of a colour: 0 for black, 1 for white."""
+    return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours (WCAG 2.1): (L₁ + 0.05) / (L₂ + 0.05) with L₁ the larger luminance; from 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink(colour: str) -> str:
+    """The text colour with the higher contrast on a colour: black or white."""
+    return "black" if contrast("black", colour) > contrast("white", colour) else "white"
+
+
+def shade(colour: str, place: int) -> str:
+    """Shade number `place` of a hue. Number 0 is the colour itself; after SHADES they repeat."""
+    lightness = _oklab(colour)[0] - DARKEST
+    span = LIGHTEST - DARKEST
+    return colour if place % SHADES == 0 else _lightened(colour, DARKEST + (lightness + place * span / SHADES) % span)
+
+
+def readable(colour: str) -> str:
+    """The colour, darkened if text in it would be too pale. Its dark variant is legible as text on a dark background."""
+    return _lightened(colour, min(_oklab(colour)[0], READABLE))
+
+
+@functools.cache
+def dark(colour: str) -> str:
+    """Variant of a colour for a dark background: its hue, with the lightness `TURN` less that of the colour."""
+    return _lightened(colour, min(TURN - _oklab(colour)[0], 1.0))
+
+
+def _oklab(colour: str) -> np.ndarray:
+    return LAB @ np.cbrt(LMS @ linear(colour))
+
+
+def _lightened(colour: str, lightness: float) -> str:
+    """The colour with another lightness. Its chroma is cut as far as sRGB requires."""
+    _, a, b = _oklab(colour)
+    for chroma in np.linspace(1, 0, 101):
+        rgb = np.linalg.solve(LMS, np.linalg.solve(LAB, [lightness, chroma * a, chroma * b]) ** 3)
+        if rgb.min() > -1e-4 and rgb.max() < 1 + 1e-4:
+            break
+    rgb = np.clip(rgb, 0, 1)
+    red, green, blue = np.where(rgb <= 0.0031308, 12.92 * rgb, 1.055 * rgb ** (1 / 2.4) - 0.055)
+    return to_hex((red, green, blue))
