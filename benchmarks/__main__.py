@@ -14,7 +14,7 @@ SMOLLM2 = Path("models/smollm2")
 
 
 def main(name: str, *arguments: str) -> None:
-    """Run a benchmark on one thread, after printing what it measures and the machine; report a missing requirement instead."""
+    """Run a benchmark on one thread, after printing its subject and the machine. A missing requirement is reported instead."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.append(str(ORACLES))
     part = importlib.import_module(f"benchmarks.{name}")
@@ -28,7 +28,8 @@ def main(name: str, *arguments: str) -> None:
 
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    part.main(*arguments)
+    for case in part.cases(*arguments):
+        print(case.report(), flush=True)
 
 
 def _cpu() -> str:

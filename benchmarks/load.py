@@ -1,6 +1,6 @@
 """500 runs x 1,000 steps x 60 metrics read, against pandas' own reader, and their whole report.
 
-The runs are synthetic: 10 arms of 50 seeds, of which some collapse.
+The runs are synthetic: 10 arms of 50 seeds. Some of the runs collapse.
 """
 
 import copy
@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,48 +19,36 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import load
-from benchmarks.measure import of_children, ratio, timed
+from benchmarks.measure import Case, children
 from harness.compose import compose
 from harness.run.folder import RunFolder
 
 RUNS, STEPS, METRICS, DIFFERENT = 500, 1000, 60, 10
-"""Size of the synthetic sweep. Each arm has DIFFERENT runs of distinct numbers, since writing 500 would take longest of all."""
+"""Size of the synthetic sweep. Each arm has DIFFERENT runs with numbers of their own, because to generate all 500 takes long."""
 ARMS = [(loss, name) for loss in ("ppo", "gspo", "cispo", "pg", "topr") for name in ("fp32", "fp8_tensor")]
-ROUNDS, SAMPLE = 2, 10
-"""Number of times that the sweep is read and reported, and number of runs that pandas reads each time."""
 
 
-def main() -> None:
+def cases() -> Iterator[Case]:
+    """Generate two cases: to read the sweep and to report it, each with an empty cache and then with a full one."""
     os.environ["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # its list of fonts was made once
     with tempfile.TemporaryDirectory() as folder:
         files = _write(sweep := Path(folder) / "bench")
-        print(f"  {sum(file.stat().st_size for file in files) / 2**20:,.0f} MiB of JSON lines")
-        read, report = partial(_read, sweep), (sys.executable, "-m", "faultline", "report", str(sweep))
-        pairs = [_cold_and_cached(folder, read, timed) for _ in range(ROUNDS)]
-        theirs = [
-            timed(lambda: pd.concat(pd.read_json(file, lines=True) for file in files[:SAMPLE])) * RUNS / SAMPLE for _ in pairs
-        ]
-        _print("read", pairs)
-        print(f"  pandas.read_json takes {ratio(theirs, [cold for (cold, _), _ in pairs])} times as long in proportion, "
-              f"{SAMPLE} runs read", flush=True)  # fmt: skip
-        reported = partial(subprocess.run, report, check=True, capture_output=True)
-        _print("faultline report", [_cold_and_cached(folder, reported, of_children) for _ in range(ROUNDS)])
+        size = f"{sum(file.stat().st_size for file in files) >> 20:,} MiB of JSON lines"
+        read, command = partial(_read, sweep), (sys.executable, "-m", "faultline", "report", str(sweep))
+        pandas = {"pandas.read_json": lambda: [pd.read_json(file, lines=True) for file in files]}
+        yield Case(f"read, {size}", _cold_and_cached(folder, read) | pandas, rounds=2, warm=False)
+        report = partial(subprocess.run, command, check=True, capture_output=True)
+        yield Case("faultline report", _cold_and_cached(folder, report), rounds=2, warm=False, clock=children)
 
 
-def _cold_and_cached(folder: str, run: Callable[[], object], measure: Callable) -> list[tuple[float, float]]:
-    """Seconds of (processor time, wall clock) of a call with an empty cache, and of the call again with the full one."""
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
-    both = []
-    for _ in range(2):
-        began = time.perf_counter()
-        both.append((measure(run), time.perf_counter() - began))
-    return both
+def _cold_and_cached(folder: str, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    """Return two functions: one that calls `run` with an empty cache, and one that calls it with the cache filled before."""
 
+    def cold() -> None:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
+        run()
 
-def _print(what: str, pairs: list[list[tuple[float, float]]]) -> None:
-    for name, taken in zip(("cold", "from the cache"), zip(*pairs, strict=True), strict=True):
-        spent, clock = (f"{min(each):.1f} to {max(each):.1f} s" for each in zip(*taken, strict=True))
-        print(f"  {what}, {name}: {spent}, {clock} by the clock", flush=True)
+    return {"cold": cold, "from the cache": run}
 
 
 def _read(sweep: Path) -> None:
@@ -88,7 +75,10 @@ def _write(sweep: Path) -> list[Path]:
 
 @functools.cache
 def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
-    """The metrics file of a run that learns from 0.4 to 0.9, or falls at `collapse`; evaluated every tenth step."""
+    """Return the metrics file of a run as text. Its reward rises from 0.4 to 0.9, or falls at step `collapse`.
+
+    It is evaluated at every tenth step.
+    """
     rng, lines = np.random.default_rng(seed), []
     for step in range(STEPS + 1):
         reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)

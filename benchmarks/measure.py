@@ -1,59 +1,75 @@
-"""Helpers of all benchmarks: processor time taken in turns, ratios with their spread, and the peak memory of a call."""
+"""Measurement for all benchmarks: the time of calls that take turns, ratios with their spread, the peak memory of a call."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from harness.train.trainer import Trainer
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Processor seconds of one call. Other processes on the machine do not count, except for the caches that they occupy."""
-    began = time.process_time()
-    run()
-    return time.process_time() - began
+def own() -> float:
+    """Processor seconds of this process. Other processes do not count, except for the caches that they occupy."""
+    return time.process_time()
 
 
-def in_turns(
-    rounds: int, runs: Mapping[str, Callable[[], object]], measure: Callable[[Callable[[], object]], float] = timed
-) -> dict[str, list[float]]:
-    """Processor seconds of each run in each round. An extra first round, in which kernels are chosen, is left out."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            seconds[name].append(measure(run))
-    return {name: taken[1:] for name, taken in seconds.items()}
+def children() -> float:
+    """Processor seconds of the processes that this one has started and waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def of_children(run: Callable[[], object]) -> float:
-    """Processor seconds of the processes that a call starts and waits for."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+class Case(NamedTuple):
+    """A comparison of several calls, the `runs` by name. The first is the reference of the others.
+
+    rounds: number of measured rounds. clock: function that reads the time in seconds. warm: whether an extra first round, in
+    which kernels are chosen, is left out. tokens: number of tokens that a call makes; None if it makes none. memory: whether
+    the peak memory of a call is measured.
+    """
+
+    name: str
+    runs: Mapping[str, Callable[[], object]]
+    rounds: int = 3
+    clock: Callable[[], float] = own
+    warm: bool = True
+    tokens: int | None = None
+    memory: bool = False
+
+    def report(self) -> str:
+        """Measure the calls, and return a line for each: median and range of its seconds, and its ratio to the first call."""
+        seconds: dict[str, list[float]] = {name: [] for name in self.runs}
+        for _ in range(self.rounds + self.warm):
+            for name, run in self.runs.items():
+                began = self.clock()
+                run()
+                seconds[name].append(self.clock() - began)
+        first, *_ = seconds = {name: taken[self.warm :] for name, taken in seconds.items()}
+        lines = [f" {self.name}"] if self.name else []
+        for name, taken in seconds.items():
+            line = f"  {name}: {1e3 * median(taken):,.4g} ms ({1e3 * min(taken):,.4g} to {1e3 * max(taken):,.4g})"
+            line += f", {self.tokens / median(taken):,.0f} tokens/s" if self.tokens else ""
+            line += f", peak {peak(self.runs[name]) >> 20} MiB" if self.memory else ""
+            line += f", {ratio(taken, seconds[first])} times {first}" if name != first else ""
+            lines.append(line)
+        return "\n".join(lines)
 
 
-def ratio(theirs: list[float], ours: list[float]) -> str:
-    """Median and quartiles of theirs/ours round by round, as text such as "2.41 (2.30 to 2.52)"."""
-    each = sorted(a / b for a, b in zip(theirs, ours, strict=True))
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    """Median and quartiles of ours/theirs over the rounds, as text such as "2.41 (2.30 to 2.52)"."""
+    each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     return f"{median(each):.2f} ({each[len(each) // 4]:.2f} to {each[-1 - len(each) // 4]:.2f})"
 
 
-def milliseconds(seconds: list[float]) -> str:
-    """The median in milliseconds, as text such as "105 ms"."""
-    return f"{1e3 * median(seconds):.3g} ms"
-
-
-def line(name: str, ours: list[float], whose: str, theirs: list[float]) -> str:
-    """A line of results, such as "early: 78 ms, TRL 190 ms, 2.54 (2.38 to 2.58) times as fast"."""
-    return f"  {name}: {milliseconds(ours)}, {whose} {milliseconds(theirs)}, {ratio(theirs, ours)} times as fast"
-
-
 def peak(run: Callable[[], object]) -> int:
-    """Increase of the highest resident memory during a call, over the memory before it, in bytes."""
+    """Increase of the process's resident memory during a call, from its start to its maximum, in bytes."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
@@ -64,3 +80,21 @@ def peak(run: Callable[[], object]) -> int:
 def _status(key: str) -> int:
     row = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(key))
     return int(row.split()[1]) * 1024
+
+
+@contextmanager
+def trainer(*overrides: str) -> Iterator[Trainer]:
+    """Context manager that gives the trainer of a run before its first step.
+
+    The run is not evaluated; its folder is temporary.
+    """
+    from harness.compose import compose
+    from harness.config import parse
+    from harness.run.folder import RunFolder
+    from harness.train.trainer import Trainer
+    from harness.validate import check
+
+    with tempfile.TemporaryDirectory() as root:
+        config = parse(compose(*overrides, "tracking=disabled", "evaluation.every=1000000", f"run.root={root}"))
+        with RunFolder(config.path).claim() as folder:
+            yield Trainer(check(config), folder)

@@ -1,17 +1,16 @@
 """Replay with all bounds at once on a parquet dump, against verl's function, which takes one at a time."""
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.diagnostics.rows import merge
-from benchmarks.measure import in_turns, ratio
+from benchmarks.measure import Case
 from faultline.tools.replay.effect import effect_rows, finish_effect, padded
 from faultline.tools.replay.family import Family
 from faultline.tools.replay.sources import Dump
@@ -19,27 +18,34 @@ from faultline.tools.replay.thresholds import DEFAULT, Thresholds
 from harness.dumps import files
 
 NEEDS = ("verl",)
-TOKENS, LENGTH, PER_STEP, ROUNDS = 10_000_000, 1000, 1000, 3
-MANY, ONE = f"{len(DEFAULT):,} bounds, level token", "1 bound, level token"
-READ, MEMORY = "1 bound by verl, of the same parquet, read by us", "1 bound by verl, of tensors in memory"
+TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
 
 
-def main() -> None:
-    print(f" {TOKENS:,} tokens in {TOKENS // LENGTH // PER_STEP} batches, parquet read from disk each time")
+def cases() -> Iterator[Case]:
+    """Yield two comparisons with verl's correction of a single bound: replay of all bounds, and replay of one.
+
+    verl's function reads no dump. Its batches are read by Faultline from the same parquet files, or lie in memory.
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    def verl(batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            policies = (batch.logp_old, batch.logp_rollout, batch.mask.float())
+            compute_rollout_correction_and_rejection_mask(*policies, rollout_is="token", rollout_is_threshold=2.0)
+
     with tempfile.TemporaryDirectory() as folder:
         dump = Dump(_write(Path(folder)))
-        token = [Family("truncate", "token")]
-        seconds = in_turns(ROUNDS, {
-            f"{len(DEFAULT):,} bounds, all levels": partial(_replay, dump, DEFAULT, None),
-            MANY: partial(_replay, dump, DEFAULT, token),
-            ONE: partial(_replay, dump, np.array([2.0]), token),
-            "1 bound by the training step's correction": partial(_correct, dump),
-        } | _verl(dump))  # fmt: skip
-    for name, taken in seconds.items():
-        print(f"  {name}: {median(taken):.2f} s")
-    for name in (READ, MEMORY):
-        many = ratio([len(DEFAULT) * taken for taken in seconds[name]], seconds[MANY])
-        print(f"  {name}, once each: {many} times as fast at 1,000 bounds, {ratio(seconds[name], seconds[ONE])} at one")
+        token, kept = [Family("truncate", "token")], [padded(batch) for batch in dump.batches()]
+        theirs = {
+            "1 bound by verl, of the same parquet": lambda: verl(map(padded, dump.batches())),
+            "1 bound by verl, of tensors in memory": partial(verl, kept),
+        }
+        size = f"{TOKENS:,} tokens in {TOKENS // LENGTH // PER_STEP} batches, parquet read from disk each time"
+        many = {f"{len(DEFAULT):,} bounds, level token": partial(_replay, dump, DEFAULT, token)}
+        every = {f"{len(DEFAULT):,} bounds, all levels": partial(_replay, dump, DEFAULT, None)}
+        yield Case(size, many | every | theirs)
+        one = {"1 bound, level token": partial(_replay, dump, np.array([2.0]), token)}
+        yield Case(size, one | {"1 bound by the training step's correction": partial(_correct, dump)} | theirs)
 
 
 def _replay(dump: Dump, bounds: np.ndarray, families: list[Family] | None) -> None:
@@ -52,19 +58,6 @@ def _replay(dump: Dump, bounds: np.ndarray, families: list[Family] | None) -> No
 def _correct(dump: Dump) -> None:
     spec = Family("truncate", "token").at(2.0)
     finish_effect(merge([effect_rows(batch, correct(batch, spec)) for batch in map(padded, dump.batches())]))
-
-
-def _verl(dump: Dump) -> dict[str, Callable[[], None]]:
-    """Runs of verl's function at one bound, with its metrics. It reads no dump, so its batches come from ours, or from memory."""
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-
-    def run(batches: Iterable[Batch]) -> None:
-        for batch in batches:
-            policies = (batch.logp_old, batch.logp_rollout, batch.mask.float())
-            compute_rollout_correction_and_rejection_mask(*policies, rollout_is="token", rollout_is_threshold=2.0)
-
-    kept = [padded(batch) for batch in dump.batches()]
-    return {READ: lambda: run(map(padded, dump.batches())), MEMORY: partial(run, kept)}
 
 
 def _write(folder: Path) -> Path:

@@ -1,34 +1,56 @@
-"""Helpers that measure several trainers in turns, step by step."""
+"""One RL step in several ways: equal rows computed once, compiled blocks, ZeRO's stages, a mixture of experts.
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+Their trainers take turns, step by step, from the same start. As the policy learns, more rows become equal.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from itertools import count
+from unittest.mock import patch
 
-from benchmarks.measure import timed
-from harness.compose import compose
-from harness.config import parse
-from harness.run.folder import RunFolder
-from harness.train.trainer import Trainer
-from harness.validate import check
+from benchmarks.measure import Case, trainer
+from harness.train.model import engine
 
-
-@contextmanager
-def trainer(root: str, *overrides: str) -> Iterator[Trainer]:
-    """A context with the trainer of a run before its first step; the run's folder is created under `root`."""
-    config = parse(compose(*overrides, "tracking=disabled", f"run.root={root}"))
-    with RunFolder(config.path).claim() as folder:
-        yield Trainer(check(config), folder)
-
-
-def steps_in_turns(steps: Mapping[str, Callable[[int], object]], last: int) -> dict[str, dict[int, float]]:
-    """Processor seconds of each run's steps 1 to `last`; the runs take turns at each step."""
-    seconds: dict[str, dict[int, float]] = {name: {} for name in steps}
-    for number in range(1, last + 1):
-        for name, step in steps.items():
-            seconds[name][number] = timed(partial(step, number))
-    return seconds
+FP32 = "rollout/precision=fp32"
+WAYS = {
+    "equal rows": {"computed once": (FP32,), "every row": (FP32,)},
+    "ZeRO of one rank": {f"stage {stage}": (FP32, f"actor.zero_stage={stage}") for stage in range(4)},
+    "torch.compile": {"actor.compile=true": (FP32, "actor.compile=true"), "false": (FP32,)},
+    **{
+        f"mixture of experts, {arm} rollouts": {name: (f"+experiment=demo/{arm}", f"model={name}") for name in ("small", "moe")}
+        for arm in ("fp32", "w4a4")
+    },
+}
+"""What is compared -> name of each way -> overrides of its run."""
+SPANS = {"early": range(3, 13), "around step 30": range(29, 40), "from step 75": range(76, 99)}
 
 
-def in_span(seconds: dict[int, float], span: range, evaluated: int) -> list[float]:
-    """The seconds of the steps in a span, except those that evaluate, every `evaluated` steps."""
-    return [seconds[step] for step in span if step % evaluated]
+def cases() -> Iterator[Case]:
+    """Generate, for each entry of WAYS, a case of the first step, which compiles, and a case per span of later steps."""
+    with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
+        for what, ways in WAYS.items():
+            with ExitStack() as stack:
+                runs = {way: _steps(stack, way, overrides) for way, overrides in ways.items()}
+                yield Case(f"{what}, first step", runs, rounds=1, warm=False)
+                done = 1
+                for name, span in SPANS.items():
+                    for run in list(runs.values()) * (span.start - 2 - done):  # the first round of a case is left out
+                        run()
+                    done = span.stop - 1
+                    yield Case(f"{what}, {name}", runs, rounds=len(span))
+
+
+def _steps(stack: ExitStack, way: str, overrides: tuple[str, ...]) -> Callable[[], object]:
+    """Return a function that trains the next step of a run. The way "every row" also computes rows that equal others."""
+    steps = map(stack.enter_context(trainer(*overrides)).step, count(1))
+    if way != "every row":
+        return partial(next, steps)
+
+    def every_row() -> None:
+        with patch.object(engine, "distinct", lambda *_: (slice(None), slice(None))):
+            next(steps)
+
+    return every_row
