@@ -16,7 +16,7 @@ from harness.config import OPERATION
 NONE = "none"
 """Correction shown for an arm without a correction."""
 UNNAMED = (*OPERATION, "seed")
-"""Config sections that never appear in the name of an arm: they change no result, or only the seed."""
+"""Config sections that never appear in the name of an arm. They change no result, or are the seed."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
 """Config keys that have a fixed place in the name of an arm, so that they are never added as key=value."""
 
@@ -25,8 +25,8 @@ class Arm(NamedTuple):
     """Parts of the name of an arm. `str` joins them into the name.
 
     precision: rollout precision. loss, correction: names of the plug-ins, with the keys in which runs of the same plug-in
-    differ. Routing replay is named beside the correction, since it also counters the mismatch. setting: all other keys in
-    which the runs of the sweep differ. Keys are written key=JSON.
+    differ. Routing replay is named in `correction`, because it also counters the mismatch. setting: all other keys in which
+    the runs of the sweep differ. Keys are written key=JSON.
     """
 
     precision: str
@@ -40,7 +40,8 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """The arm of a single run, from its config alone: precision, loss and correction. Raises KeyError on an incomplete config.
+    """Return the arm of a single run from its config alone: precision, loss and correction. Raises KeyError on an incomplete
+    config.
 
     A correction weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
@@ -55,14 +56,22 @@ def arm(config: Mapping[str, Any]) -> Arm:
 def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) -> dict[str, Arm]:
     """Map each run of a sweep to its arm. configs: complete config of each run, as read from JSON.
 
-    A key beside a name is compared among runs of that name: `loss.eps_low` among runs of one loss, since the name tells the
-    losses apart already. Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but`
-    are left out, as if no run differed in them.
+    A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
+    Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but` are left out, as if no
+    run differed in them.
     """
     named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
+    if all(_follows_the_seed(config) for config in configs.values()):  # then a warm start is a part of the replicate
+        but = (*but, "warmstart.seed")
     texts = {run: json.dumps(config) for run, config in named.items()}
     names = _names({texts[run]: config for run, config in named.items()}, but)
     return {run: names[text] for run, text in texts.items()}
+
+
+def _follows_the_seed(config: Mapping[str, Any]) -> bool:
+    """Whether each seed of a run has a warm start of its own."""
+    warm = config.get("warmstart")
+    return warm is not None and warm["seed"] == config["seed"]
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
@@ -82,7 +91,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """The field of `Arm` in which a differing key is named. A key never turns an uncorrected arm into a corrected one."""
+    """The field of `Arm` in which a differing key is named. A key of `correction` in an uncorrected arm is named in `setting`."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"

@@ -27,7 +27,7 @@ SHOWN = 300
 def command(interrupted: str = "interrupted", given: str = "") -> Iterator[None]:
     """Context manager around a command. Raises SystemExit: 2 after an explained error, 130 after Ctrl-C, 141 on a closed pipe.
 
-    interrupted: text printed after Ctrl-C. given: the user's input, shown where an error names no key.
+    interrupted: text printed after Ctrl-C. given: the user's input, shown if an error names no key.
     """
     try:
         with refusing(given):
@@ -57,9 +57,9 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Context manager around a call of Hydra, OmegaConf or the file system. It turns their errors into a UserError.
+    """Context manager that turns errors of Hydra, OmegaConf and the file system in its body into a UserError.
 
-    given: the user's input, shown where an error names no key.
+    given: the user's input, shown if an error names no key.
     """
     try:
         yield
@@ -81,6 +81,8 @@ def explanation(error: Exception, given: str = "") -> str | None:
             return str(cause)
     if isinstance(error, ModuleNotFoundError):
         return absence(error)
+    if isinstance(error, MemoryError):
+        return "this needs more memory than is free here; free some, or give it less to read"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give a path that can be read and written"
     if not _of_library(causes[-1]):  # else Hydra met a bug of a plug-in of ours

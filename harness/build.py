@@ -22,7 +22,8 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs of advantage estimators by token, which take and give [B, T]. Values are those of a critic, which learns A + V."""
+"""Inputs that mark an advantage estimator by token, which maps rewards [B, T] to advantages [B, T]. values: V of a critic, [B,
+T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""
@@ -46,7 +47,10 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on an undecorated plug-in."""
+    """Build a config's objective: loss x correction x proximal x reduction.
+
+    Raises UserError on a plug-in without its decorator.
+    """
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
@@ -59,9 +63,9 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """Build the advantage estimator of a config.
+    """Bind the parameters of a config's advantage estimator.
 
-    Raises UserError if it needs an input that a run does not have, or does not declare its inputs.
+    Raises UserError if the estimator needs an input that a run does not have, or does not declare its inputs.
     """
     needs = "what it needs; decorate it with @advantage()"
     _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
@@ -97,8 +101,9 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """Bind the parameters that the config gives the rollout engine; calling the result builds the engine. Raises UserError if the
-    name is not that of an engine class.
+    """Bind the parameters that the config gives the rollout engine. Calling the result builds the engine.
+
+    Raises UserError if the name is not that of an engine class.
     """
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
@@ -132,7 +137,7 @@ def build_task(config: Config) -> Task:
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """Bind the parameters of a config's collapse detectors, by name. A call without arguments makes each."""
+    """Bind the parameters of a config's collapse detectors, by name. Calling a result without arguments makes the detector."""
     detectors = config.collapse.detectors
     for name in detectors:
         _check_marked(DETECTORS, "collapse.detectors", name, "role", "its role; see harness/collapse")
@@ -160,7 +165,7 @@ def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str)
 
 
 def needs_own_sampler(config: Config) -> bool:
-    """Whether the run samples from the trainer's own policy, or scores along its sampling path."""
+    """Whether the run needs the trainer's own policy as a sampler: for exact scoring, its evaluation, probes or a KL term."""
     local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
     return local or config.kl.name is not None
 
@@ -173,8 +178,10 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether a rollout has the bits of the trainer's own policy: the embedded engine samples it in the actor's precision, with
-    the weights of the step and nothing else changed."""
+    """Whether a rollout has the bits of the trainer's own policy.
+
+    It has if the embedded engine samples in the actor's precision, with the weights of the step and nothing else changed.
+    """
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

@@ -1,4 +1,4 @@
-"""Composition of run configs from `experiments/conf` and command-line overrides; the only entry point for it."""
+"""Composition of run configs from `experiments/conf` and command-line overrides, with Hydra's errors turned into UserError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def compose(*overrides: str) -> dict[str, Any]:
 
 
 def check_files(folder: str | None) -> None:
-    """Raise UserError for a file below --config-dir that Hydra cannot read, or would never finish reading, such as a pipe."""
+    """Raise UserError for a YAML file below --config-dir that Hydra cannot read, or would never finish reading, such as a
+    pipe.
+    """
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
         read_yaml(file)
 

@@ -1,7 +1,7 @@
-"""Path of the config files, `experiments/conf`. No other module below `experiments` refers to a folder of it.
+"""Path of the config files, `experiments/conf`. No other module of algos or harness names a folder of `experiments`.
 
-`harness` composes configs and `faultline` reads single options, both from YAML files of a package above `harness`. So the folder
-is named here by its path, and nothing is imported from it.
+`harness` composes configs and `faultline` reads single options, both from YAML files of a package above `harness`. So this
+module names the folder by its path, and imports nothing from it.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ class UserError(Exception):
 
 
 class Unavailable(UserError):
-    """An error of the surroundings and not of the run, such as a full disk or a locked folder: a later start may succeed."""
+    """An error of the environment and not of the run, such as a full disk or a locked folder. A later start may succeed."""
 
 
 def printable(text: str) -> str:
-    """The text on one line without control characters: text from elsewhere may hold line breaks or terminal commands."""
+    """The text on one line with control characters escaped. Text from elsewhere may hold line breaks or terminal commands."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

@@ -18,7 +18,7 @@ EXTRAS = {
 def absence(error: ModuleNotFoundError) -> str | None:
     """One line that names the missing package and the command to install it; None if the module belongs to no extra.
 
-    The command is for a checkout, since the name `faultline` on the package index belongs to another project.
+    The command installs from a checkout, because the name `faultline` on the package index belongs to another project.
     """
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)

@@ -6,7 +6,9 @@ the write anywhere, so links are replaced or refused. A link above the folder th
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from harness.errors import Unavailable, UserError
 
 
 class EventLog(Protocol):
-    """Interface for recording events of a run, as the trainer uses it; `harness.run.folder.RunFolder` implements it."""
+    """Interface by which the trainer records events of a run. `harness.run.folder.RunFolder` implements it."""
 
     path: Path
 
@@ -29,7 +31,7 @@ class EventLog(Protocol):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write under `path`, such as a full disk, into Unavailable with a remedy."""
+    """Context manager that turns an OSError of a write under `path`, such as a full disk, into Unavailable with a remedy."""
     try:
         yield
     except OSError as error:
@@ -38,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def to_disk(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
+    """Flush a file, or the names in a folder, to the disk, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,7 +62,8 @@ def replacing(folder: Path, name: str) -> Iterator[Path]:
     """Context manager that gives a temporary path to write to. It becomes the file `name` of `folder` when the body ends.
 
     A reader or a crash sees the old file or the new. A link at the name is replaced, not followed. Folders inside `name` are
-    created, `folder` itself is not. Raises UserError if one is a link, and OSError if the write fails; then nothing is left.
+    created, `folder` itself is not. Raises UserError if one of them is a link, and OSError if the write fails. The temporary
+    file is then removed.
     """
     refuse_links(folder, name)
     target = folder / name
@@ -76,14 +79,21 @@ def replacing(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
-def write_file(folder: Path, name: str, content: str | bytes) -> None:
-    """Write the file `name` of `folder` atomically, replacing a link instead of following it. Text is encoded as UTF-8."""
+def write_file(folder: Path, name: str, content: str | bytes, *, durable: bool = False) -> None:
+    """Write the file `name` of `folder` atomically, replacing a link instead of following it. Text is encoded as UTF-8.
+
+    durable: return once a power failure cannot undo it. The content is on the disk before it has its name, and then the name.
+    """
     with replacing(folder, name) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if durable:
+            to_disk(temporary)
+    if durable:
+        to_disk((folder / name).parent)
 
 
 def output_folder(folder: Path) -> Path:
-    """Create the folder for a command's results. Raises UserError if it is a link, which may lead anywhere."""
+    """Create the folder for a command's results, and return it. Raises UserError if it is a link, which may lead anywhere."""
     if folder.is_symlink():
         raise UserError(f"{folder}: is a link; write into a folder of your own with --out, or give the folder itself")
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,5 +101,13 @@ def output_folder(folder: Path) -> Path:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file for appending. Raises OSError if it is a link."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    """Open a regular file for appending. Raises OSError if it is a link, or a pipe, which would make the writer wait."""
+    return open(path, mode, opener=_regular)
+
+
+def _regular(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", name)

@@ -13,10 +13,11 @@ FP8_KERNELS = frozenset({"static_scaled_fp8_quant", "fp8_scaled_mm_cpu"})
 class Machine:
     """Features of a machine. `vllm_support.this_machine()` reads them once per process; tests construct other machines.
 
-    gpu: name of the GPU, None where vLLM computes on the CPU. gpu_fp8: the GPU has FP8 units. gpu_sleep: vLLM can release
-    its GPU memory. avx512, amx, amx_fp16, amx_fp8: units of the CPU; `amx` means tiles with products of int8 and bf16.
+    gpu: name of the GPU; None if vLLM computes on the CPU. gpu_fp8: whether the GPU has FP8 units. gpu_sleep: whether vLLM can
+    release its GPU memory. avx512, amx, amx_fp16, amx_fp8: whether the CPU has these units; `amx` means tiles with products of
+    int8 and bf16.
     kernels: operators of FP8_KERNELS that vLLM's CPU build implements.
-    head_sizes: attention head sizes that vLLM's CPU build has kernels for; a GPU takes any.
+    head_sizes: attention head sizes that vLLM's CPU build has kernels for; empty on a GPU, which takes any.
     """
 
     gpu: str | None = None

@@ -52,14 +52,17 @@ class Part(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of a run. gpu: parts of each rank's GPU. host: bytes of each rank in node memory. disk: bytes of a checkpoint."""
+    """Memory of a run on one rank. gpu: parts of its GPU memory. host: bytes in host memory, by name.
+
+    disk: bytes of a checkpoint.
+    """
 
     gpu: list[Part]
     host: dict[str, float]
     disk: float
 
     def total(self, moment: Moment) -> float:
-        """Total bytes on one GPU at this moment."""
+        """Total bytes on one GPU at a moment."""
         return sum(part.at.get(moment, 0) for part in self.gpu)
 
 
@@ -102,7 +105,8 @@ class Load(NamedTuple):
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
-    """The memory of a run on `ranks` ranks. device: the actor's, "cuda" or "cpu", which decides the size of a chunk of logits.
+    """Compute the memory of a run on `ranks` ranks. device: "cuda" or "cpu" for the actor, which decides the size of a chunk
+    of logits.
 
     Raises UserError on a model whose sizes are not available locally, or for which the equations do not hold.
     """
@@ -175,17 +179,17 @@ def _load(config: Config, ranks: int, shape: PretrainedConfig) -> Load:
 
 
 def _has_master(config: Config) -> bool:
-    """Whether the optimizer keeps fp32 weights of its own. DeepSpeed does so for 16-bit weights, and under ZeRO for fp32 too."""
+    """Whether the optimizer keeps separate fp32 weights. DeepSpeed keeps them for 16-bit weights, and under ZeRO for fp32 too."""
     return config.actor.dtype != "fp32" or config.actor.zero_stage > 0
 
 
 def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     """Memory of the weights, the gradients and the optimizer.
 
-    Of Ψ numbers ZeRO-1 divides AdamW's moments 8·Ψ and the fp32 weights 4·Ψ by N, ZeRO-2 the gradients b·Ψ too, ZeRO-3 the
-    weights b·Ψ too. A step makes fp32 gradients, beside a flat copy in 16 bit: 4·Ψ + b·Ψ, divided alike, and under ZeRO-3 of
-    UPDATED numbers at a time. ZeRO-3 gathers weights for a pass and keeps LIVE of them, and the largest matrix beside them;
-    while an engine takes the weights, GATHERED more.
+    ZeRO-1 divides AdamW's moments, 8·Ψ, and the fp32 weights, 4·Ψ, by N. ZeRO-2 also divides the gradients, b·Ψ, and ZeRO-3
+    the weights, b·Ψ. An optimizer step makes fp32 gradients, 4·Ψ, and for 16-bit weights a flat copy, b·Ψ. They are divided
+    likewise; ZeRO-3 makes them for UPDATED numbers at a time. ZeRO-3 gathers weights for a pass, and keeps LIVE numbers and
+    the largest matrix. While an engine takes the weights, it keeps GATHERED numbers more.
     """
     stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi
@@ -199,11 +203,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     parts = [
         Part("the whole model, before it is divided", "b·Ψ", {"start": b * psi}),
         Part("weights", f"b·Ψ{by_n if stage == 3 else ''}", dict.fromkeys(HELD, b * weights)),
-        Part(
-            "gradients",
-            f"b·Ψ{by_n if stage >= 2 else ''}",
-            dict.fromkeys(held, b * gradients) | {"step": b * share},
-        ),
+        Part("gradients", f"b·Ψ{by_n if stage >= 2 else ''}", dict.fromkeys(held, b * gradients) | {"step": b * share}),
         Part("AdamW's moments", f"8·Ψ{by_n}", dict.fromkeys(HELD, 8 * share)),
         Part("fp32 weights of AdamW", f"4·Ψ{by_n}", dict.fromkeys(HELD, 4 * share if _has_master(config) else 0)),
         Part("fp32 gradients of a step", f"{fp32}·{'min(Ψ/N, 1e9)' if stage == 3 else f'Ψ{by_n}'}", {"step": fp32 * updated}),
@@ -229,8 +229,8 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
         row of the mask                                                       b·L
         gate, its SiLU, the other factor and the product of SwiGLU            4·b·m
 
-    The final norm keeps (4 + 2b)·h. Recomputation keeps b·h for each token and layer, and all of one layer in its turn. The
-    backward pass holds gradients of three tensors of SwiGLU and of the residual stream in fp32: 3·b·m + 4·h.
+    The final norm keeps (4 + 2b)·h. Recomputation keeps b·h for each token and layer, and the activations of one layer at a
+    time. The backward pass holds gradients of three tensors of SwiGLU and of the residual stream in fp32: 3·b·m + 4·h.
     """
     b, tokens = COMPUTE[config.actor.dtype].bytes, load.tokens
     norm = (4 + 2 * b) * s.width
@@ -254,9 +254,10 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     """Memory of the logits, and of the gradient of the head's weight, which has V·h numbers.
 
-    Logits that are one chunk are kept as log π and π, 8 bytes a number, and their backward pass takes as much again. Of several
-    chunks one exists at a time: the product in b bytes, its fp32 copy and log π, 8 + b (8 where b is 4), or log π, π and their
-    product, 12, where the loss has an entropy. Their gradients add up in fp32, 4·V·h, and come in b bytes, b·V·h.
+    If one chunk holds all logits, log π and π are kept, 8 bytes a number, and their backward pass takes as much again.
+    Otherwise one chunk exists at a time. It takes the product in b bytes, its fp32 copy and log π: 8 + b bytes a number, or 8
+    if b is 4. If the loss has an entropy, it takes log π, π and their product: 12 bytes. The gradients of the chunks add up in
+    fp32, 4·V·h, and are then converted to b bytes, b·V·h.
     """
     b, numbers = COMPUTE[config.actor.dtype].bytes, load.answers * s.vocabulary
     copy = b if b < 4 else 0
@@ -274,10 +275,11 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
 def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
     """Memory of the rollout engines: their parts on a GPU, and their bytes in host memory.
 
-    The embedded engine holds values in fp32, the head apart from the embedding: 4·(Ψ + V·h) where they are tied, else 4·Ψ. While
-    it loads, the copy of the actor's weights and the version before are there too: twice as much again. Its cache has 4-byte keys
-    and values of every row and place, twice where the samples of a prompt part. vLLM holds the layers' matrices in one byte where
-    it quantises them, everything else in the compute dtype, divided by tensor_parallel, and a cache of a given size.
+    The embedded engine holds values in fp32, with the head apart from the embedding: 4·(Ψ + V·h) if the two are tied, else
+    4·Ψ. While it loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
+    has 4-byte keys and values of every row and place, doubled while the samples of a prompt branch. vLLM holds the layers'
+    matrices in one byte a number if it quantises them, and everything else in the compute dtype. Both are divided by
+    tensor_parallel. Its cache has a given size.
     """
     r, params = config.rollout, config.rollout.engine.params
     local = 4 * (s.numbers + (s.head if s.tied else 0))

@@ -35,7 +35,7 @@ def device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait until the GPU has finished the work that this thread gave it, so that a clock read next includes that work."""
+    """Wait until the GPU has finished the work of this thread, so that a clock read next includes that work."""
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
 
@@ -53,13 +53,13 @@ def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) ->
 
 
 def qwen3_sizes(*, hidden: int, layers: int, heads: int, kv_heads: int, head: int, mlp: int) -> ModelConfig:
-    """Config section `model` for a Qwen3 of these sizes."""
+    """Return the config section `model` of a Qwen3 with these sizes."""
     attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head}
     return ModelConfig(name="qwen3", hidden_size=hidden, num_hidden_layers=layers, intermediate_size=mlp, **attention)
 
 
 def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
-    """The transformers config of a Qwen3. The head is not tied to the embedding: engines keep both at 16 bit or more."""
+    """The transformers config of a Qwen3. The head is not tied to the embedding, because engines keep both in 16 bits or more."""
     kind: type[Qwen3Config] | type[Qwen3MoeConfig] = Qwen3Config
     sizes: dict[str, Any] = model.model_dump(exclude={"name"})
     if isinstance(model, MixtureConfig):
@@ -88,13 +88,16 @@ def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def hub_config(model: HubConfig) -> PretrainedConfig:
-    """The transformers config of a pretrained model."""
+    """The transformers config of a pretrained model. Raises UserError if it cannot be loaded."""
     with _explained(model):
         return AutoConfig.from_pretrained(model.path, trust_remote_code=False)
 
 
 def hub_model(model: HubConfig) -> PreTrainedModel:
-    """Load a pretrained model in fp32, from safetensors only, so that no code of a checkpoint is executed."""
+    """Load a pretrained model in fp32, from safetensors only, so that no code of a checkpoint is executed.
+
+    Raises UserError if it cannot be loaded.
+    """
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
             model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
@@ -102,7 +105,7 @@ def hub_model(model: HubConfig) -> PreTrainedModel:
 
 
 def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a pretrained model."""
+    """The tokenizer of a pretrained model. Raises UserError if it cannot be loaded."""
     with _explained(model):
         return AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
 

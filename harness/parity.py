@@ -1,8 +1,8 @@
 """Agreement of actor, local engine and vLLM on equal tokens and weights, in every precision: `faultline doctor --parity`.
 
-The tokens are sampled by vLLM where it can compute in the precision, else by the local engine; the others score them. The actor
-is the fp32 trainer. For a pair (a, b), with Δ = log-probability under a − that under b: mean and largest |Δ| in nats, and K3 =
-mean(exp Δ − 1 − Δ).
+vLLM samples the tokens if it can compute in the precision, else the local engine does. The others score them. The actor is the
+fp32 trainer. The table has a row per pair (a, b): with Δ = log-probability under a − that under b, the mean and largest |Δ| in
+nats, and K3 = mean(exp Δ − 1 − Δ).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if r
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }
-"""(precision, kv_cache) -> largest mean |Δ| of a normal pair of engines on this model, in nats: about three times the measured
-value (experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
+"""(precision, kv_cache) -> largest mean |Δ| in nats of two engines that agree, on the model of this module. It is about three
+times the measured value (experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
 
 
 class Pair(NamedTuple):
-    """One row of the parity table. mean, largest: |Δ| in nats. refused: why vLLM is not compared; None if it is."""
+    """One row of the parity table. mean, largest: |Δ| in nats. k3: in nats. refused: why vLLM is not compared; None if it is."""
 
     precision: str
     kv_cache: str
@@ -51,13 +51,13 @@ class Pair(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether the difference of the pair is within its bound in NORMAL. For fp32 the largest difference must be too."""
+        """Whether the mean difference of the pair is within its bound in NORMAL. For fp32 the largest difference must be too."""
         bound = NORMAL[self.precision, self.kv_cache]
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 
 
 def parity(precisions: dict[str, PrecisionConfig], actor: ActorConfig) -> Iterator[Pair]:
-    """Yield the comparison of every pair of engines in every precision of NORMAL. precisions: by name."""
+    """Yield the comparison of every pair of engines in every precision of NORMAL. precisions: name -> its config."""
     net = build(qwen3_config(SIZES, VOCABULARY, PROMPT + RESPONSE), 0)
     with torch.no_grad():
         for parameter in net.parameters():

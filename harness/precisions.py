@@ -41,9 +41,9 @@ class Precision(NamedTuple):
     activations: ActivationFormat | None = None
     """Format of the linear layers' inputs; None for the compute dtype."""
     vllm: str | None = None
-    """vLLM's name of the combined formats; None if it does not support them, or if nothing is quantised."""
+    """vLLM's name of the combined formats; None if vLLM does not support them, or if nothing is quantised."""
     normal: float | None = None
-    """Largest mean |Δ| of log-probabilities, in nats, between two agreeing engines (`harness.parity`); None if not compared."""
+    """Largest mean |Δ| of log-probabilities, in nats, between two engines that agree (`harness.parity`); None if not compared."""
     probed: bool = True
     """Whether the precision may be used in `evaluation.probe`."""
 
@@ -61,8 +61,8 @@ PRECISIONS = {
     "nvfp4": Precision("bf16", "nvfp4"),
     "nvfp4_w4a4": Precision("bf16", "nvfp4", "nvfp4_token"),
 }
-"""Name -> precision. vLLM quantises to FP8 while loading. For int8 it has no such mode (`int8_per_channel_weight_only` silently
-leaves dense layers unquantised), so it is given the weights in the form of a quantised checkpoint."""
+"""Name -> precision. vLLM quantises to FP8 while it loads. It has no such mode for int8 (`int8_per_channel_weight_only`
+silently leaves dense layers unquantised), so it gets int8 weights as a quantised checkpoint."""
 
 PROBED = tuple(name for name, precision in PRECISIONS.items() if precision.probed)
 """Names of the precisions that may be used in `evaluation.probe`."""
@@ -70,7 +70,10 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's option for these formats; UNQUANTISED if both are None, None if vLLM does not support the combination."""
+    """vLLM's option for the formats of `weights` and `activations`, None standing for no quantisation.
+
+    UNQUANTISED if both are None; None if vLLM does not support the combination.
+    """
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)

@@ -7,9 +7,10 @@ import time
 
 
 class Progress:
-    """Progress of a command in `whole` parts, printed every few seconds. Timing starts after the first part, which may be slower.
+    """Progress of a command in `whole` parts, printed every few seconds with the time left.
 
-    A command that takes less than EVERY seconds after its first part prints nothing.
+    Timing starts after the first part, which may be slower. A command that takes less than EVERY seconds after it prints
+    nothing.
     """
 
     EVERY = 5.0
@@ -18,7 +19,7 @@ class Progress:
         self.whole, self.done, self.first, self.began, self.last = whole, 0.0, 0.0, 0.0, 0.0
 
     def show(self, what: str, parts: float = 1) -> None:
-        """Record `parts` as done, and print a line unless the last one is younger than EVERY seconds."""
+        """Record `parts` as done, and print `what` with the time left, unless the previous line is younger than EVERY seconds."""
         now = time.monotonic()
         self.done += parts
         if not self.began:
@@ -30,5 +31,5 @@ class Progress:
             print(f"{what}  about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def skip(self, parts: float) -> None:
-        """Subtract parts that need not be done from the whole."""
+        """Subtract parts that need not be done from the number of parts."""
         self.whole -= parts

@@ -33,12 +33,15 @@ REPLAYS = {
     ),
 }
 """Value of routing.replay -> its effect. r2 removes the drift of expert choices over the mini-batches. r3 also removes their
-mismatch with the engine (arXiv 2510.11370 and 2512.01374). Under both the weights come from the live softmax over all experts,
-so the router learns."""
+mismatch with the engine (arXiv 2510.11370 and 2512.01374). Under both, the experts' weights come from the present softmax over
+all experts, so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Raise UserError if routing replay is useless or meaningless. experts: per model layer. reported: the engine's routes."""
+    """Raise UserError if routing replay is useless or impossible. experts: number per layer.
+
+    reported: routes that the engine reports.
+    """
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

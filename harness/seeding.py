@@ -1,4 +1,4 @@
-"""Seeds of a run. All randomness is a function of (seed, purpose, step), so a checkpoint stores none and a resume shifts none."""
+"""Seeds of a run. All randomness is a function of (seed, purpose, step), so that checkpoints need to store none."""
 
 from __future__ import annotations
 

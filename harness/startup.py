@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Context manager in whose body garbage collection is off. Objects that exist after it are exempt from later collections.
+    """Context manager in whose body garbage collection is off. Objects that exist at its end are exempt from later
+    collections.
 
     Importing torch and transformers makes a million objects that live as long as the process. Collections that visit them take
     a sixth of the import time. Unvisited objects also stay in memory pages that forked processes share: see `gc.freeze`.

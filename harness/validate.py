@@ -40,11 +40,11 @@ Tasks = dict[str, tuple[Task, PretrainedConfig]]
 
 
 def check(config: Config, tasks: Tasks | None = None) -> Plan:
-    """Refuse a config that no run could use, before anything is launched; else return the plan that was built for the checks.
+    """Refuse a config that no run could use, before anything is launched. Returns the plan that was built for the checks.
 
     tasks: tasks built so far, to which this config's is added. A grid passes one dictionary, so that equal data is tokenised
-    once. Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own traceback
-    is seen.
+    once. Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own
+    traceback is shown.
     """
     try:
         return _checked(config, {} if tasks is None else tasks)
@@ -64,12 +64,15 @@ def _checked(config: Config, tasks: Tasks) -> Plan:
     advantage, critic, detectors = build_advantage(config), has_critic(config), build_detectors(config)
     for make in detectors.values():
         make()
-    _check_anchor(config, objective)
+    if config.proximal == "rollout" and not objective.anchored:
+        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
     _check_scoring(config, objective)
     if config.actor.dtype == "fp16" and device().type == "cpu":
         raise UserError("actor.dtype=fp16: DeepSpeed trains in it on a GPU only; use bf16 or fp32")
     task, shape = _built(config, tasks)
-    _check_task(config, task)
+    if isinstance(task, EnvironmentTask):
+        _check_environment(config)
+    _check_overlong(config, bool(task.stop), task.answer_length)
     engine = build_engine(config, shape, task)
     _check_model(config, shape)
     _check_lengths(config, task, shape)
@@ -77,7 +80,7 @@ def _checked(config: Config, tasks: Tasks) -> Plan:
 
 
 def _try_out(objective: Objective) -> None:
-    """Run correction and loss on one token: they raise ValueError on parameters that they cannot take."""
+    """Run correction and loss on one token. They raise ValueError on invalid parameters."""
     one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
@@ -89,13 +92,8 @@ def _try_out(objective: Objective) -> None:
     objective(one, objective.select(batch, corrected.counted), corrected, Counts.of(mask, prompt), one)
 
 
-def _check_anchor(config: Config, objective: Objective) -> None:
-    if config.proximal == "rollout" and not objective.anchored:
-        raise UserError(f"proximal=rollout has no effect: loss {config.loss.name} reads no anchor; set proximal=old")
-
-
 def _check_scoring(config: Config, objective: Objective) -> None:
-    """Raise UserError if anything needs π_old, or a correction of more than a micro-batch, which actor.scoring=none saves."""
+    """Raise UserError if actor.scoring=none and something needs π_old, or a correction over more than a micro-batch."""
     correction = config.correction
     needs = {
         f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
@@ -112,7 +110,10 @@ def _check_scoring(config: Config, objective: Objective) -> None:
 
 
 def _built(config: Config, tasks: Tasks) -> tuple[Task, PretrainedConfig]:
-    """Take a config's task and its policy's shape from `tasks`, or build them. Raises UserError on data that cannot be used."""
+    """Return a config's task and the transformers config of its policy, from `tasks` or newly built.
+
+    Raises UserError on data that cannot be used.
+    """
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in tasks:
         task = build_task(config)
@@ -130,7 +131,7 @@ def _check_persistence(config: Config) -> None:
 
 
 def _check_held_out(config: Config, most: int) -> None:
-    """Raise UserError if more held-out prompts are asked for than `most`, the maximum; a warm start may keep fewer."""
+    """Raise UserError if more held-out prompts are asked for than `most`, the maximum. A warm start may keep fewer."""
     persistence = config.diagnostics.persistence
     wanted = {"evaluation.prompts": config.evaluation.prompts}
     if persistence.every is not None:
@@ -141,7 +142,10 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if sampling masks are replayed in vain, or cannot be. refusal: why the engine cannot record any."""
+    """Raise UserError if replayed sampling masks have no effect, or cannot be recorded.
+
+    refusal: why the engine cannot record any; None if it can.
+    """
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return
@@ -190,7 +194,7 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Raise UserError on settings that do not work with responses of several turns, each a request to the engine."""
+    """Raise UserError on settings that do not work with responses of several turns, each of which is a request to the engine."""
     name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
     if config.overlong.buffer is not None:
         raise UserError(
@@ -211,7 +215,7 @@ def _check_environment(config: Config) -> None:
 
 
 def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
-    """Check that the training forward can cast to `precision` as the embedded engine does."""
+    """Raise UserError unless the training forward pass can cast to `precision` as the embedded engine does."""
     try:
         LocalEngine.check(shape, precision, "compute")
     except UserError as error:
@@ -221,7 +225,9 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
 
 
 def _check_compile(shape: PretrainedConfig) -> None:
-    """Check that torch.compile can run on this machine, and that it would not compile away the hooks on routers."""
+    """Raise UserError unless torch.compile can run on this machine, and the model has no routers, whose hooks it would compile
+    away.
+    """
     if expert_count(shape):
         raise UserError("actor.compile=true: routes of a mixture of experts are recorded between its operations; set false")
     compiler = os.environ.get("CXX", "g++")
@@ -229,15 +235,8 @@ def _check_compile(shape: PretrainedConfig) -> None:
         raise UserError(f"actor.compile=true: the C++ compiler {compiler} was not found; install it, set CXX, or set false")
 
 
-def _check_task(config: Config, task: Task) -> None:
-    """Check that the task fits what the other sections of the config ask of its answers."""
-    if isinstance(task, EnvironmentTask):
-        _check_environment(config)
-    _check_overlong(config, bool(task.stop), task.answer_length)
-
-
 def _check_model(config: Config, shape: PretrainedConfig) -> None:
-    """Check that actor, rollout engine and own policy can compute this model in their precisions on this machine."""
+    """Raise UserError unless actor, rollout engine and own policy can compute this model in their precisions on this machine."""
     rollout, engine = config.rollout, ENGINES[config.rollout.engine.name]
     engine.check(shape, rollout.precision, rollout.kv_cache, **rollout.engine.params)
     if config.actor.precision is not None:
@@ -258,7 +257,7 @@ def _check_model(config: Config, shape: PretrainedConfig) -> None:
 
 
 def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
-    """Check that answers have the parts asked for and fit the model's context, and that enough prompts are held out."""
+    """Raise UserError unless answers have the parts asked for and fit the model's context, and enough prompts are held out."""
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings

@@ -12,7 +12,8 @@ import yaml
 from harness.errors import UserError, first_line
 
 LARGEST_FILE = 2**20
-"""Maximum size of a file in bytes. The largest framework config is a tenth of it. The parser takes ten seconds per megabyte."""
+"""Maximum size of a file in bytes. The largest config of a known framework has a tenth of it. Parsing takes ten seconds per
+megabyte."""
 LARGEST_CONTENT = 100_000
 """Maximum number of values after resolving aliases. Nine aliases of nine aliases, nested nine times, give 400 million."""
 
@@ -65,13 +66,7 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read (not a text file); give a YAML or JSON file") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply; that is no config") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:  # all but the first: of one scalar
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:  # all but the first: of one scalar
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         reason = getattr(error, "problem", None) or first_line(error)
@@ -80,7 +75,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Number of values in a node, counting each alias as its full content. A node that contains itself is infinite."""
+    """Number of values in a node, counting each alias as its full content. A node that contains itself counts as too large."""
     if id(node) not in sizes:
         sizes[id(node)] = LARGEST_CONTENT + 1  # while its content is counted
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

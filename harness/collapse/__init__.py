@@ -20,6 +20,7 @@ DETECTORS = Registry(
         "entropy": "harness.collapse.detectors:Entropy",
         "length": "harness.collapse.detectors:Length",
         "weights": "harness.collapse.detectors:Weights",
+        "diagnosis": "harness.collapse.detectors:Diagnosis",
         "learning": "harness.collapse.detectors:Learning",
     },
 )
@@ -33,10 +34,10 @@ Event = dict[str, Any]
 
 
 class Detector(Protocol):
-    """A detector: it watches the metrics of a run for one kind of event.
+    """Interface of a detector, which watches the metrics of a run for one kind of event.
 
     role: "collapse" for the end of a healthy run, "warning" for a sign that precedes one, "learned" for proof of learning.
-    state: all that the detector remembers, as plain JSON for a checkpoint. Resuming replaces it by a saved one.
+    state: all that the detector remembers, as plain JSON for a checkpoint. Resuming replaces it by a saved state.
     """
 
     role: str
@@ -55,7 +56,7 @@ class Detectors:
         """Detector -> its event, for the detectors that have reported one."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
-        """Feed the row of a step. Returns the events that it completes, by detector."""
+        """Feed the row of a step to the detectors that have not reported. Returns the events that it completes, by detector."""
         watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
         completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
         self.events |= completed
@@ -71,7 +72,7 @@ class Detectors:
         return any(self.role(name) == "collapse" for name in self.events)
 
     def outcome(self) -> Outcome:
-        """The outcome of the run, if it ended now."""
+        """The outcome that the run would have if it ended now."""
         return outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Detectors:
         return {"events": self.events, "detectors": {name: detector.state for name, detector in self.detectors.items()}}
 
     def restore(self, events: Mapping[str, Event], states: Mapping[str, dict[str, Any]]) -> None:
-        """Restore the events and the memories of the detectors from a checkpoint, as `state` returned them."""
+        """Restore the events and the states of the detectors from a checkpoint, as `state` returned them."""
         self.events = dict(events)
         for name, detector in self.detectors.items():
             detector.state = states[name]
@@ -99,7 +100,8 @@ class Outcome(NamedTuple):
 
 
 def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]) -> dict[str, Event]:
-    """Events by detector of a finished run. rows: its metrics, each with its "step". settings: detector -> its parameters.
+    """Return the events of a finished run, by detector. rows: its metrics, each with its "step". settings: detector -> its
+    parameters.
 
     Raises ValueError that names a parameter of the wrong type.
     """
@@ -112,7 +114,7 @@ def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]
 
 
 def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
-    """Outcome of a finished run: its earliest collapse and the cause of it, else whether the run learned.
+    """Return the outcome of a finished run: its earliest collapse and the collapse's cause, else whether the run learned.
 
     onsets: step by detector. watched: the detectors of the run. The cause is the earliest warning or numerical failure in the
     CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning watched it and reported nothing.

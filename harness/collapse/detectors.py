@@ -1,8 +1,8 @@
-"""The built-in detectors of collapse and of its warnings, D1 to D5, and the detector of learning.
+"""The built-in detectors of collapse and of its warnings, D1 to D6, and the detector of learning.
 
-R_k is `eval/reward` at evaluation k, the held-out reward of the policy that `evaluation.policy` names.
-σ_k is its recorded standard error, clustered by prompt.
-The responses to one prompt are not independent, so σ_k does not follow from R_k and the number of responses.
+R_k is `eval/reward` at evaluation k, the held-out reward of the policy that `evaluation.policy` names. σ_k is its recorded
+standard error, clustered by prompt. The responses to one prompt are not independent, so σ_k does not follow from R_k and the
+number of responses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Factor = Annotated[float, Interval(gt=1, le=1e9)]
 Ess = Annotated[float, Interval(ge=0, lt=1)]
 NullBand = Annotated[float, Interval(ge=0, le=1e3)]
 Fraction = Annotated[float, Interval(gt=0, lt=1)]
+Spread = Annotated[float, Interval(gt=0, le=1e9)]
 Steps = Annotated[int, Interval(ge=0, le=10**9)]
+FAULT = "diagnosis/fault_"
+"""Prefix of the metric whose name ends with the fault that a diagnosis found."""
 Reading = list[float]
 """Reward and standard error of one evaluation, as a list of two numbers."""
 
@@ -29,25 +32,19 @@ Reading = list[float]
 class Drawdown:
     """D1: a sustained drawdown of the held-out reward.
 
-    The event is the first k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row.
-    Its onset is the first of these. M_j = max over i ≤ j of the median of R_{i−2..i}, with fewer terms at the start. R_j is the
-    held-out reward of evaluation j. σ_j is the larger of the standard errors of R_j and M_j: that of R_j = 0 is 0, and alone
-    would make any dip an event. Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned.
-    warm: number of evaluations before the first event. floor: reward of random answers.
+    The event is the first k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row. Its
+    onset is the first of these j. R_j is the held-out reward of evaluation j. M_j is the maximum over i ≤ j of the median of
+    R_{i−2..i}, with fewer terms at the start. σ_j is the larger of the standard errors of R_j and M_j, because the standard
+    error of R_j = 0 is 0. Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned.
+
+    delta: δ. warm: number of evaluations before the first event. floor: reward of random answers.
     """
 
     role = "collapse"
 
     def __init__(self, *, delta: Share, consecutive: Count, warm: Steps, floor: Probability):
         self.delta, self.consecutive, self.warm, self.floor = delta, consecutive, warm, floor
-        self.state: dict[str, Any] = {
-            "first": None,
-            "last": [],
-            "best": None,
-            "seen": 0,
-            "down": 0,
-            "onset": None,
-        }
+        self.state: dict[str, Any] = {"first": None, "last": [], "best": None, "seen": 0, "down": 0, "onset": None}
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
         s = self.state
@@ -75,9 +72,10 @@ class Drawdown:
 
 
 class Learning:
-    """Event "learned": the median of three held-out rewards exceeds the first, R_0, by 3σ, or R_0 ≥ `solved`.
+    """Event "learned": the median of three held-out rewards exceeds the first reward R_0 by 3σ, or R_0 ≥ `solved`.
 
-    σ is the larger of both standard errors. A finished run without this event has never learned, unless it collapsed.
+    σ is the larger of the standard errors of the two. A finished run without this event has never learned, unless it
+    collapsed.
     """
 
     role = "learned"
@@ -105,8 +103,8 @@ class Numerical:
 
     Any of these is a failure: a loss, gradient norm or entropy that is not finite; a rollout without a finite log-probability;
     a gradient norm before clipping above `factor` times its trailing median in `hits` of the last `hits_window` steps; more
-    than half of the optimizer steps skipped over the last `window` steps. The median is that of the previous `window` steps. It
-    is frozen while it is exceeded.
+    than half of the optimizer steps skipped over the last `window` steps. The trailing median is that of the previous `window`
+    steps. Steps near an exceedance do not enter it.
     """
 
     role = "collapse"
@@ -144,8 +142,9 @@ class Numerical:
 class Distribution:
     """D3, a warning: the rollout policy has drifted away from the trainer's policy.
 
-    Either the sequence ESS, as a share, is below `ess`, or K3 is above both 3 · `null_band` and `factor` times its median over
-    the steps `first` to `last`. One must hold for `consecutive` steps in a row. The onset is the first of these.
+    One of two conditions must hold for `consecutive` steps in a row, and the onset is the first of these steps. Either the
+    sequence ESS, as a share, is below `ess`. Or K3 is above both 3 · `null_band` and `factor` times its median over the steps
+    `first` to `last`.
     null_band: K3 between two executions of the same weights, in nats per token, caused by the engines' rounding alone.
     """
 
@@ -175,8 +174,8 @@ class Distribution:
 class Entropy:
     """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row. The onset is the first of these steps.
 
-    H_0 is the entropy of the first step. On a task with a single answer low entropy may mean success. So it only counts as
-    the cause of a reward drawdown that follows (`harness.collapse.outcome`).
+    H_0 is the entropy of the first step. On a task with a single answer, low entropy may mean success. So the event only
+    counts as the cause of a reward drawdown that follows (`harness.collapse.outcome`).
     """
 
     role = "warning"
@@ -197,8 +196,8 @@ class Entropy:
 class Length:
     """D4, a warning: the lengths of the responses degenerate.
 
-    For `consecutive` steps in a row more than `share` of the responses are cut off at the maximum length, or more than `share`
-    have the same length although at some earlier step no length was so frequent. The onset is the first of these steps. The
+    For `consecutive` steps in a row more than `share` of the responses are cut off at the maximum length. Or more than `share`
+    have one length, although at some earlier step no length was so frequent. The onset is the first of these steps. The
     detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end early. A
     correction that rejects long responses can cause this event.
     """
@@ -226,15 +225,29 @@ class Length:
 class Weights:
     """D5, a warning: degenerate importance weights, by the criteria of verl's README on rollout importance sampling.
 
-    For `consecutive` steps in a row the mean weight is outside [`low`, `high`], or the effective sample size of the weights,
-    as a share of the tokens, is below `ess`, or the filters reject more than `masked` of the tokens. The onset is the first of
-    these steps. Weights are read after bounding (`rollout_corr/rollout_is_*`), even if the correction does not apply them.
+    One of five conditions must hold for `consecutive` steps in a row, and the onset is the first of these steps. The mean
+    weight is outside of [`low`, `high`]. Or the standard deviation of the weights is above `std`. Or their effective sample
+    size, as a share of the tokens, is below `ess`. Or the filters reject more than `masked` of the tokens. Or the filter named
+    veto rejects tokens of more than `veto` of the responses. Weights are read after bounding (`rollout_corr/rollout_is_*`), even
+    if the correction does not apply them. The veto's share is recorded every diagnostics.every steps, and only these steps
+    count for it. With `std` or `veto` None there is no such condition.
     """
 
     role = "warning"
 
-    def __init__(self, *, low: Fraction, high: Factor, ess: Ess, masked: Fraction, consecutive: Count):
+    def __init__(
+        self,
+        *,
+        low: Fraction,
+        high: Factor,
+        ess: Ess,
+        masked: Fraction,
+        consecutive: Count,
+        std: Spread | None = None,
+        veto: Fraction | None = None,
+    ):
         self.low, self.high, self.ess, self.masked, self.consecutive = low, high, ess, masked, consecutive
+        self.std, self.veto = std, veto
         self.state: dict[str, Any] = {"mean": [], "ess": [], "masked": []}
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
@@ -248,13 +261,41 @@ class Weights:
             "ess": (ess < self.ess, f"ESS of the weights below {self.ess:g}"),
             "masked": (masked > self.masked, f"more than {self.masked:g} of the tokens rejected"),
         }
+        if self.std is not None:
+            std = metrics.get("rollout_corr/rollout_is_std", 0.0)
+            alarms["std"] = std > self.std, f"standard deviation of the weights above {self.std:g}"
+        vetoed = metrics.get("rollout_corr/rollout_rs_veto_seq_masked_fraction")
+        if self.veto is not None and vetoed is not None:
+            alarms["veto"] = vetoed > self.veto, f"more than {self.veto:g} of the responses vetoed"
         return _lasting(s, step, self.consecutive, alarms)
 
 
-def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
-    """The event of the first alarm that has held for `consecutive` steps in a row, with its cause. Its onset is the first step.
+class Diagnosis:
+    """D6, a warning: the log-probabilities of sampler and trainer have a fault, or rounding does not explain their difference.
 
-    alarms: name -> (whether it holds at this step, its cause). state: name -> number of steps in a row at which it has held.
+    `consecutive` diagnoses in a row, one every diagnostics.every steps, name the same fault. The onset is the first of these
+    steps, and the cause names the fault. docs/diagnosis.md says what to check.
+    """
+
+    role = "warning"
+
+    def __init__(self, *, consecutive: Count):
+        self.consecutive = consecutive
+        self.state: dict[str, Any] = {}
+
+    def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
+        if "diagnosis/faulty" not in metrics:
+            return None
+        named = {name.removeprefix(FAULT) for name in metrics if name.startswith(FAULT)}
+        alarms = {name: (name in named, f"fault of the log-probabilities: {name}") for name in {*self.state, *named}}
+        return _lasting(self.state, step, self.consecutive, alarms)
+
+
+def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
+    """Return the event of the first alarm that has held for `consecutive` steps in a row, with its cause. Its onset is the
+    first of these.
+
+    alarms: name -> (whether it holds at this step, its cause). state: name -> the steps in a row at which it has held.
     """
     for name, (holds, _) in alarms.items():
         state[name] = [*state.get(name, []), step] if holds else []

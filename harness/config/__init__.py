@@ -1,7 +1,7 @@
 """The config of a run, typed and checked before anything heavy is imported (no torch here).
 
-Hydra composes `experiments/conf`. `parse` turns the result into a `Config`, or raises UserError naming the key. Each section has
-a file. The constraint of a field is in its annotation. Its meaning is the string below it.
+Hydra composes `experiments/conf`. `parse` turns the result into a `Config`, or raises UserError naming the key. Each section
+has a file. The constraint of a field is in its annotation. The string below a field is its meaning.
 """
 
 from harness.config.actor import ActorConfig, RoutingConfig, ScheduleConfig

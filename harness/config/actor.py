@@ -14,14 +14,15 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ScheduleConfig(Strict):
-    """How the learning rate changes, see harness/train/schedule.py."""
+    """Change of the learning rate over the run, see harness/train/schedule.py."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
-    """Course of the rate after the warm-up. linear, cosine: down to 0 at the end of the run. inverse_sqrt: with 1/√steps."""
+    """Course of the learning rate after the warm-up. linear: to 0 at the end of the run. cosine: to min_lr_ratio · actor.lr.
+    inverse_sqrt: as 1/√step."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Optimizer steps over which the rate rises from 0. The first of them has rate 0."""
+    """Optimizer steps over which the learning rate rises from 0. The first of them has rate 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Rate at the end of a cosine, as a share of actor.lr."""
+    """Learning rate at the end of a cosine schedule, as a share of actor.lr."""
 
     @model_validator(mode="after")
     def _used(self) -> ScheduleConfig:
@@ -34,42 +35,43 @@ class ScheduleConfig(Strict):
 
 
 class ActorConfig(Strict):
-    """DeepSpeed ZeRO around the model, with AdamW."""
+    """Training of the policy: DeepSpeed ZeRO around the model, with AdamW."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
     precision: PrecisionConfig | None = None
-    """Precision to which the training forward casts the linear layers, straight through. null: no cast."""
+    """Precision to which the training forward pass casts the linear layers, with straight-through gradients. null: no cast."""
     lr: PositiveFraction
     """Learning rate; with a schedule, its highest value."""
     schedule: ScheduleConfig = ScheduleConfig()
     ess_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """Factor on the learning rate of each optimizer step, VCPO's of arXiv 2602.17616. sqrt: √e. linear: e. Here e is the
+    """Factor on the learning rate of each optimizer step, as in VCPO (arXiv 2602.17616). sqrt: √e. linear: e. Here e is the
     effective sample size of the responses' ratios π_old/μ, divided by their number."""
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction
-    """Added to the root of AdamW's second moment."""
+    """Number added to the root of AdamW's second moment."""
     weight_decay: Annotated[float, Field(ge=0, le=1)]
     """Decoupled weight decay."""
     max_grad_norm: Positive
-    """The global gradient norm is clipped to this."""
+    """Bound to which the global gradient norm is clipped."""
     num_minibatches: Count
-    """Optimizer steps of an epoch. Divides prompts x group_size."""
+    """Optimizer steps of an epoch. Must divide prompts x group_size."""
     epochs: Count = 1
     """Passes over a rollout."""
     micro_tokens: Count | None = None
-    """Prompt and response tokens of one forward and backward pass, counted with padding and equal rows. null: a whole
+    """Maximum prompt and response tokens of one forward and backward pass, padding and equal rows included. null: a whole
     mini-batch."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """Compile the blocks by torch.compile. It takes half a minute of CPU time, from a cache half of that; docs/running.md."""
+    """Compile the decoder by torch.compile. It takes half a minute of CPU time, or half of that from a cache; see
+    docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
-    """Path on which log π_old is computed. exact: the sampling path, so that a rollout in the actor's dtype has ratio exactly 1.
-    forward: the training forward. none: it is not computed, and the mismatch is that of π_θ."""
+    """Computation of log π_old. exact: as the policy computes it while it samples, so that a rollout in the actor's dtype has
+    ratio exactly 1. forward: by the training forward pass. none: not at all; the mismatch is then that of π_θ."""
 
     @model_validator(mode="after")
     def _castable(self) -> ActorConfig:
@@ -99,5 +101,5 @@ class RoutingConfig(Strict):
     """Routing of a mixture of experts in training."""
 
     replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
-    """Source of the experts that the training uses. none: its own. r2: π_old's, in each mini-batch. r3: the rollout engine's.
-    r3_weights: the engine's, with the weights of the experts. See docs/moe.md."""
+    """Source of the experts that the training uses. none: each pass chooses its own. r2: those of π_old, in each mini-batch.
+    r3: those of the rollout engine. r3_weights: those of the engine, with their weights. See docs/moe.md."""

@@ -22,27 +22,31 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 def name_of(value: Any) -> str | None:
-    """The value of the key `name` of a section, given as a dictionary or an object. It tells alternative sections apart."""
+    """The value of the key `name` of a section, given as a dictionary or an object.
+
+    It decides among alternative section classes.
+    """
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return name if isinstance(name, str) else None
 
 
 class Strict(BaseModel):
-    """A section. It refuses unknown keys, values of another type, infinite numbers and NaN, and never changes once it was read.
+    """Base class of config sections. A section refuses unknown keys, values of another type, infinite numbers and NaN, and is
+    immutable.
 
-    The docstring below a field is what `--help` shows. A field's default is what runs did before the key was there, so it never
-    changes; see `harness.config.digest`. A new run gets the values of experiments/conf.
+    `--help` shows the docstring below a field. The default of a field is how runs behaved before the key was added, so it
+    never changes; see `harness.config.digest`. A new run gets the values of experiments/conf.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PluginConfig(Strict):
-    """A plug-in and its parameters, which `harness.build` checks against the plug-in's signature."""
+    """A plug-in and its parameters. `harness.build` checks them against the plug-in's signature."""
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Name in the registry of its kind, or `package.module:attribute`."""
+    """Name in the registry of plug-ins of this kind, or `package.module:attribute`."""
 
     @property
     def params(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Description of each config key: its meaning and the values that it accepts. For `--help`."""
+"""Description of each config key for `--help`: its meaning and the values that it accepts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def keys(values: dict[str, Any]) -> list[Key]:
 def all_keys() -> dict[str, Key]:
     """Describe every key and section that any choice of options can have. The value is the default, "" if there is none.
 
-    Of alternative sections that share a key, the first describes it. A key that the user may name freely is written NAME.
+    If alternative sections share a key, the first of them describes it. A key that the user may name freely is written NAME.
     """
     schemas = _schemas()
     found: dict[str, Key] = {}
@@ -56,7 +56,7 @@ def _possible(schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> 
 
 
 def _schemas() -> dict[str, dict[str, Any]]:
-    """Map each section class to its JSON schema, with the docstrings below its fields as descriptions."""
+    """Map the name of each section class to its JSON schema, with the docstrings below its fields as descriptions."""
     whole = Config.model_json_schema()
     return {name: _explained(name, schema) for name, schema in {"Config": whole, **whole["$defs"]}.items()}
 
@@ -120,7 +120,8 @@ def _bounds(field: dict[str, Any]) -> str:
 def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of the section class `name`, with the docstrings below its fields added as descriptions.
 
-    Pydantic can read these itself, but not for the dataclasses of algos, and at a fifth of the import time of harness.config.
+    Pydantic itself can read these docstrings, but not those of the dataclasses of algos. It would also add a fifth to the
+    import time of harness.config.
     """
     section = getattr(config, name, None) or getattr(spec, name)
     own = [kind for kind in section.__mro__ if kind.__module__.partition(".")[0] in ("harness", "algos")]
@@ -141,6 +142,6 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Syntax trees of the classes of a module, by name. `inspect.getsource` would parse the module anew for each class."""
+    """Syntax trees of the classes of a module, by name. `inspect.getsource` of a class would parse the module anew for each."""
     source = inspect.getsource(sys.modules[module])
     return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}

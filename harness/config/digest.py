@@ -1,11 +1,11 @@
 """The digest of a config, which names its run folder. Adding or renaming a key changes no digest.
 
-A digest is the SHA-256 of all keys that decide the result, as JSON. So that a later version finds a finished run again,
+A digest is the SHA-256 of all keys that decide the result, as JSON. A later version must find a finished run again. Therefore
 - a key enters under its first name, see `harness.config.names`;
 - a removed key still enters where every digest contained it;
 - a key that was added later is left out while it has its default, which is how runs behaved before it was added.
-The default of a later key therefore never changes. New runs get their values from experiments/conf, which may change: such a
-value differs from the default, and so does the digest.
+The default of a later key therefore never changes. New runs get their values from experiments/conf, which may change. A value
+that differs from the default also changes the digest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ FIRST: dict[str, set[str]] = {
     "rollout.engine=local": {"noise"},
     "rollout.engine=vllm": {"sleep", "sync_tolerance"},
 }
-"""Section class or plug-in -> keys with a default that enter every digest, since they are older than `harness.config.digest`."""
+"""Section class or plug-in -> keys with a default that enter every digest, because they are older than
+`harness.config.digest`."""
 
-HELD: dict[str, dict[str, Any]] = {
-    "": {"baseline": "all"},
-    "kl": {"reference": "start"},
-    "rollout": {"overlap": False},
-}
+HELD: dict[str, dict[str, Any]] = {"": {"baseline": "all"}, "kl": {"reference": "start"}, "rollout": {"overlap": False}}
 """Section ("" for the top level) -> removed keys, with the value that still enters the digest.
 
 Every digest contained them at their defaults. `removed.REMOVED` gives the reason of each removal.
@@ -56,21 +53,21 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "router_dtype": "compute",
         "head_dtype": "compute",
     },
-    "rollout.engine=vllm": {
-        "sleep": False,
-        "sync_tolerance": None,
-    },
+    "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},
+    "collapse.detectors=weights": {"std": None, "veto": None},
 }
-"""Plug-in -> parameters added later, with their defaults. Listed here, since reading a signature would import torch.
+"""Plug-in -> parameters added later, with their defaults. They are listed here because reading a signature would import torch.
 
 A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `collapse.detectors=drawdown`,
-`correction.reject=m2po` or `task=package.module:Class`.
-"""
+`correction.reject=m2po` or `task=package.module:Class`."""
 
 
 def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collection[str] = ()) -> str:
-    """The digest of a config, 12 hex digits. include: sections that enter (empty: all). exclude: sections that do not."""
+    """Return the digest of a config, 12 hex digits. include: sections that enter (empty: all).
+
+    exclude: sections that do not enter.
+    """
     values = config.model_dump(mode="json")
     _leave_out_defaults(config, values)
     for plugin, parameters in plugins(values):
@@ -84,7 +81,9 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
 
 
 def plugins(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The plug-ins in the nested `values` of a config, as keys of PARAMETERS, each with its parameters as a dictionary."""
+    """Iterate over the plug-ins in the nested `values` of a config: (plug-in as a key of PARAMETERS, its parameters as a
+    dictionary).
+    """
     for path in ("task", "advantage", "loss", "rollout.engine"):
         parameters = section(values, path)
         yield f"{path}={parameters.get('name')}", parameters

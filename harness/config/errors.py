@@ -16,7 +16,10 @@ SECTION = ("model_type", "dataclass_type", "dict_type")
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
-    """One line for each error in the config `composed`. A filter is validated as two types; errors of the intended one show."""
+    """Return one line for each error in the config `composed`.
+
+    Pydantic validates a filter as a Reject and as a Plugin; only errors of the intended type are shown.
+    """
     lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
     return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 
@@ -40,7 +43,7 @@ def explain(problem: Mapping[str, Any]) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    """Rephrase Pydantic's "Input should be a valid integer" in the words of the plug-ins' errors: "must be a whole number"."""
+    """Rephrase Pydantic's "Input should be a valid integer" in the words of other errors here: "must be a whole number"."""
     wanted = message.removeprefix("Input should be ")
     if wanted == message:
         return f"{message[0].lower()}{message[1:]}"

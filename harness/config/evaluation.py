@@ -12,37 +12,41 @@ from harness.precisions import PROBED
 
 
 class EvaluationConfig(Strict):
-    """Held-out evaluation by prompts x samples responses, with the same random numbers each time."""
+    """Held-out evaluation by prompts x samples responses, with the same random numbers at each evaluation."""
 
     every: Count
     """Steps between two evaluations."""
     prompts: Annotated[int, Field(ge=2, le=10**9)]  # the standard error is taken over prompts
-    """Held-out prompts."""
+    """Number of held-out prompts in an evaluation."""
     samples: Count
-    """Responses to each prompt that is judged."""
+    """Responses to each prompt of an evaluation."""
     train_prompts: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Training prompts that are judged too, as eval/train_reward: the first ones of the pool, with as many responses each."""
+    """Number of training prompts that are evaluated too, as eval/train_reward: the first ones of the training pool, with
+    evaluation.samples responses each."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
-    """Precisions whose mismatch is measured, by a name each. They do not sample for the training. See experiment=regime."""
+    """Precisions whose mismatch is measured at each evaluation, by name. Nothing is trained on their responses. See
+    experiment=regime."""
     policy: Literal["own", "rollout", "both"] = "own"
-    """Policy whose reward is eval/reward. own: the trainer's in its own dtype, by the local engine. rollout: the rollout
-    engine's. both: own, and the engine's as eval/rollout_reward."""
+    """Policy whose reward is eval/reward. own: the trainer's own, in its dtype, by the local engine. rollout: the rollout
+    engine's. both: own, with the rollout engine's as eval/rollout_reward."""
 
 
 class PersistenceConfig(Strict):
-    """Persistence: how far the mismatch of the same responses lasts over 1, 5 and 20 syncs (harness/train/persistence.py)."""
+    """Persistence of the mismatch: its correlation over 1, 5 and 20 syncs for the same responses
+    (harness/train/persistence.py).
+    """
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
-    """Steps between two measurements of persistence, each of which has four syncs. null: never."""
+    """Steps from one measurement of persistence to the next. Each measurement spans four syncs. null: never."""
     responses: Count = 16
-    """Responses of a measurement of persistence, each to another held-out prompt."""
+    """Responses of a measurement of persistence, each to a different held-out prompt."""
 
 
 class DiagnosticsConfig(Strict):
-    """Diagnostics that no detector reads."""
+    """Diagnostics of the mismatch beyond the metrics of every step. No detector reads them."""
 
     every: Count | None = None
-    """Steps between two records of filters, probabilities, profiles and routing. null: never."""
+    """Steps between two records of filters, probabilities, profiles, routing and the diagnosis. null: never."""
 
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
@@ -52,9 +56,9 @@ class DiagnosticsConfig(Strict):
 
 
 class CollapseConfig(Strict):
-    """Detectors of collapses and warnings."""
+    """Detectors of collapses and of their warnings."""
 
     detectors: dict[str, dict[str, Any]]
     """Name of each detector, and its parameters; see harness/collapse/detectors.py."""
     stop: bool
-    """End the run at the first collapse."""
+    """Whether the run ends at the first collapse."""

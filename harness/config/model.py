@@ -1,4 +1,4 @@
-"""`model`: the policy."""
+"""`model`: the architecture and sizes of the policy, or the pretrained model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SizesConfig(Strict):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Map each config key to the row length of the weight matrix that it sizes."""
+        """Map config keys to the row length of the weight matrices that they determine."""
         return {
             "hidden_size": self.hidden_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,
@@ -44,7 +44,7 @@ class SizesConfig(Strict):
 
 
 class ModelConfig(SizesConfig):
-    """A Qwen3 of these sizes with random weights."""
+    """A dense Qwen3 with random weights, of the sizes given by its keys."""
 
     name: Literal["qwen3"]
     """Kind of model. qwen3: a dense Qwen3. qwen3_moe: a mixture of experts. hub: a pretrained model."""
@@ -57,18 +57,18 @@ class ModelConfig(SizesConfig):
 
 
 class MixtureConfig(SizesConfig):
-    """A Qwen3-MoE of these sizes with random weights. Every layer is a mixture of experts; no expert is shared by all tokens."""
+    """A Qwen3-MoE with random weights. Every layer is a mixture of experts; no expert is shared by all tokens."""
 
     name: Literal["qwen3_moe"]
     """Kind of model. qwen3: a dense Qwen3. qwen3_moe: a mixture of experts. hub: a pretrained model."""
     num_experts: Annotated[int, Field(ge=2, le=2**14)]
-    """Experts of a layer."""
+    """Number of experts in each layer."""
     num_experts_per_tok: Annotated[int, Field(ge=1, le=2**14)]
-    """Experts that the router picks for a token, fewer than num_experts."""
+    """Number of experts that the router picks for a token, below num_experts."""
     moe_intermediate_size: Width
     """Width of an expert."""
     norm_topk_prob: bool
-    """Scale the weights of a token's experts so that they sum to 1."""
+    """Whether to scale the weights of a token's experts so that they sum to 1."""
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=1e3)]
     """Coefficient of the load balancing loss in the warm start. RL has no such loss."""
 

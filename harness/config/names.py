@@ -23,12 +23,12 @@ RENAMED = {
 
 
 def todays_names(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the nested `values` in which former keys have their present names."""
+    """Return a copy of the nested `values` in which former keys have their present names."""
     return _named(values, RENAMED)
 
 
 def first_names(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the nested `values` in which renamed keys have their first names."""
+    """Return a copy of the nested `values` in which renamed keys have their first names."""
     return _named(values, {write(old): old.rpartition(".")[2] for old in RENAMED})
 
 

@@ -1,4 +1,6 @@
-"""`correction`, `reduce`, `kl` and `overlong`: weights and reduction of the token losses, and terms of the loss or the reward."""
+"""`correction`, `reduce`, `kl` and `overlong`: weights and reduction of the token losses, and terms of the loss or of the
+reward.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from harness.config.base import Count, Positive, Strict
 from harness.config.digest import section
 
 RECIPROCAL = "reciprocal"
-"""Text that a lower bound may have in place of a number: it means 1/upper."""
+"""Text that may replace the number of a lower bound. It stands for 1/upper."""
 
 
 def _with_numbers(value: Any) -> Any:
@@ -48,7 +50,7 @@ CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
 
 
 VALUE_OF_K3 = ("k3_k2", "k3_unbiased")
-"""KL estimators whose value at π_old is that of k3."""
+"""KL estimators whose value at π_old equals that of k3."""
 
 
 class ReduceConfig(Strict):
@@ -57,7 +59,7 @@ class ReduceConfig(Strict):
     mode: Literal[REDUCTIONS]  # type: ignore[valid-type]  # the tuple is what algos reads
     """Name of the reduction. algos/reductions.py gives the equations."""
     norm: Count | None
-    """Divisor of seq_mean_token_sum_norm: the maximum length, in tokens. null: for the other reductions."""
+    """Divisor of the reduction seq_mean_token_sum_norm: the maximum length, in tokens. null: for the other reductions."""
 
     @model_validator(mode="after")
     def _norm(self) -> ReduceConfig:
@@ -70,19 +72,18 @@ class ReduceConfig(Strict):
 
 
 class KlConfig(Strict):
-    """A KL term, coef times an estimator: of π_θ in the loss, or of π_old as a penalty in the reward."""
+    """A KL term: coef times an estimator, in the loss at π_θ or as a penalty in the reward at π_old."""
 
     name: str | None = None
     """Estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. π_ref is the policy that the run started from. null: no KL term."""
     coef: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the KL term. With a target it is the weight at first."""
+    """Weight of the KL term. With kl.target it is the initial weight."""
     place: Literal["loss", "reward"] = "loss"
-    """Place of the KL term. loss: in the loss. reward: coef times the estimator of KL(π_old‖π_ref) is taken off each token's
-    reward."""
+    """Place of the KL term. loss: in the loss. reward: subtracted from each token's reward, with the estimator at π_old."""
     target: Positive | None = None
-    """KL in the reward to which an adaptive coef steers, in nats per token. null: coef is fixed."""
+    """Target of an adaptive coef for the KL in the reward, in nats per token. null: coef is fixed."""
     horizon: Count | None = None
-    """Responses over which an adaptive coef changes by at most a fifth. null: for a fixed coef."""
+    """Number of responses over which an adaptive coef changes by at most a fifth. null: for a fixed coef."""
 
     @model_validator(mode="after")
     def _both(self) -> KlConfig:
@@ -104,12 +105,12 @@ class KlConfig(Strict):
 
 
 class OverlongConfig(Strict):
-    """A soft punishment of long responses in the reward, DAPO's (arXiv 2503.14476 eq. 13)."""
+    """DAPO's soft punishment of overlong responses in the reward (arXiv 2503.14476 eq. 13)."""
 
     buffer: Count | None = None
-    """Tokens before task.answer_length over which the punishment grows from 0 to `penalty`. null: no punishment."""
+    """Number of tokens before task.answer_length over which the punishment grows from 0 to `penalty`. null: no punishment."""
     penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Punishment of a response of task.answer_length tokens, which is taken off its reward."""
+    """Punishment of a response of task.answer_length tokens, subtracted from its reward."""
 
     @model_validator(mode="after")
     def _used(self) -> OverlongConfig:

@@ -9,20 +9,20 @@ from pydantic import Field
 from harness.config.base import Count, Name, Strict, Text
 
 OPERATION = ("run", "tracking", "checkpoint", "dump")
-"""Sections that do not enter the digest of a config, since they change no result."""
+"""Sections that do not enter the digest of a config, because they change no result."""
 
 
 class CheckpointConfig(Strict):
-    """Checkpoints, from which a run resumes. One is also saved on SIGTERM and SIGUSR2."""
+    """Checkpoints, from which a run resumes. SIGTERM and SIGUSR2 also save one."""
 
     every: Count
     """Steps between two checkpoints."""
     keep: Annotated[int, Field(ge=2, le=10**9)]
-    """Number of newest checkpoints that are kept."""
+    """Number of checkpoints that are kept, the newest ones."""
 
 
 class DumpConfig(Strict):
-    """Batches as parquet under dumps/ of the run folder, for `faultline replay`; see docs/dumps.md."""
+    """Training batches as parquet files under dumps/ of the run folder, for `faultline replay`; see docs/dumps.md."""
 
     every: Count | None = None
     """Steps between two dumps of the whole batch. null: no dumps."""
@@ -36,13 +36,13 @@ class TrackingConfig(Strict):
     project: Text
     """Name of the project in W&B."""
     tensorboard: bool = False
-    """Write event files for TensorBoard too, in the run's folder `tensorboard`."""
+    """Whether to write event files for TensorBoard too, in the run's folder `tensorboard`."""
 
 
 class RunConfig(Strict):
-    """Where the run folder lies: root/sweep/digest."""
+    """Place of the run folder: root/sweep/digest."""
 
     root: Text
     """Folder of all sweeps."""
     sweep: Name
-    """Name of the sweep."""
+    """Name of the sweep that the run belongs to."""

@@ -1,4 +1,4 @@
-"""Parsing of nested dictionaries into a Config: freshly composed by Hydra, or recorded by a run."""
+"""Parsing of nested dictionaries into a Config: a config that Hydra has composed, or one that a run has recorded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def parse(composed: dict[str, Any]) -> Config:
 def parse_recorded(values: dict[str, Any]) -> Config:
     """Parse the config that a run of this or an earlier version recorded. Raises UserError naming each wrong key.
 
-    A former key is read under its present name. A missing key gets its default, which is how runs behaved before it was
-    added. A removed key is left out, and refused unless it has its default.
+    A former key is read under its present name. A missing key gets its default, which is how runs behaved before it was added.
+    A removed key is left out if it has its default, and refused otherwise.
     """
     values = todays_names(values)
     drop_removed(values)
@@ -34,7 +34,10 @@ def parse_recorded(values: dict[str, Any]) -> Config:
 
 
 def recorded(values: dict[str, Any]) -> dict[str, Any]:
-    """The recorded config of a run under the present keys, with all defaults filled in. Raises UserError on a wrong key."""
+    """Return the recorded config of a run under the present keys, with all defaults filled in.
+
+    Raises UserError on a wrong key.
+    """
     return parse_recorded(values).model_dump(mode="json")
 
 

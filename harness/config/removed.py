@@ -1,4 +1,4 @@
-"""Removed config keys. A new config that has one is refused with the reason. A recorded config may have it at its default."""
+"""Removed config keys. A new config that has one is refused with the reason. A recorded config may have one at its default."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.errors import UserError
 
 
 class Removed(NamedTuple):
-    """A removed config key: why it was removed, and how runs behave without it."""
+    """A removed config key: the reason of its removal, and how runs behave without it."""
 
     default: Any
-    """Value of the removed key that meant what runs do without it."""
+    """Value of the removed key for which a run behaves as it does without the key."""
     version: str
     """First version of the project without the key."""
     reason: str
-    """Why the key was removed, and what to use instead; continues a sentence that ends in "as"."""
+    """Reason of the removal, and what to use instead. The text continues an error message that ends in "as"."""
 
 
 _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
@@ -49,7 +49,7 @@ def refuse_removed(values: dict[str, Any]) -> None:
 
 
 def removal(key: str) -> str | None:
-    """Why the dotted `key` was removed; None if no section or plug-in ever had it."""
+    """Reason why the dotted `key` was removed; None if no section or plug-in ever had it."""
     where, _, own = key.rpartition(".")
     found = (keys[own] for place, keys in REMOVED.items() if place.partition("=")[0] == where and own in keys)
     return next(map(_why, found), None)
@@ -58,7 +58,8 @@ def removal(key: str) -> str | None:
 def drop_removed(values: dict[str, Any]) -> None:
     """Delete removed keys from the nested `values` of a recorded config.
 
-    Raises UserError naming each removed key with a value other than its default: this version cannot reproduce such a run.
+    Raises UserError naming each removed key with a value other than its default, because this version cannot reproduce such a
+    run.
     """
     found = list(_found(values))
     _refuse(one for one in found if one.own[one.key] != one.gone.default)
@@ -67,7 +68,10 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 
 class _Found(NamedTuple):
-    """A removed key found in a config: the name of its section, the section itself, its own name, and why it was removed."""
+    """A removed key found in a config.
+
+    place: name of its section. own: the section. key: name of the key in the section. gone: the reason of its removal.
+    """
 
     place: str
     own: dict[str, Any]

@@ -11,16 +11,16 @@ from harness.precisions import ActivationFormat, WeightFormat
 
 
 class PrecisionConfig(Strict):
-    """Number formats in which a policy is computed."""
+    """Number formats in which a policy is computed. A new one may combine any of the known formats."""
 
     name: Name
     """Name of the precision in tables and figures."""
     compute: Literal["fp32", "bf16", "fp16"]
     """Dtype of activations, norms, embeddings and head."""
     weights: WeightFormat | None
-    """Format of the linear layers' weights. null: the compute dtype."""
+    """Format of the weights of linear layers. null: the compute dtype."""
     activations: ActivationFormat | None
-    """Format of the linear layers' inputs. null: the compute dtype."""
+    """Format of the inputs of linear layers. null: the compute dtype."""
 
     @model_validator(mode="after")
     def _matched(self) -> PrecisionConfig:
@@ -32,19 +32,20 @@ class PrecisionConfig(Strict):
 
 
 class FilterConfig(Strict):
-    """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2): groups whose rewards are all equal are sampled anew."""
+    """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2), which replaces groups whose rewards are all equal."""
 
     max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Maximum number of rounds, each of prompts x group_size responses. Then groups of equal rewards fill up. null: no filter."""
+    """Maximum rounds of sampling, each of prompts x group_size responses. Groups of equal rewards fill what is then missing.
+    null: no filter."""
 
 
 class RolloutConfig(Strict):
-    """Sampling of prompts x group_size responses a step."""
+    """Sampling of the prompts x group_size responses of each step."""
 
     engine: PluginConfig
-    """Engine that samples, and its own parameters."""
+    """Rollout engine, and its own parameters."""
     precision: PrecisionConfig
-    """Number formats of the engine."""
+    """Number formats of the rollout engine."""
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
     """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8 with scale 1."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
@@ -52,17 +53,18 @@ class RolloutConfig(Strict):
     top_p: PositiveFraction = 1.0
     """Mass of the most probable tokens that are sampled from. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Number of most probable tokens that are sampled from. 0: all tokens."""
+    """Maximum number of tokens that can be sampled, the most probable ones. 0: all tokens."""
     replay_sampling_mask: bool = False
-    """Renormalise π_old and π_θ over the tokens that top_p and top_k left to the engine. See docs/running.md."""
+    """Renormalise π_old and π_θ over the tokens that top_p and top_k left to the rollout engine. See docs/running.md."""
     prompts: Count
-    """Prompts of a step."""
+    """Number of prompts in each step."""
     group_size: Annotated[int, Field(ge=1, le=10**6)]
-    """Responses to each prompt. 1: for advantages that compare no responses of a group, as gae."""
+    """Number of responses to each prompt. 1 needs an advantage estimator that does not compare responses, such as gae."""
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Age of the weights that sample, in steps behind those that are trained."""
+    """Age of the weights that sample, in steps behind the weights being trained."""
     partial_tokens: Count | None = None
-    """Tokens of a response that are sampled at one step; the next weights go on with it. null: the whole response."""
+    """Tokens of each response that are sampled per step; later steps continue it with their own weights. null: the whole
+    response."""
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
@@ -86,7 +88,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Raise ValueError if `partial_tokens` is set together with a key that forbids sampling a response in parts."""
+        """Raise ValueError if `partial_tokens` is set together with a key that forbids sampling responses in parts."""
         if self.partial_tokens is None:
             return
         key = f"partial_tokens={self.partial_tokens}"

@@ -22,33 +22,34 @@ from harness.precisions import MULTIPLES
 
 
 class Config(Strict):
-    """The config of one run. All sections but run, tracking, checkpoint and dump decide the result."""
+    """The config of one run. All sections except run, tracking, checkpoint and dump decide the result."""
 
     model_config = ConfigDict(strict=False)  # a section is strict by itself; pydantic cannot make a dataclass so from a dict
 
     seed: Seed
-    """Seed of everything random but the warm start."""
+    """Seed of all randomness except that of the warm start."""
     steps: Count
-    """RL steps of the run."""
+    """Number of RL steps."""
     task: TaskConfig
     model: PolicyConfig
     warmstart: WarmStartConfig | None
-    """Supervised training before RL. null: none, for a pretrained model."""
+    """Supervised training before RL. null: none, as for a pretrained model."""
     rollout: RolloutConfig
     advantage: PluginConfig
     """The advantage estimator, an entry of algos/advantages.py."""
     loss: PluginConfig
     """The loss, an entry of algos/losses."""
     proximal: Literal["old", "rollout"]
-    """Policy on which the loss is anchored. old: π_old, three policies in all. rollout: μ, two policies."""
+    """Policy that anchors the loss. old: π_old, three policies in all. rollout: μ, two policies."""
     segments: Literal["turn", "version"] = "turn"
-    """Segments of the levels segment and segment_geometric. turn: a turn of the task. version: the tokens that one version of the
-    weights sampled."""
+    """Segments of a correction with level segment or segment_geometric. turn: a turn of the task. version: a run of tokens
+    that one version of the weights sampled."""
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()
     entropy_coeff: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    """Weight of the entropy of π_θ that is taken off the loss, reduced as the token losses are."""
+    """Weight of the entropy bonus. The entropy of π_θ, reduced like the token losses, is subtracted from the loss with this
+    weight."""
     overlong: OverlongConfig = OverlongConfig()
     actor: ActorConfig
     critic: CriticConfig = CriticConfig()
@@ -120,7 +121,7 @@ class Config(Strict):
 
     @property
     def path(self) -> Path:
-        """The run folder, root/sweep/digest."""
+        """The run folder: root/sweep/digest."""
         return Path(self.run.root) / self.run.sweep / self.digest
 
     @property

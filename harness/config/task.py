@@ -1,4 +1,4 @@
-"""`task`: the source of prompts, and the reward of a response."""
+"""`task`: the source of prompts, and the reward of responses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ MOST_TARGETS = 100
 
 
 class ChainConfig(Strict):
-    """The chain task, see harness/tasks/chain.py."""
+    """Keys of the chain task, see harness/tasks/chain.py."""
 
     name: Literal["chain"]
     """Name of the task."""
     length: Annotated[int, Field(gt=0, le=10**4)]
-    """Length of an answer, in values."""
+    """Number of values in an answer."""
     choices: Count
-    """Valid moves at each step. Above 1 a solved policy keeps entropy."""
+    """Number of valid moves at each step. With more than 1, a solved policy keeps entropy."""
     modulus: Annotated[int, Field(ge=2, le=1000)]
-    """Number of different values. There are modulus² prompts, or up to modulus³ with choices above 1."""
+    """Number of different values. There are modulus² prompts, or up to modulus³ if choices is above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
     goal: Literal["value", "total"] = "value"
-    """With choices above 1, what the prompt's target is: the last value, or what the moves add up to."""
+    """Meaning of the target in a prompt, if choices is above 1. value: the last value. total: the sum of the moves, less an
+    offset."""
 
     @model_validator(mode="after")
     def _reachable(self) -> ChainConfig:
@@ -40,30 +41,30 @@ class ChainConfig(Strict):
 
 
 class TextConfig(Strict):
-    """A task of text, see harness/tasks/text.py."""
+    """Keys of the tasks of text, see harness/tasks/text.py."""
 
     name: Literal["gsm8k", "jsonl"]
-    """The task: GSM8K, or any file of JSON lines."""
+    """Name of the task: GSM8K, or any file of JSON lines."""
     path: str | None
-    """JSON lines, one object per prompt. null: GSM8K from the Hugging Face hub."""
+    """File of JSON lines with one object per prompt. null: GSM8K from the Hugging Face hub."""
     held_out_path: str | None
-    """JSON lines for evaluation. null: the last `held_out` prompts of `path`."""
+    """File of JSON lines for evaluation. null: the last `held_out` prompts of `path`, or the test split of GSM8K."""
     held_out: Count | None
-    """Prompts of `path` that are kept for evaluation."""
+    """Number of prompts of `path` that are kept for evaluation."""
     prompt: str
-    """Key of the prompt in an object: a string, or a list of chat messages."""
+    """Key of the prompt in each JSON object. The prompt is a string, or a list of chat messages."""
     verifier: str
-    """Function that gives the reward: a name, or `package.module:function` of (response, record)."""
+    """Function that gives the reward of a response: a name, or `package.module:function` of (response, record)."""
     instruction: str
     """Text after each prompt that is a string."""
     chat: bool
-    """Put the prompt into the tokenizer's chat template."""
+    """Whether to put the prompt into the tokenizer's chat template."""
     max_prompt: Count
-    """Longest prompt, in tokens."""
+    """Maximum number of tokens in a prompt."""
     long_prompts: Literal["drop", "cut", "error"]
-    """Treatment of a prompt above max_prompt. drop: leave it out. cut: cut off its beginning. error: refuse the data."""
+    """Treatment of prompts longer than max_prompt. drop: leave out. cut: cut off the beginning. error: refuse the data."""
     answer_length: Count
-    """Longest response, in tokens."""
+    """Maximum number of tokens in a response."""
 
     @model_validator(mode="after")
     def _sources(self) -> TextConfig:
@@ -77,22 +78,22 @@ class TextConfig(Strict):
 
 
 class SumsConfig(Strict):
-    """Keys of the tasks of generated sums, see harness/tasks/arithmetic.py. They need no file."""
+    """Keys of the tasks of generated sums, see harness/tasks/arithmetic.py. These tasks read no file."""
 
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
     """Operators between the numbers of a sum, drawn with equal probability."""
     digits: Annotated[int, Field(gt=0, le=18)]
-    """Maximum number of digits of a number."""
+    """Maximum number of digits in a number."""
     terms: Annotated[int, Field(ge=2, le=100)]
-    """Numbers of a sum."""
+    """Count of numbers in a sum."""
     train: Annotated[int, Field(gt=0, le=10**6)]
-    """Prompts for RL, all different, the same for every seed of a run."""
+    """Number of prompts for RL, all different, and the same for every seed of a run."""
     held_out: Annotated[int, Field(gt=0, le=10**6)]
-    """Prompts for evaluation, different from those for RL."""
+    """Number of prompts for evaluation, all different from those for RL."""
     instruction: str
     """Text after each prompt."""
     max_prompt: Count
-    """Longest prompt, in tokens."""
+    """Maximum number of tokens in a prompt."""
 
     prompt: ClassVar[str] = "prompt"  # these three are what a TextConfig leaves to its user
     chat: ClassVar[bool] = True
@@ -111,29 +112,29 @@ class SumsConfig(Strict):
 
 
 class ArithmeticConfig(SumsConfig):
-    """Generated sums in the chat template, see harness/tasks/arithmetic.py."""
+    """Keys of the task of generated sums in the chat template, see harness/tasks/arithmetic.py."""
 
     name: Literal["arithmetic"]
     """Name of the task."""
     answer_length: Count
-    """Longest response, in tokens."""
+    """Maximum number of tokens in a response."""
 
     verifier: ClassVar[str] = "arithmetic"
 
 
 REPLY_LENGTH = 24
-"""Maximum length of the calculator's reply in task=tools, in characters; it bounds the tokens too."""
+"""Maximum length of the calculator's reply in task=tools, in characters. It bounds the number of tokens too."""
 
 
 class ToolsConfig(SumsConfig):
-    """Generated sums with a calculator that answers between the turns of a response, see harness/tasks/tools.py."""
+    """Keys of the task of generated sums with a calculator that answers between turns, see harness/tasks/tools.py."""
 
     name: Literal["tools"]
     """Name of the task."""
     turns: Annotated[int, Field(gt=0, le=1000)]
-    """Maximum number of turns of a response. After each but the last the calculator may answer."""
+    """Maximum number of turns in a response. After each turn but the last the calculator may answer."""
     turn_length: Count
-    """Longest turn, in tokens of the policy."""
+    """Maximum number of tokens that the policy writes in a turn."""
 
     verifier: ClassVar[str] = "tools"
 

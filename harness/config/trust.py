@@ -1,4 +1,4 @@
-"""Code named by a recorded config. A foreign run folder may name any code, so importing it needs the option `--trust`."""
+"""Code named by a recorded config. A run folder from elsewhere may name any code, so importing it needs the option `--trust`."""
 
 from __future__ import annotations
 

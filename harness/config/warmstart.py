@@ -8,22 +8,22 @@ from harness.config.base import Count, PositiveFraction, Probability, Seed, Stri
 
 
 class WarmStartConfig(Strict):
-    """Supervised training on answers with slips, and the choice of prompts by their solve rate after it."""
+    """Supervised training on demonstrations with errors, and the choice of prompts by their solve rate after it."""
 
     seed: Seed
     """Seed of the weights, the demonstrations and the choice of prompts."""
     steps: Count
     """Optimizer steps of the warm start."""
     batch: Count
-    """Demonstrations of an optimizer step."""
+    """Number of demonstrations in each optimizer step."""
     lr: PositiveFraction
     """Largest learning rate of the one-cycle schedule."""
     filter_samples: Count
-    """Responses from which the solve rate of a prompt is estimated."""
+    """Number of responses from which the solve rate of a prompt is estimated."""
     keep_low: Probability
-    """Least solve rate of a prompt that is kept."""
+    """Smallest solve rate of the prompts that are kept."""
     keep_high: Probability
-    """Largest solve rate of a prompt that is kept."""
+    """Largest solve rate of the prompts that are kept."""
 
     @model_validator(mode="after")
     def _ordered(self) -> WarmStartConfig:

@@ -26,7 +26,7 @@ def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
     """Convert padded arrays to a table with one row per response.
 
-    columns: named as in `schema.COLUMNS`, [B, T] per token or [B] per response. `mask` is required; values beyond the last
+    columns: named as in `schema.COLUMNS`, [B, T] per token or [B] per response. `mask` is required. Values beyond the last
     True of a row are padding and left out. ROUTED_EXPERTS [B, L, layers, k] has the largest number of its integer type where
     nothing was computed. SAMPLING_MASK [B, T, bytes] has one bit per token of the vocabulary, the lowest bit of a byte first.
     """
@@ -75,9 +75,11 @@ def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
 def read(path: Path, aliases: Mapping[str, str] | None = None) -> Iterator[pa.Table]:
     """Iterate over the row groups of a parquet file. Columns outside the schema are left out.
 
-    aliases: another program's name of a column → ours, used where a file has only the former.
-    Raises UserError on a file that is truncated, not parquet, of a later schema version, or has columns of wrong types.
+    aliases: another program's name of a column → the name in COLUMNS, used if a file has only the former. Raises UserError on
+    a file that is truncated, not parquet, of a later schema version, or has columns of wrong types.
     """
+    if path.exists() and not path.is_file():  # to open a pipe may take for ever
+        raise UserError(f"{path}: not a regular file; give a parquet file")
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -117,7 +119,7 @@ def typed(path: Path, table: pa.Table) -> pa.Table:
 
 
 def _is_number(kind: pa.DataType, truth: bool) -> bool:
-    """Whether a column type is an integer, a float or null. With `truth`, boolean is accepted too."""
+    """Whether a column type is an integer, a float or null. truth: whether boolean is accepted too."""
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     return number or (truth and pa.types.is_boolean(kind))
 

@@ -16,11 +16,11 @@ ROUNDING = 1e-6
 """Tolerance in nats by which a log-probability may exceed 0, for fp32 rounding of a log-softmax near 0."""
 
 LARGEST = 1e9
-"""Maximum absolute value of a reward or an advantage: no task gives more, and squares of larger values overflow."""
+"""Maximum absolute value of a reward or an advantage. No task gives more, and squares of larger values may overflow."""
 
 
 class Column(NamedTuple):
-    """A dump column: its meaning, its unit, whether it has one value per response token, and whether a dump must have it."""
+    """A dump column: its meaning, its unit, whether it has one value per response token, and whether every dump must have it."""
 
     meaning: str
     unit: str
@@ -49,8 +49,8 @@ COLUMNS = {
     "segments": Column("number of the turn within the response, from 0", "integer"),
 }
 ROUTED_EXPERTS = "routed_experts"
-"""Optional column of mixture-of-experts runs, which no reader here needs: expert ids chosen in each layer, for each position from
-the first token of the prompt to the last but one of the response."""
+"""Optional column of mixture-of-experts runs, which Faultline writes and does not read. It holds the ids of the experts chosen
+in each layer, per position. The positions are those from the first token of the prompt to the last but one of the response."""
 SAMPLING_MASK = "sampling_mask"
 """Optional column of runs with rollout.replay_sampling_mask: the token ids that top_p and top_k kept at each response token."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
@@ -107,10 +107,7 @@ class DumpedResponses(NamedTuple):
 
 
 def problems(table: pa.Table) -> list[Problem]:
-    """Invalid values in the rows of a dump `table`, in order, at most one per row.
-
-    Missing required columns are not reported here but by `absent`.
-    """
+    """Invalid values in the rows of a dump `table`, in order, at most one per row. `absent` reports missing required columns."""
     first: dict[int, Problem] = {}
     for column in COLUMNS:
         if column in table.column_names:
@@ -125,7 +122,7 @@ def absent(table: pa.Table) -> list[str]:
 
 
 def responses(table: pa.Table) -> DumpedResponses:
-    """Convert a dump `table` without invalid values to flat arrays."""
+    """Convert a dump `table` without invalid values to flat arrays. A column that only some rows have becomes None."""
     lengths = _lengths(table, "logp_rollout")
     offsets = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -191,7 +188,10 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The mask at the values of a column, True without a mask. sound: rows whose column has the length of the response."""
+    """Mask at the values of a column, flat; True where the row has no usable mask.
+
+    lengths: number of values in each row. sound: rows whose number of values is the length of the response.
+    """
     if "mask" not in table.column_names:
         return np.ones(lengths.sum(), dtype=bool)
     own = _lengths(table, "mask")

@@ -21,12 +21,12 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 
 
 ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
-"""Extent of an engine's report on the experts of a mixture: `Rollout.expert_ids`, and also `Rollout.expert_weights`."""
+"""An engine's report on the experts of a mixture: nothing, `Rollout.expert_ids`, or `Rollout.expert_weights` too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How an engine samples: the settings that every engine takes."""
+    """Sampling settings that every rollout engine takes."""
 
     kv_cache: str = "compute"
     """Dtype of the KV cache: "compute" for the precision's compute dtype, else fp8_e4m3 or fp8_e5m2 with scale 1."""
@@ -53,12 +53,12 @@ UNTRUNCATED = Sampling()
 class Rollout(NamedTuple):
     """One batch of responses, as tensors [B, T].
 
-    tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of the token under the distribution that it was drawn from, by
-    the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
-    expert_weights: routes that this pass took (`routes.Routes`); None for a dense model, or if the engine does not report them.
-    support: tokens that top_p and top_k left at each place (`recorded.Recorded`); None without `Sampling.record_support`.
-    turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote; their logp is 0. Both are None
-    for a task without an environment (`turns.py`).
+    tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
+    by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
+    expert_weights: routes of that forward pass (`routes.Routes`); None for a dense model, or if the engine does not report
+    them. support: tokens that top_p and top_k left at each place (`recorded.Recorded`); None without
+    `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
+    their logp is 0. Both are None for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -83,23 +83,26 @@ class Rollout(NamedTuple):
 
 
 class RolloutEngine(ABC):
-    """Interface of an engine that samples responses with the weights that it was given.
+    """Interface of a rollout engine, which samples responses with the weights that it was given.
 
-    Life cycle: `check`, then built as `Engine(shape, precision, sampling, **params)`. Then for each version of the weights
-    `load_weights`, any number of `generate` and `greedy`, and maybe `sleep`. `close` comes last.
+    Life cycle: `check`, then the constructor `Engine(shape, precision, sampling, **params)`. For each version of the weights
+    come `load_weights`, any number of `generate`, `score` and `greedy`, and optionally `sleep`. `close` comes last.
 
-    shape: the transformers config.
-    params: keyword-only parameters of one engine. The config names them under `rollout.engine`; the signature bounds their
-    values.
+    shape: the transformers config. params: keyword-only parameters of one engine. The config names them under
+    `rollout.engine`; the signature bounds their values.
     """
 
     tolerance: float | None = None
-    """Maximum mean difference from the actor's log-probabilities after a load, in nats; None if no load can go wrong."""
+    """Maximum mean difference from the actor's log-probabilities after a load of weights, in nats; None if no load can go
+    wrong."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot run so on this machine. Builds nothing."""
+        """Raise UserError, naming the alternatives, if this engine cannot run with these settings on this machine.
+
+        Builds nothing.
+        """
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
@@ -120,22 +123,26 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample one response per row. prompts: [B, P] int64, shorter ones with PAD on the left. uniforms: [B, T] in [0, 1), the
-        only source of randomness."""
+        """Sample one response per row.
+
+        prompts: [B, P] int64, shorter ones with PAD on the left. uniforms: [B, T] in [0, 1), the only source of randomness.
+        """
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample n more tokens of the R responses in `going` [B] bool, which began as `begun` [B, t] after the prompts [B, P].
+        """Sample n more tokens of the R responses for which `going` [B] is true.
 
-        uniforms: [B, n]. The present weights compute everything anew. Tokens, log-probabilities, versions and support are [R, n];
-        routes cover prompt, beginning and new tokens.
+        prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The present weights compute prompts and
+        beginnings anew. In the result, tokens, log-probabilities, versions and support cover the new tokens, [R, n]. Routes
+        also cover prompts and beginnings.
         """
         there = going.to(uniforms.device)
         return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Score given responses with the present weights: log μ [B, T] in nats, 0 on PAD. prompts: [B, P], padded on the left.
-        tokens: [B, T], the responses, with PAD after their end.
+        """Return log μ [B, T] in nats of given responses under the present weights; 0 on PAD.
+
+        prompts: [B, P], padded on the left. tokens: [B, T], the responses, with PAD after their end.
         """
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend

@@ -1,8 +1,8 @@
 """Description of the models that the embedded engine computes: Llama, Qwen2, Qwen3 and Qwen3-MoE.
 
-It is read off a transformers config. All are the same decoder: RMS norms before attention and MLP, rotary positions, grouped
-queries, a SwiGLU. They differ in which matrices have a bias, in whether queries and keys are normalised per head, and in whether
-the SwiGLU is a mixture of experts.
+The description is read off a transformers config. All these models are one decoder: RMS norms before attention and MLP, rotary
+positions, grouped queries, a SwiGLU. They differ in which matrices have a bias, and in whether queries and keys are normalised
+per head. In a mixture of experts the SwiGLU is replaced by several, the experts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Matrices of a layer as an engine multiplies them, and the modules whose weights each matrix joins."""
+"""Matrix of a decoder layer, as an inference engine multiplies by it -> the modules whose weights it concatenates."""
 SCALED_ROPES = ("linear", "llama3", "yarn")
 """Variants of rotary embedding whose frequencies do not depend on the length of the sequence."""
 
@@ -55,14 +55,20 @@ class Architecture(NamedTuple):
     """Whether the weights of a token's experts sum to 1."""
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32. The sine's first half is negated."""
+        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32.
+
+        The first half of each sine row is negated.
+        """
         angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * self.frequencies
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Read the architecture off a transformers config. Raises UserError, naming the alternatives, if it cannot be computed."""
+    """Read the architecture off a transformers config.
+
+    Raises UserError, naming the alternatives, if the engine cannot compute it.
+    """
     kind = config.model_type
     if kind not in MODELS:
         raise _refused(f"computes {', '.join(MODELS)}, not {kind}")
@@ -114,7 +120,7 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def _frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """Rotary frequencies θ_i = base^(−2i/head_dim), in radians per position, and the factor on the rotary tables."""
+    """Return (rotary frequencies θ_i = base^(−2i/head_dim) in radians per position, factor on the rotary tables)."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":

@@ -27,9 +27,9 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 def e4m3(x: Tensor) -> Tensor:
     """x (fp32) rounded to float8_e4m3fn, ties to even, saturated at ±448, held in fp32; NaN stays NaN.
 
-    With 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing of e4m3 is 2ᵉ⁻³, of its subnormals 2⁻⁹. Adding 1.5·2ᵉ⁺²⁰, whose spacing in fp32 is just
-    that, makes the adder do the rounding. Equal to `x.to(torch.float8_e4m3fn)` for every value (a test compares all of bf16
-    and a sample of fp32), and five times faster on a CPU, where that cast is scalar code.
+    For 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing of e4m3 is 2ᵉ⁻³, that of its subnormals 2⁻⁹. The fp32 number 1.5·2ᵉ⁺²⁰ has that spacing
+    too, so adding it rounds x. Within ±448 the result equals `x.to(torch.float8_e4m3fn)` (a test compares all of bf16 and a
+    sample of fp32). It is five times faster on a CPU, where torch's cast is scalar code.
     """
     x = x.clamp(-E4M3_MAX, E4M3_MAX)
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**-6)
@@ -42,16 +42,16 @@ def e5m2(x: Tensor) -> Tensor:
 
 
 def quantize_fp8(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
-    """e4m3 codes with scale = max|x|/448, over the whole tensor (`dim=None`) or along `dim` (kept): per channel, per token."""
+    """Return (e4m3 codes, scale) with scale = max|x|/448 over the whole tensor (`dim=None`), or along `dim`, which is kept."""
     scale = _amax(x, dim) / E4M3_MAX
     return e4m3(x / scale), scale
 
 
 def quantize_fp8_block(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """e4m3 codes [N, K] with scale = max|x|/448 of each block of `rows` x 128 values of x [N, K]: [⌈N/rows⌉, ⌈K/128⌉].
+    """Return (e4m3 codes [N, K], scale = max|x|/448 of each block of `rows` x 128 values, [⌈N/rows⌉, ⌈K/128⌉]) for x [N, K].
 
-    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) has rows=128 for weights, rows=1 for the activations of a token. The last block
-    of a width that 128 does not divide is smaller, as in DeepSeek's own kernels.
+    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) has rows=128 for weights, rows=1 for the activations of a token. The last
+    block of a width that 128 does not divide is smaller, as in DeepSeek's own kernels.
     """
     n, k = x.shape
     padded = F.pad(x, (0, -k % FP8_BLOCK, 0, -n % rows))
@@ -61,10 +61,12 @@ def quantize_fp8_block(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize_mxfp8(x: Tensor) -> Tensor:
-    """MXFP8: e4m3 codes in blocks of 32 along the last dimension, an e8m0 scale per block; returns code · scale.
+    """Return the values code · scale of x in MXFP8: e4m3 codes in blocks of 32 along the last dimension, an e8m0 scale per
+    block.
 
     scale = 2^(⌊log₂ max|x|⌋ − 8), at least 2⁻¹²⁷; code = e4m3(x/scale), saturated: OCP Microscaling Formats 1.0, section 6.3.
-    Code times a power of two is exact in fp32, and so is the product of two of them. The last dimension must be a multiple of 32.
+    A code times a power of two is exact in fp32, and so is the product of two of these values. Raises ValueError unless 32
+    divides the last dimension.
     """
     if x.shape[-1] % MX_BLOCK:
         raise ValueError(f"mxfp8 needs rows of a multiple of {MX_BLOCK} values, not {x.shape[-1]}; choose another model width")
@@ -75,18 +77,18 @@ def quantize_mxfp8(x: Tensor) -> Tensor:
 
 
 def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 codes in −127..127, ties to even, with scale = max|x|/127 along `dim` (kept)."""
+    """Return (symmetric int8 codes in −127..127, scale = max|x|/127 along `dim`, which is kept). Ties round to even."""
     scale = _amax(x, dim) / 127.0
     return (x / scale).round().clamp(-127, 127), scale
 
 
 def quantize_nvfp4(x: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """NVFP4: e2m1 in blocks of 16 along the last dimension, an e4m3 scale per block, one fp32 scale above them.
+    """Return (code · block scale, scale) of x in NVFP4: e2m1 codes in blocks of 16 along the last dimension.
 
-    The fp32 scale spans the whole tensor (`dim=None`), as for weights, or each row (`dim=-1`), as for the activations of a token.
-
-    scale = max|x|/(6·448); block scale = e4m3(block max/6/scale); code = e2m1(x/(block scale·scale)), ties to the even code.
-    Returns (code · block scale, scale): their product is exact in fp32. The last dimension must be a multiple of 16.
+    Each block has an e4m3 scale. Above the block scales is one fp32 scale: of the whole tensor (`dim=None`), as for weights,
+    or of each row (`dim=-1`), as for a token's activations. scale = max|x|/(6·448); block scale = e4m3(block max/6/scale);
+    code = e2m1(x/(block scale·scale)), ties to the even code. code · block scale is exact in fp32. Raises ValueError unless 16
+    divides the last dimension.
     """
     if x.shape[-1] % NVFP4_BLOCK:
         raise ValueError(f"nvfp4 needs rows of a multiple of {NVFP4_BLOCK} values, not {x.shape[-1]}; choose another model width")

@@ -1,8 +1,8 @@
 """Check that an engine whose weights another library loads really holds the actor's new weights.
 
-The engine samples a few responses and the actor scores them. *Wrong or half-loaded weights*: the two log-probabilities differ by
-more than the engine's precision explains. *Stale weights*: the engine answers with the same bits as before, although the actor's
-own scores have moved by more than the precision could hide.
+The engine samples a few responses and the actor scores them. *Wrong or half-loaded weights*: the two log-probabilities differ
+by more than the engine's precision explains. *Stale weights*: the engine answers with the same bits as before, although the
+actor's own scores have moved by more than the precision can hide.
 """
 
 from __future__ import annotations
@@ -40,16 +40,23 @@ class TrainedPolicy(Protocol):
 
 
 class SyncCheck:
-    """Checks an engine after each load of the actor's weights. prompts: [n, P]. uniforms: [n, T], the same every time."""
+    """Checks an engine after each load of the actor's weights.
+
+    prompts: [n, P]. uniforms: [n, T], random numbers for sampling. Both are the same in every check.
+    """
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
         self.before: tuple[Rollout, Tensor] | None = None
-        """The engine's last answer that differed from its answer before, and the actor's scores of it."""
+        """Last rollout of the engine that differed from the rollout before it, with the actor's log-probabilities of its
+        tokens."""
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Mean |log μ − log π| in nats; None if log π is not finite. Raises UserError if the engine holds other weights."""
+        """Return mean |log μ − log π| in nats; None if log π is not finite.
+
+        Raises UserError if the engine holds other weights.
+        """
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():
@@ -63,7 +70,7 @@ class SyncCheck:
                 f"more than {limit:g}: the engine loaded wrong weights. Start again to resume; if this much mismatch is "
                 "what the run is about, raise rollout.engine.sync_tolerance"
             )
-        if self.before is not None and _same(self.before[0], rollout):
+        if self.before is not None and all(map(torch.equal, rollout[:2], self.before[0][:2])):  # equal tokens and log μ
             moved = (logp - self.before[1]).abs()[rollout.tokens != PAD].max().item()
             if moved > UNNOTICED * limit:
                 raise UserError(
@@ -73,7 +80,3 @@ class SyncCheck:
         else:
             self.before = rollout, logp
         return off
-
-
-def _same(a: Rollout, b: Rollout) -> bool:
-    return torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp)

@@ -1,8 +1,9 @@
 """The arithmetic of one precision: where a linear layer rounds, and what its weights and activations are cast to.
 
-Values are held in fp32 and rounded to the compute dtype after each operation that a 16-bit kernel would store: that is what
-fp32 accumulation with a 16-bit output gives, and on a CPU without 16-bit matrix units it is several times faster than native
-16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once (`casts.py`).
+Values are held in fp32, and rounded to the compute dtype after each operation whose result a 16-bit kernel would store. This
+gives what fp32 accumulation with a 16-bit output gives. On a CPU without 16-bit matrix units it is several times faster than
+native 16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once
+(`casts.py`).
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
 }
 INT8_EXACT_WIDTH = 1040
-"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Above: fp64."""
+"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Wider sums use
+fp64."""
 
 
 class EngineMatrix(NamedTuple):
-    """A matrix as an engine multiplies by it: codes [K, N], scale of the output (scalar, [N], or [⌈K/128⌉, N]), bias [N]."""
+    """A weight matrix in the form by which the engine multiplies.
+
+    codes: [K, N]. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values. bias: [N].
+    """
 
     codes: Tensor
     scale: Tensor | None
@@ -62,7 +67,7 @@ class EngineMatrix(NamedTuple):
 
 
 class Arithmetic:
-    """The casts and products of one precision."""
+    """The casts and products of one precision, for the linear layers of the embedded engine."""
 
     def __init__(self, precision: PrecisionConfig):
         self.weights, self.activations = precision.weights, precision.activations
@@ -94,7 +99,7 @@ class Arithmetic:
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-        """Product [B, N] of rows cast by `activation` and a weight, rounded once."""
+        """Product [B, N] of rows cast by `activation` and a weight, plus its bias, rounded once to the compute dtype."""
         if self.weights == "fp8_block":
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:
@@ -104,7 +109,7 @@ class Arithmetic:
         return self.round(y if weight.bias is None else y.add_(weight.bias))
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        """Product [B, N] of rows x [B, K] and a weight, with x cast first."""
+        """Cast rows x [B, K], and return their product [B, N] with a weight, as `product` does."""
         return self.product(*self.activation(x), weight)
 
 

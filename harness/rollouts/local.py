@@ -1,6 +1,7 @@
-"""The embedded rollout engine: Llama, Qwen2, Qwen3 or Qwen3-MoE really computed in the named precision, with a static KV cache.
+"""The embedded rollout engine: Llama, Qwen2, Qwen3 or Qwen3-MoE really computed in the named precision, with a static KV
+cache.
 
-Linear layers round as `linear.py` says, a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
+Linear layers round as in `linear.py`; a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
 so a per-tensor scale spans them. The router, the head, the embedding and the norms stay in the compute dtype.
 """
 
@@ -29,42 +30,45 @@ from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Cache = list[tuple[Tensor, Tensor]]
-"""KV cache: keys and values of each layer, [B, H, L, D], so that the places of a head lie together. With a stride of many rows
-between them the products of a long context take up to eight times as long."""
+"""KV cache: keys and values of each layer, [B, H, L, D]. The places of a head are adjacent in memory. With a stride of many
+rows between places, the products of a long context take up to eight times as long."""
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""Function that chooses tokens: (t, log-probabilities [N, V] of the nodes, node of each row, rows that go on) -> (token of each
-of these rows, which of them go on after it or None if all do)."""
+"""Function that chooses a token for each row that goes on.
+
+Arguments: (t, log-probabilities [N, V] of the nodes, node of each row, numbers of the rows). Returns (token of each row, mask
+of the rows that go on after it, or None if all do)."""
 
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a tree of samples, all at one place."""
+    """Nodes of a tree of samples that stand at one place of the sequence. Rows with equal tokens so far share a node."""
 
     logits: Tensor
     """Logits [N, V] of the token after each node."""
     routes: Routes | None
-    """Experts that computed these nodes; None for a dense model."""
+    """Routes that computed the nodes; None for a dense model."""
     cache: Cache
     padding: Tensor | None
-    """Number of leading places of each node that hold nothing, [N]; None if all places hold something."""
+    """Number of leading places of each node that are padding, [N]; None if there is no padding."""
 
     def routes_of(self, node: Tensor) -> Routes:
-        """Routes of rows, by the node at which each stands. For a mixture of experts only."""
+        """Routes (chosen experts) of each row, given the number of its node. For a mixture of experts only."""
         assert self.routes is not None
         return self.routes.of(node)
 
 
 class LocalEngine(RolloutEngine):
-    """Embedded engine: batched sampling from a transformers model. `score` walks the same path as sampling, with given tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` repeats the computation of sampling for given
+    tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
     head_dtype: "fp32" keeps the output head in fp32.
     noise: size of synthetic noise on the weights of the linear layers, before their cast (`noise.py`).
     noise_persistence: correlation φ of `noise` from one version of the weights to the next.
-    router_noise: size of synthetic noise on the choice of experts; their weights come from the router without it.
+    router_noise: size of synthetic noise on the choice of experts. The experts' weights come from the router without noise.
     router_noise_persistence: correlation φ of `router_noise` from one version of the weights to the next.
-    noise_seed: seed of both noises; in a config null is the seed of the run.
+    noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class LocalEngine(RolloutEngine):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Cast the trainer's weights. Raises KeyError if one is missing, ValueError on one that the model does not have."""
+        """Cast the trainer's weights. Raises KeyError on a missing weight, and ValueError on one that the model does not have."""
         self.version = None  # until all have been taken: what an exception leaves is of two versions
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         own = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
@@ -170,7 +174,10 @@ class LocalEngine(RolloutEngine):
         return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses along the path of `generate`: with unchanged weights, parts have the bits of a whole response."""
+        """Continue responses by the computation of `generate`.
+
+        A response generated in parts equals, bit for bit, one generated at once with the same weights.
+        """
         uniforms = uniforms.to(self.device, torch.float64)
         begun, going = begun.to(self.device), going.to(self.device)
         start = begun.shape[1]
@@ -198,13 +205,16 @@ class LocalEngine(RolloutEngine):
         return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Log-probabilities [B, T] of given tokens, 0 on PAD, along the path of `generate` and therefore with the same bits."""
+        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD.
+
+        They have the bits that `generate` gives, computed in the same way.
+        """
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] of given tokens, routes taken or None for a dense model).
+        """Return (log-probabilities [B, T] of given tokens in nats, routes taken or None for a dense model).
 
-        replay: records of other weights or of another engine.
+        replay: recorded routes and sampling masks that replace this engine's own.
         """
         tokens = tokens.to(self.device)
         present = tokens != PAD
@@ -234,9 +244,9 @@ class LocalEngine(RolloutEngine):
     ) -> tuple[Tensor, Tensor, Recorded]:
         """Return (tokens, log-probabilities, records). The first two are [B, length], PAD and 0 after the end of a row.
 
-        Rows with equal tokens so far are computed once: the samples of a prompt are a tree, and each step walks its nodes. With
-        routes to replay, rows of one node also agree in these. support: tokens to renormalise over (`Recorded`), instead of this
-        engine's own truncation.
+        Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
+        With routes to replay, rows of one node also have equal routes. support: tokens to renormalise over (`Recorded`),
+        instead of this engine's own truncation.
         """
         width = prompts.shape[1]
         prompts = prompts[:, (prompts != PAD).any(0)]
@@ -287,7 +297,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(*self._forward(prompts.clamp(min=0), 0, cache, padding, replay), cache, padding)
 
     def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
-        """Child nodes of `nodes`: each follows one of its `parents` by a token at the place `at`."""
+        """Child nodes of `nodes`: child i follows node parents[i] by token tokens[i], which stands at the place `at`."""
         cache, padding = nodes.cache, nodes.padding
         if not torch.equal(parents, torch.arange(len(nodes.logits), device=self.device)):
             cache = self._branch(cache, parents, at)
@@ -303,7 +313,9 @@ class LocalEngine(RolloutEngine):
         return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Set logits to −inf outside the top_k most probable tokens, and outside the fewest of these with top_p of their mass."""
+        """Set logits to −inf outside the top_k most probable tokens, and outside the smallest set of these whose mass reaches
+        top_p.
+        """
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
             logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
@@ -315,7 +327,7 @@ class LocalEngine(RolloutEngine):
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Copy each parent's keys and values to all its children. Those of a node without children are dropped."""
+        """Copy the keys and values of each parent to all its children. A parent without children is dropped."""
         grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -327,8 +339,8 @@ class LocalEngine(RolloutEngine):
     ) -> tuple[Tensor, Routes | None]:
         """Return (logits [B, V] after the last of `tokens` [B, n], routes of these tokens).
 
-        The tokens enter the cache at places at..at+n−1. padding [B]: number of leading places of a row that hold nothing; its
-        positions are counted after them. None: no padding. replay: the routes to take.
+        The tokens enter the cache at places at..at+n−1. padding [B]: number of leading places of a row that are padding, from
+        whose end positions are counted; None: no padding. replay: the routes to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
@@ -356,7 +368,7 @@ class LocalEngine(RolloutEngine):
         return self._cos[positions], self._sin[positions]
 
     def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
-        """Mask of the places hidden from a query, [1 or B, 1, L, groups·n]: later ones, and those before its row begins."""
+        """Mask of the places hidden from a query, [1 or B, 1, L, groups·n]: later places, and the padding before its row."""
         groups = self.heads // self.kv_heads
         later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
         if padding is None:

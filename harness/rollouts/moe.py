@@ -1,9 +1,10 @@
 """The mixture-of-experts block of the embedded engine: a router picks k of E small MLPs for each token.
 
 With p = softmax(W_r·x) and S the k largest of p:   y = Σ_{e in S} w_e · W_down,e·(silu(W_gate,e·x) ⊙ W_up,e·x)
+
 where w_e = p_e, divided by Σ_S p if the model renormalises. As in vLLM and transformers the softmax is in fp32. Each expert is
-quantised by itself; activations are quantised once per token before the experts, and once per expert and token between the
-experts' two layers.
+quantised by itself. Activations are quantised once per token before the experts, and once per expert and token between the two
+layers of an expert.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from harness.rollouts.routes import Routes, has_route
 class Router(NamedTuple):
     """Router of a mixture-of-experts block.
 
-    gate: [hidden, E], which gives the weights of experts. picker: [hidden, E], which picks the experts if not the gate does
-    (synthetic noise on the selection). per_token: experts per token. renormalise: whether their weights sum to 1. exact: computes
-    in fp32 throughout, not in the precision's compute dtype.
+    gate: [hidden, E], gives the weights of the experts. picker: [hidden, E], a gate with synthetic noise, which picks the
+    experts; None if `gate` picks them. per_token: experts per token. renormalise: whether the weights of a token's experts sum
+    to 1. exact: computes in fp32 throughout, not in the precision's compute dtype.
     """
 
     gate: Tensor
@@ -34,14 +35,16 @@ class Router(NamedTuple):
 
 
 class Mixture:
-    """A mixture-of-experts block. experts: for each expert, the weights of its two layers."""
+    """A mixture-of-experts block. experts: for each expert, the weight matrices of its two layers."""
 
     def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[EngineMatrix, EngineMatrix]]):
         self.arithmetic, self.router, self.experts = arithmetic, router, experts
 
     def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:
-        """Return (outputs y [N, hidden], routes [N, k] and [N]) of rows x [N, hidden]. replay: experts to use where it has a
-        route, with its weights if it has any."""
+        """Return (outputs y [N, hidden], routes [N, k]) of rows x [N, hidden].
+
+        replay: experts to use at the places that have a route in it, with its weights if it has any.
+        """
         routes = self.route(x, replay)
         order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, sorted by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
@@ -58,7 +61,11 @@ class Mixture:
         return self.arithmetic.round(weighted.sum(1)), routes
 
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
-        """Choose the experts of rows x [N, hidden], as int64 ids. Weights are gathered from the probabilities of these rows."""
+        """Choose the experts of rows x [N, hidden]: routes [N, k] with int64 ids, and margins [N].
+
+        replay: experts to take instead, where it has a route. Their weights come from the router's probabilities for x unless
+        replayed.
+        """
         k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)
         top = probabilities.topk(k + 1, dim=-1)
@@ -80,7 +87,10 @@ class Mixture:
         return x if self.router.exact else self.arithmetic.round(x)
 
     def _grouped(self, codes: Tensor, scale: Tensor | None, counts: list[int], layer: int) -> Tensor:
-        """Products of rows that are sorted by expert, `counts` rows for each expert, with one of the experts' two layers."""
+        """Products of rows with one layer of their experts.
+
+        The rows are sorted by expert; counts: number of rows of each expert.
+        """
         scales = [None] * len(counts) if scale is None else scale.split(counts)
         parts = zip(codes.split(counts), scales, self.experts, strict=True)
         return torch.cat([self.arithmetic.product(part, s, weights[layer]) for part, s, weights in parts if len(part)])

@@ -1,8 +1,10 @@
 """Synthetic noise on weights: a mismatch of a chosen size and persistence, to measure the effect of each.
 
 A weight w becomes w·(1 + size·ε), ε ~ N(0, 1) for each value. Over versions of the weights ε is a stationary AR(1) process:
+
     ε_0 = ξ_0,    ε_v = φ·ε_(v−1) + √(1 − φ²)·ξ_v,    ξ ~ N(0, 1) independent
-so that its size is the same at every version and its correlation over d versions is φᵈ. φ = 0 is fresh noise, φ = 1 fixed noise.
+
+The size of ε is the same at every version, and its correlation over d versions is φᵈ. φ = 0 is fresh noise, φ = 1 fixed noise.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ Persistence = Annotated[float, Interval(ge=0, le=1)]
 
 
 class Noise:
-    """Noise on weights, relative to them. size: 0 for none. persistence: φ in [0, 1], its correlation from one version to the
-    next. seed: of ξ.
+    """Synthetic noise w·(1 + size·ε) on weights.
 
-    ε is a function of (seed, name, version) alone, so a resumed run has the same noise. It costs one draw for each version that
-    the object has not seen: one at a sync, all versions so far at a resume when 0 < φ < 1.
+    size: standard deviation relative to the weight; 0 for no noise. persistence: correlation φ in [0, 1] of ε from one version
+    of the weights to the next. seed: seed of the random draws.
+
+    ε is a function of (seed, name, version) alone, so a resumed run has the same noise. It costs one draw for each version
+    that the object has not seen: one at a sync, all versions so far at a resume if 0 < φ < 1.
     """
 
     def __init__(self, size: float, persistence: float, seed: int | None):
@@ -36,7 +40,7 @@ class Noise:
         self._last: dict[str, tuple[int, Tensor]] = {}
 
     def __call__(self, name: str, weight: Tensor, version: int) -> Tensor:
-        """Apply the noise to the weight of this name at this version."""
+        """Return `weight` with the noise of its name and version."""
         return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
 
     def on_linear(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
@@ -46,7 +50,7 @@ class Noise:
             yield name, self(name.removeprefix("model."), weight.detach(), version) if self.size and linear else weight
 
     def draw(self, name: str, shape: torch.Size, version: int) -> Tensor:
-        """Noise ε of the weight of this name at this version, on the CPU."""
+        """Noise ε of a weight's name and version, as a tensor of `shape` on the CPU."""
         phi = self.persistence
         if phi == 1:
             version = 0
@@ -66,7 +70,10 @@ class Noise:
 
 
 def check_noise(params: Mapping[str, Any], *sizes: str) -> None:
-    """Raise UserError if an engine's parameters describe noise that it does not have. sizes: parameter names of the noises."""
+    """Raise UserError if an engine's parameters set the persistence or the seed of a noise whose size is 0.
+
+    sizes: parameter names of the noises.
+    """
     for key in sizes:
         if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
             raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")

@@ -1,4 +1,4 @@
-"""Records that an engine makes while it samples, for later passes over the responses to replay: experts and sampling masks."""
+"""Records that an engine makes while it samples, and that later passes over the responses replay: experts and sampling masks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Recorded(NamedTuple):
     """
 
     def of(self, rows: Any) -> Recorded:
-        """The records of some rows."""
+        """The records of some rows. rows: any index of the first dimension."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
-        """Apply `function` to each tensor that is there, and return the records of the results."""
+        """Apply `function` to each tensor that is present, and return the records of the results."""
         routes = None if self.routes is None else self.routes.map(function)
         return Recorded(routes, None if self.support is None else function(self.support))
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B]. Rows with the same routes and masks share one."""
+        """Group number of each row, [B]. Rows with equal routes and masks have one number."""
         parts = [] if self.routes is None else [self.routes.groups()]
         if self.support is not None:
             parts.append(self.support.flatten(1).unique(dim=0, return_inverse=True)[1])
@@ -41,8 +41,7 @@ class Recorded(NamedTuple):
 
 
 def pack(support: Tensor) -> Tensor:
-    """Pack a mask of tokens that may be sampled, [..., V] bool, to bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v //
-    8."""
+    """Pack a mask of tokens, [..., V] bool, to bits [..., ⌈V/8⌉] uint8: token v is bit v % 8 of byte v // 8."""
     eights = F.pad(support, (0, -support.shape[-1] % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
     return (eights << _places(support)).sum(-1, dtype=torch.uint8)
 
@@ -53,7 +52,7 @@ def unpack(bits: Tensor, vocabulary: int) -> Tensor:
 
 
 def sizes(bits: Tensor) -> Tensor:
-    """Number of tokens that may be sampled, [...] int64, counted without unpacking the bits."""
+    """Number of tokens in each mask that `pack` made, [...] int64, counted without unpacking the bits."""
     counts = [(bits >> place & 1).sum(-1, dtype=torch.int64) for place in range(8)]
     return torch.stack(counts).sum(0)
 

@@ -1,4 +1,4 @@
-"""The experts of a mixture that computed each token: an engine records them as it samples, and a later pass may replay them."""
+"""The experts of a mixture that computed each token. An engine records them as it samples, and a later pass may replay them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 
 class Routes(NamedTuple):
-    """Experts that computed L places in each of B rows. To sample T tokens after a prompt of P, an engine computes L = P + T − 1
-    places, and place P − 1 + t predicts token t. The last token is never computed and has no route.
+    """Experts that computed L places in each of B rows.
 
-    ids [B, L, layers, k], uint8 or int16: the experts in the order of their slots. Where a place was not computed, as in padding
-    and after the end of a row, every slot holds the largest number of the dtype (`no_route`).
-    weights [B, L, layers, k] fp32: factors on the outputs of these experts. None when nothing reads them.
-    margin [B, L, layers] fp32: p_k − p_(k+1), the probability by which the last picked expert is ahead of the next.
+    To sample T tokens after a prompt of P, an engine computes L = P + T − 1 places, and place P − 1 + t predicts token t. The
+    last token is never computed and has no route.
+
+    ids [B, L, layers, k], uint8 or int16: the experts in the order of their slots. Where a place was not computed, as in
+    padding and after the end of a row, every slot holds the largest number of the dtype (`no_route`). weights [B, L, layers,
+    k] fp32: factors on the outputs of these experts. None if nothing reads them. margin [B, L, layers] fp32: p_k − p_(k+1),
+    the difference in probability between the last picked expert and the next.
     """
 
     ids: Tensor
@@ -32,7 +34,7 @@ class Routes(NamedTuple):
 
     @classmethod
     def stack(cls, layers: list[Routes], rows: int) -> Routes:
-        """Stack the routes of each layer for the rows x places [B·L, ...] to the routes of all layers."""
+        """Combine the routes of single layers, [B·L, ...] each, into routes of all layers [B, L, layers, ...]. rows: B."""
         return cls(*(torch.stack(parts, 1).unflatten(0, (rows, -1)) for parts in zip(*layers, strict=True)))
 
     @classmethod
@@ -41,26 +43,26 @@ class Routes(NamedTuple):
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def layer(self, number: int) -> Routes:
-        """Routes of one layer for the rows x places [B·L, ...]; `stack` is the inverse."""
+        """Routes of one layer, with rows and places flattened to [B·L, ...]. `stack` is the inverse."""
         return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
-        """The routes of some rows, at some places."""
+        """The routes of some rows, at some places. rows, places: any indices of these dimensions."""
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
-        """Apply `function` to each tensor that is there, and return the routes of the results."""
+        """Apply `function` to each tensor that is present, and return the routes of the results."""
         weights, margin = (None if part is None else function(part) for part in self[1:])
         return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
-        """Write the tensors of `other` into some rows, at some places. A tensor that either lacks is left out."""
+        """Write the tensors of `other` into some rows, at some places. A tensor that either of the two lacks is left out."""
         for mine, theirs in zip(self, other, strict=True):
             if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B]. Rows with the same routes share one."""
+        """Group number of each row, [B]. Rows with equal routes have one number."""
         parts = [part.flatten(1).double() for part in self[:2] if part is not None]
         return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
 
@@ -71,10 +73,10 @@ def id_dtype(experts: int) -> torch.dtype:
 
 
 def no_route(dtype: torch.dtype) -> int:
-    """Number that stands in place of an expert where nothing was computed: the largest of the dtype."""
+    """Number that replaces an expert where nothing was computed: the largest of the dtype."""
     return torch.iinfo(dtype).max
 
 
 def has_route(ids: Tensor) -> Tensor:
-    """Whether each place has a route, since it was computed: expert ids [..., k] -> bool [...]."""
+    """Whether each place has a route, because it was computed. ids: expert ids [..., k]. Returns bool [...]."""
     return ids[..., 0] != no_route(ids.dtype)

@@ -14,9 +14,12 @@ def differs(rows: Tensor) -> Tensor:
 
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """Group rows into the nodes of the next place, by the key [B] of each row's parent and token. Returns (key of each node in
-    ascending order, node of each row, routes to replay of each node). Rows of one key with other routes get nodes of their
-    own."""
+    """Group rows into the nodes of the next place. Returns (key of each node in ascending order, node of each row, routes of
+    each node).
+
+    keys [B]: one number for each pair of parent node and token. replay: routes of the rows; rows of one key with different
+    routes get different nodes.
+    """
     if replay is None:
         return (*keys.unique(return_inverse=True), None)
     group = replay.groups()

@@ -1,7 +1,7 @@
 """Responses of several turns: the policy writes, the environment answers, and the policy goes on.
 
-A turn is sampled after the token ids of all earlier turns. These are kept as they were sampled and are never decoded and
-tokenised again: a tokenizer would write the same text in other tokens, and π would be asked about a history that μ has not seen.
+A turn is sampled after the token ids of all earlier turns. These ids are kept as sampled, and never decoded and tokenised
+again. A tokenizer could turn the same text into other tokens, so that π would score a history that μ has not seen.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from harness.rollouts.lists import padded
 from harness.tasks import PAD, EnvironmentTask, Task
 
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
-"""Function that writes a turn of the policy: (contexts [n, L] with PAD on the left, their rows [n], the place [n] in its answer
-where each goes on, maximum number of tokens) -> rollout [n, maximum number of tokens]."""
+"""Function that writes a turn of the policy and returns its rollout [n, length].
+
+Arguments: (contexts [n, L] with PAD on the left, their row numbers [n], the place [n] where each answer goes on, length:
+maximum number of tokens)."""
 
 
 def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor) -> Rollout:
     """Sample one response per row, in turns if the task has an environment.
 
-    The token at place t of an answer is drawn by the uniform number at t, so that a response depends on its own row alone.
+    prompts: [B, P]. uniforms: [B, T]. The number at place t draws the token at place t of an answer, so that a response
+    depends on its own row alone.
     """
     if not isinstance(task, EnvironmentTask):
         return engine.generate(prompts, uniforms)
@@ -53,14 +56,11 @@ def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
     if rollout.turns is None or rollout.environment is None:
         return {}
     turns = torch.where(rollout.written, rollout.turns + 1, 0).amax(1)
-    return {
-        "rollout/turns": turns.float().mean(),
-        "rollout/environment_tokens": rollout.environment.sum(1).float().mean(),
-    }
+    return {"rollout/turns": turns.float().mean(), "rollout/environment_tokens": rollout.environment.sum(1).float().mean()}
 
 
 class _Answer:
-    """A response of several turns while it grows. Each list has a value per token."""
+    """A response of several turns while it grows. Each list has one value per token."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -72,7 +72,7 @@ class _Answer:
         self.ended = False
 
     def room(self, task: EnvironmentTask) -> int:
-        """Number of tokens that the policy may still write in this turn."""
+        """Number of tokens that the policy may still write in the present turn."""
         return 0 if self.ended else task.turn_length - (len(self.tokens) - self.start)
 
     def extend(self, tokens: list[int], logp: list[float], version: list[int], environment: bool) -> None:
@@ -94,7 +94,7 @@ class _Answer:
 
 
 def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
-    """Sample answers to prompts [B, P]. In each turn, rows with the same room share one call of `write`."""
+    """Sample answers to prompts [B, P]. In each turn, rows with equal room for tokens share one call of `write`."""
     asked = [row[row != PAD].tolist() for row in prompts.cpu()]
     answers = [_Answer() for _ in asked]
 

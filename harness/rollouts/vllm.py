@@ -1,9 +1,9 @@
-"""Rollout engine `vllm`: one vLLM engine in this process. `make vllm` installs it; see docs/vllm.md.
+"""Rollout engine `vllm`: one vLLM engine in this process. `make vllm` installs vLLM; see docs/vllm.md.
 
-Prompts go in as token ids, one request per response with a seed of its own. So a response depends on its prompt, its uniform
-numbers and the weights, and not on its neighbours. The log-probabilities are of the distribution that was sampled from
-(`processed_logprobs`), by the forward pass that sampled. The engine starts with dummy weights; each load goes through vLLM's own
-reload path.
+Prompts go in as token ids, one request per response with its own seed. So a response depends on its prompt, its uniform
+numbers and the weights, and not on the other responses. The log-probabilities are of the distribution that was sampled from
+(`processed_logprobs`), by the forward pass that sampled. The engine starts with dummy weights; each load goes through vLLM's
+own reload path.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ PREFILL_TOKENS = 16384
 class VllmEngine(RolloutEngine):
     """Samples responses with vLLM. Tensors may be on a GPU; responses are on the device of the prompts.
 
-    `Sampling.record_support` is read off the log-probabilities of the most probable tokens: vLLM 0.32 returns such sets by itself
-    (`return_sampling_mask`) from the model runner of GPUs alone.
+    The tokens of `Sampling.record_support` are read off the log-probabilities of the most probable tokens. vLLM 0.32 itself
+    returns sampling masks (`return_sampling_mask`) only from its model runner for GPUs.
 
     kv_cache_gib: memory of the KV cache in GiB.
     context: maximum number of prompt and response tokens; None for the model's limit.
-    tensor_parallel: number of neighbouring ranks that hold one engine together; each brings its own rows and gets their
-    responses.
+    tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own rows.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: nats by which a load may be off; None for the precision's own tolerance.
+    sync_tolerance: tolerated mean difference from the actor's log-probabilities after a load, in nats; None for the
+    precision's.
     """
 
     def __init__(
@@ -247,8 +247,10 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """vLLM's answers to this rank's rows [B, L], without their PAD. sampling: one setting per row of all ranks, or for
-        all."""
+        """Return vLLM's answers to this rank's rows [B, L], which are requested without their PAD.
+
+        sampling: one setting for each row of the ranks that share this engine, or one for all rows.
+        """
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
@@ -262,7 +264,7 @@ class VllmEngine(RolloutEngine):
         return self.version
 
     def _of_group(self, rows: Tensor) -> Tensor:
-        """Gather the rows of all ranks that hold this engine together: each of them must request the same rows."""
+        """Gather the rows of all ranks that hold this engine together, because each of them must request all of these rows."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
@@ -286,8 +288,10 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights as vLLM's loader takes them. Raises ValueError at the end if one is missing, which the loader
-        would not notice."""
+        """Iterate over the weights in the form that vLLM's loader takes.
+
+        Raises ValueError on an unknown weight, and at the end if one is missing, which the loader would not notice.
+        """
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:
@@ -304,8 +308,10 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Share of GPU memory that vLLM may use: most of what the actor has left. vLLM starts only if the share
-    `gpu_memory_utilization` is free, even if its KV cache has a size of its own."""
+    """Share of GPU memory that vLLM may use, as a vLLM option: most of what the actor has left.
+
+    vLLM starts only if the share `gpu_memory_utilization` is free, even if the size of its KV cache is given.
+    """
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -317,7 +323,10 @@ def _ranks() -> int:
 
 
 def _check_ranks(tensor_parallel: int) -> None:
-    """Check that ranks can hold engines together. On a CPU, also remove the shared memory that killed ranks left."""
+    """Raise UserError unless groups of `tensor_parallel` ranks can hold engines together.
+
+    On a CPU this also removes the shared memory that killed ranks left.
+    """
     if tensor_parallel < 1 or _ranks() % tensor_parallel:
         raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
     if tensor_parallel > 1 and not torch.cuda.is_available():
@@ -332,7 +341,7 @@ def _seeds(uniforms: Tensor) -> list[int]:
 
 
 def _parameters(shape: PretrainedConfig) -> dict[str, torch.Size]:
-    """Names and shapes of the weights that a trainer has for this config."""
+    """Names and shapes of the weights of a model with this config, as a trainer has them."""
     with torch.device("meta"):
         return {name: weight.shape for name, weight in AutoModelForCausalLM.from_config(shape).named_parameters()}
 
@@ -373,8 +382,10 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Forget the kernels that hold packed weights of experts, so that a reload makes them anew. vLLM 0.32 on a CPU packs these
-    weights only when it makes a kernel, and would otherwise go on with the old ones."""
+    """Forget the kernels that hold packed weights of experts, so that a reload makes them anew.
+
+    vLLM 0.32 on a CPU packs these weights only when it makes a kernel, and would otherwise go on with the old ones.
+    """
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:

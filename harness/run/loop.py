@@ -37,7 +37,7 @@ class Run:
     def train(self, request: StopRequest) -> str:
         """Train the run to its end, from its last checkpoint if there is one, and return its final state.
 
-        When a signal asks it to stop, the run saves a checkpoint after its step and raises Preempted.
+        If a signal asks the run to stop, it completes the step, saves a checkpoint and raises Preempted.
         """
         c, folder = self.config, self.folder
         step = self.resume()
@@ -74,7 +74,7 @@ class Run:
             track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track: Mirrors) -> None:
-        """Record the metrics of a step in the run folder and its mirrors, with the events that they complete."""
+        """Record the metrics of a step, and the events that they complete, in the run folder and its mirrors."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -83,7 +83,7 @@ class Run:
             self._record_event(step, name, track)
 
     def _record_missing_events(self, step: int, track: Mirrors) -> None:
-        """Record detector events that precede the checkpoint but are missing in this folder. A new branch lacks all of them."""
+        """Record the detector events that the checkpoint has but this folder lacks. A new branch lacks all of them."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
@@ -106,7 +106,7 @@ class Run:
         return state.step
 
     def save(self, step: int) -> None:
-        """Save a checkpoint. step: the next step to train."""
+        """Save a checkpoint. step: the number of steps done, which is the next step to train."""
         updates, tensors = self.trainer.state()
         state = {"step": step, "updates": updates, **self.detectors.state()}
         checkpoint.save(self.folder, self.ranks, self.trainer.models, state, tensors, self.config.checkpoint.keep)
@@ -154,7 +154,7 @@ def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
 
 
 def _end_by(error: Exception) -> dict[str, Any]:
-    """The state of a run that ends with this error, and the error's message."""
+    """Return the state of a run that ends with this error, and the error's message."""
     state = "interrupted" if isinstance(error, Unavailable) else "failed"
     return {"state": state, "error": str(error) or type(error).__name__}
 

@@ -1,4 +1,7 @@
-"""Detection of damaged checkpoints by the SHA-256 of their files, and reading of their state. Torch-free, so it is quick."""
+"""Detection of damaged checkpoints by the SHA-256 of their files, and reading of their state.
+
+Torch-free, so importing it is fast.
+"""
 
 from __future__ import annotations
 

@@ -130,6 +130,9 @@ METRICS = {
             "log_ratio_max_abs": ("largest |log π_old − log μ| of a token", "nats"),
         }.items()
     },
+    "diagnosis/faulty": Metric("1 if the log-probabilities have a fault or are not explained by rounding, else 0", "0 or 1"),
+    "diagnosis/mean_ratio": Metric("mean of ρ over tokens, whose expectation is 1 if μ sampled them", "ratio"),
+    "diagnosis/mean_ratio_z": Metric("that mean less 1 over its standard error, as a normal deviate", "1"),
     "time/generate": Metric("sampling", "seconds", timing=True),
     "time/score": Metric("scoring π_old", "seconds", timing=True),
     "time/train": Metric("forward, backward and optimizer", "seconds", timing=True),
@@ -154,10 +157,14 @@ _OLD = {
     if name.startswith(_OF_CORRECTION)
 }
 METRICS |= _CURRENT | _OLD
-"""All metrics with fixed names. Those of _CURRENT are recorded in bypass mode and with correction.ratio=current. Those of _OLD
-are recorded only with correction.ratio=current, where correction/… is the correction as applied in the mini-batches."""
+"""All metrics with fixed names. Those with the prefix `current/` are recorded with proximal=rollout or
+correction.ratio=current. Those with the prefix `old/` are recorded only with correction.ratio=current, where correction/…
+describes the applied correction."""
 
 FAMILIES = {
+    "diagnosis/fault_": Metric(
+        "1 at a step whose diagnosis names this fault, or none that is known (docs/diagnosis.md)", "0 or 1"
+    ),
     "mismatch/share_above_": Metric("share of tokens with max(ρ, 1/ρ) above the number", "0..1"),
     "correction/raw_": Metric("of the weight before its bounds: mean, std, max, min, eff_sample_size", "ratio"),
     "rollout_corr/rollout_is_": Metric("of the applied weight; verl's names", "ratio or 0..1"),
@@ -168,7 +175,7 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Name prefix -> meaning of the metrics of a family, whose full names depend on the correction. Families of a weight are recorded
+"""Name prefix -> meaning of the metrics of a family, whose full names depend on the config. Families of a weight are recorded
 at each step, the others every diagnostics.every steps."""
 
 

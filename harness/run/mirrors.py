@@ -11,7 +11,10 @@ from harness.run.wandb import Tracker
 
 
 class Mirrors:
-    """The mirrors chosen in the config section `tracking`. Their failures never stop a run. first: first step of this process."""
+    """The mirrors chosen in the config section `tracking`. A failure of a mirror never stops a run.
+
+    first: first step of this process.
+    """
 
     def __init__(self, config: Config, folder: Path, first: int):
         self.wandb, self.event_files = Tracker(config, folder), EventFiles(config, folder, first)

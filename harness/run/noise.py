@@ -1,4 +1,6 @@
-"""Synthetic noise with the same mismatch (K3) as a run. It separates the effect of the size of a mismatch from its structure."""
+"""Synthetic noise with the same mismatch (K3) as a run, to separate the effect of the size of a mismatch from that of its
+structure.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ VERSIONS = 16
 ROUNDS = 8
 """Maximum number of iterations of the search for the noise level."""
 CLOSE = 1.02
-"""Factor within which two K3 values count as equal."""
+"""Factor within which two values of K3 count as equal."""
 
 
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
     """Find the noise level whose K3 equals that of the run's rollouts, for the policy at a checkpoint.
 
     Returns (noise, its K3, the K3 of the rollouts), K3 in nats per token. noise: parameter of LocalEngine, in the trainer's
-    precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small perturbation grows as its square, so noise ←
-    noise·√(K3 of the rollouts / K3 of the noise) until both agree. Raises UserError if the rollouts have no mismatch, if no
-    noise matches it (top_p alone may cause more), or if the run has no own policy.
+    precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small perturbation grows as its square. So the search sets
+    noise ← noise·√(K3 of the rollouts / K3 of the noise) until the two agree. Raises UserError if the rollouts have no
+    mismatch, if no noise matches it (top_p alone may cause more), or if the run has no own policy.
     """
     config = checkpoint.config
     if not needs_own_sampler(config):
@@ -50,7 +52,7 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
 
 
 def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
-    """Mean K3 of an engine over VERSIONS rollouts of the same prompts, each with the same uniform random numbers."""
+    """Mean K3 of an engine over VERSIONS rollouts of the same prompts. The random numbers are the same for every engine."""
     sampler = parts.sampler
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []

@@ -1,4 +1,7 @@
-"""Record of the code, versions and machine that produced a result. Environment variables are omitted: they may hold secrets."""
+"""Record of the code, versions and machine that produced a result.
+
+Environment variables are omitted because they may hold secrets.
+"""
 
 from __future__ import annotations
 

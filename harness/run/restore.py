@@ -30,10 +30,10 @@ class Checkpoint(NamedTuple):
 
 
 def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoint:
-    """Find the checkpoint at `path`. If `path` is a run folder, take its checkpoint of step `at`, or else its newest.
+    """Find the checkpoint at `path`. If `path` is a run folder, take its checkpoint of step `at`, or by default its newest.
 
-    trust: whether code that the run's config names may be imported. Raises UserError if it may not, and if the checkpoint
-    is missing or damaged.
+    trust: whether code that the run's config names may be imported. Raises UserError if the config names code without `trust`,
+    and if the checkpoint is missing or damaged.
     """
     run = path
     if re.fullmatch(r"step-\d+", path.name) and path.parent.name == "checkpoints":
@@ -69,7 +69,10 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 @contextmanager
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
-    """Build the parts of a run with the policy of a checkpoint, to sample, score and reward. The run's folder is not changed."""
+    """Context manager that builds the parts of a run with the policy of a checkpoint. The run's folder is not changed.
+
+    The parts can sample, score and reward.
+    """
     from safetensors.torch import load_file
 
     from harness.train.data.rewards import COEF

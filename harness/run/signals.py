@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ class RunProgress:
     """Seconds between progress lines."""
 
     def __init__(self, first: int, steps: int):
-        self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.time(), 0.0, ""
+        self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.monotonic(), -math.inf, ""
 
     def show(self, done: int, metrics: dict[str, float]) -> None:
-        """Print the step just recorded with its metrics, unless the last line is younger than EVERY seconds."""
+        """Print a line on the step just recorded, unless the previous line is younger than EVERY seconds. done: steps done."""
         if "eval/reward" in metrics:
             self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
-        now = time.time()
+        now = time.monotonic()
         if now - self.last < self.EVERY and done < self.steps:
             return
         self.last = now
@@ -38,7 +39,10 @@ class RunProgress:
 
 
 class Preempted(SystemExit):
-    """Raised when a signal stops a run. The run resumes at the next start. As in a shell, the exit code is 128 + the signal."""
+    """Raised when a signal stops a run. The run resumes at its next start.
+
+    As in a shell, the exit code is 128 + the signal's number.
+    """
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -48,8 +52,8 @@ class Preempted(SystemExit):
 class StopRequest:
     """Record of a signal that asks the run to stop.
 
-    number: the signal's number, 0 before any signal. at_once: a signal ends the run immediately, since nothing can be saved
-    yet. Otherwise the run checks `number` at points where it can save.
+    number: the signal's number, 0 before any signal. at_once: whether a signal ends the run immediately, because nothing can
+    be saved yet. Otherwise the run checks `number` at points where it can save.
     """
 
     def __init__(self, *, at_once: bool):

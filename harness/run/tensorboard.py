@@ -1,7 +1,7 @@
 """TensorBoard event files as a mirror of the run folder. The only file that writes with tensorboard.
 
-The files lie in `<run>/tensorboard`. Every number of every row is a scalar under its own name, and a detector's event is a text.
-The run folder is the record: a failure of the mirror never stops a run.
+The files lie in `<run>/tensorboard`. Every number of every row is a scalar under its own name, and a detector's event is a
+text. The run folder is the record, so a failure of the mirror never stops a run.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from harness.config import Config
 from harness.extras import absence
+from harness.files import refuse_links
 
 
 class EventFiles:
     """Event files of one run in `<folder>/tensorboard`. Without tracking.tensorboard nothing is written.
 
-    first: first step of this process. TensorBoard drops entries of an earlier process from that step on.
+    first: first step of this process. TensorBoard drops the entries that an earlier process wrote from that step on.
     """
 
     def __init__(self, config: Config, folder: Path, first: int):
@@ -45,6 +46,7 @@ class EventFiles:
 
     def _start(self, folder: Path, first: int) -> None:
         try:
+            refuse_links(folder.parent, f"{folder.name}/events")
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder), purge_step=first or None, flush_secs=5)

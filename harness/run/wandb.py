@@ -1,9 +1,9 @@
 """W&B as a mirror of the run folder. The only file that imports wandb to write.
 
-The mirror is offline unless a key is present. Its id is the hash of the config, and the step is always explicit, so that the
-fragments that resumed runs leave behind can be merged. It holds everything that `analysis` needs of a run: the config with the
-provenance, every row, and each event and the outcome as flat summary scalars. The folder is the record: a failure of the mirror
-never stops a run. A report can be pushed beside the runs (`push_report`).
+The mirror is offline unless an API key is present. Its id is the hash of the config, and the step is always explicit. So the
+the fragments that resumed runs leave behind can be merged. It holds everything that `analysis` needs of a run: the config with
+the provenance, every row, and each event and the outcome as flat summary scalars. The run folder is the record, so a failure
+of the mirror never stops a run. `push_report` uploads a report beside the runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.run.folder import RunFolder, changes
 CONNECT_SECONDS = 20
 """Seconds that an online run waits for the W&B server before it goes offline, unless WANDB_INIT_TIMEOUT is set."""
 FINISH_SECONDS = 60
-"""Seconds that a finishing run waits for the upload to W&B. The rest can be sent later with `wandb sync`."""
+"""Seconds that a finishing run waits for the upload to W&B. `wandb sync` can send the rest later."""
 
 FILES = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
 """File names of a report that are uploaded to W&B."""
@@ -50,12 +50,15 @@ class Tracker:
             self._guarded(lambda: self._start_offline_after_all(config, folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Mirror the metrics of a step immediately; by default W&B would keep them in memory until the next step begins."""
+        """Mirror the metrics of a step immediately. By default W&B would keep them in memory until the next step begins."""
         if self._run is not None:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar immediately, so that a killed run has it. A collapse also alerts."""
+        """Mirror a detector's event as a summary scalar immediately, so that a killed run keeps it.
+
+        A collapse also sends an alert.
+        """
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
@@ -84,7 +87,7 @@ class Tracker:
             print(f"W&B: {cause}; nothing more is mirrored, the run's folder is the record", flush=True)
 
     def _forget_service(self) -> None:
-        """Forget W&B's service process, else Python's exit would try to stop it and print a traceback if it is gone."""
+        """Forget W&B's service process. Otherwise Python's exit would try to stop it, and print a traceback if it is gone."""
         import wandb
 
         with suppress(ConnectionError):
@@ -102,6 +105,7 @@ class Tracker:
         import wandb
 
         _keep_home_empty(Path(config.run.root))
+        refuse_links(folder, "wandb/run")
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"console": "off", "silent": True, "x_disable_stats": True, "finish_timeout": FINISH_SECONDS}
         settings["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", CONNECT_SECONDS))
@@ -125,7 +129,10 @@ class Tracker:
 
 
 def _record(config: dict[str, Any], folder: Path) -> str:
-    """Config and provenance of a run as JSON text, since W&B drops empty keys. A short hash replaces the uncommitted changes."""
+    """Config and provenance of a run as JSON text, because W&B drops empty keys.
+
+    A short hash replaces the uncommitted changes.
+    """
     recorded = (folder / "provenance.json").exists()
     processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})
@@ -140,10 +147,11 @@ def _keep_home_empty(root: Path) -> None:
 
 
 def push_report(folder: Path, sweep: str, project: str) -> str:
-    """Upload the report in `folder` as a W&B run: the page, the figures as images, the table of arms, and all files as artifact.
+    """Upload the report in `folder` as a W&B run: the page, the figures as images, the table of arms, and all files as an
+    artifact.
 
-    With WANDB_API_KEY it goes to the server, else into an offline run below `folder`/wandb, which `wandb sync` sends later.
-    Returns the address of the run, or the folder of the offline one. Raises UserError with the cause when W&B refuses.
+    With WANDB_API_KEY it goes to the server, else into an offline run below `folder`/wandb, which `wandb sync` can send later.
+    Returns the address of the run, or the folder of the offline run. Raises UserError with the cause if W&B refuses.
     """
     import pandas as pd
     import wandb

@@ -1,6 +1,6 @@
 """Tasks with a verifier: their interface and their registry.
 
-The task `chain` has tokens of its own. The others are text and need a tokenizer; in `tools` a calculator answers.
+The task `chain` defines its own tokens. The other tasks are text and need a tokenizer; in `tools` a calculator answers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Task(Protocol):
     config: the section `task` of the run; a plug-in finds its own keys in `config.params`.
     tokenizer: that of the pretrained model with model=hub, else None.
 
-    Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end.
-    A task is also a TokenTask or a TextTask, depending on its model, and may be a TurnTask or an EnvironmentTask.
+    Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end. A task is
+    also a TokenTask or a TextTask, depending on its model, and may be a TurnTask or an EnvironmentTask.
     """
 
     answer_length: int
@@ -56,12 +56,14 @@ class Task(Protocol):
 
 @runtime_checkable
 class TokenTask(Task, Protocol):
-    """A task with tokens of its own, for model=qwen3. The warm start trains on its demonstrations and splits its prompts."""
+    """A task that defines its own tokens, for model=qwen3. The warm start trains on its demonstrations and splits its prompts."""
 
     vocab_size: int
 
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A demonstration for each prompt, [N, answer_length]: good but not perfect, so that RL has something to learn."""
+        """A demonstration for each prompt, [N, answer_length]: usually right, but with errors, so that RL has something to
+        learn.
+        """
 
 
 @runtime_checkable
@@ -79,7 +81,7 @@ class TurnTask(Protocol):
     """A task whose answers consist of turns, which corrections with level=segment use."""
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
-        """The number of each token's turn: answers [N, T] -> int64 [N, T], each from 0 to T − 1."""
+        """Number of the turn to which each token belongs, from 0 to T − 1: answers [N, T] -> int64 [N, T]."""
 
 
 @runtime_checkable
@@ -105,5 +107,5 @@ class EnvironmentTask(Protocol):
 
 
 def stops(task: Task) -> tuple[int, ...]:
-    """All tokens at which an engine stops sampling a row of this task."""
+    """All tokens at which an engine stops sampling a row of this task, the pauses of an environment included."""
     return (*task.stop, *task.pauses) if isinstance(task, EnvironmentTask) else task.stop

@@ -1,6 +1,7 @@
 """Generated sums for a language model, such as "What is 26 + 28?", with an exact verifier. They need no data files.
 
-Three settings change the difficulty: digits of a number, terms of a sum, operators. The prompts depend on these alone.
+Three settings change the difficulty: digits of a number, terms of a sum, operators. The prompts depend on these and on their
+number alone.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from harness.seeding import derive
 from harness.tasks.text import Text
 
 NUMBER = re.compile(r"(?<![\d.])-?\d+")
-"""Pattern of a whole number. A minus sign belongs to it unless a digit precedes the sign, as in 9-4."""
+"""Pattern of a whole number. A minus sign is a part of it unless a digit precedes the sign, as in 9-4."""
 
 
 class Sums(Text):
-    """Task of generated sums, configured by harness.config.ArithmeticConfig. Multiplication takes precedence, as usual."""
+    """Task of generated sums, configured by harness.config.ArithmeticConfig. Multiplication precedes addition and subtraction."""
 
     config: ArithmeticConfig | ToolsConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Records of generated sums for the split `train` or `held_out`. Each has a prompt and `value`, the right answer."""
+        """Records of generated sums for the split `train` or `held_out`. Each has a `prompt` and the right answer as `value`."""
         c = self.config
         rng = np.random.default_rng(derive(0, "arithmetic"))
         drawn: dict[str, None] = {}  # in the order drawn, each once
@@ -48,6 +49,6 @@ def value(written: str) -> int:
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """Reward 1 if the last whole number of the response is the right value, else 0. Commas between thousands are ignored."""
+    """Reward 1 if the last whole number of the response is the record's `value`, else 0. Commas between thousands are ignored."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", response))
     return float(bool(numbers) and int(numbers[-1]) == record["value"])

@@ -2,15 +2,15 @@
 
 The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + step + j) mod m.
 
-- choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. The last one must be right.
+- choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. Only the last value must be right.
 - choices > 1: the prompt is [BOS, start, step, target]. The answer is `length` pairs (move, value). Each value must be the one
   its move leads to. The moves are free but for the goal, so a solved policy keeps entropy.
   goal = value: the last value must equal target. A policy must plan how far the steps alone will drift.
   goal = total: the moves must add up to target + offset, where the offset centres the m targets in the reachable totals. A
-  policy must count its moves, which a small model can do over more tokens than it can plan.
+  policy must count its moves. A small model can do that over more tokens than it can plan.
 
-Two dials: `length`, and the entropy that `choices` leaves. In the warm start's demonstrations a value slips with probability
-`slip` to another value, uniformly, and the walk goes on from there. Pure numpy.
+Two settings change the difficulty: `length`, and `choices`, which also leaves entropy. In the warm start's demonstrations a
+value slips with probability `slip` to another value, drawn uniformly, and the walk goes on from there. Pure numpy.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Chain:
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def _needed(self, body: np.ndarray) -> np.ndarray:
-        """Required sum of the moves, modulo `cycle`, for rows (start, step, target); int64 [N]."""
+        """Sum of moves that meets the goal, modulo `cycle`, for rows (start, step, target) of `body`; int64 [N]."""
         if self.config.goal == "total":
             return body[:, 2] + self.offset
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Rewards, float64 [N]: 1.0 where the answer [N, answer_length] is right, else 0.0. An answer may contain any token."""
+        """Rewards, float64 [N]: 1.0 for a right answer [N, answer_length], else 0.0. An answer may contain any token."""
         m, length = self.config.modulus, self.config.length
         start, step = prompts[:, 1], prompts[:, 2]
         if not self.moves:
@@ -96,7 +96,7 @@ class Chain:
         return np.stack(answer, axis=1)
 
     def _ways(self) -> np.ndarray:
-        """Table [length, cycle] with, at (k, s), the share of sequences of k moves whose sum is s modulo cycle."""
+        """Table [length, cycle] that holds, at (k, s), the share of sequences of k moves whose sum is s modulo `cycle`."""
         ways = np.zeros((self.config.length, self.cycle))
         ways[0, 0] = 1
         for k in range(1, self.config.length):

@@ -10,11 +10,13 @@ from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
-"""Split -> file of openai/gsm8k on the Hugging Face hub. Its test split is used for evaluation."""
+"""Split -> file of the data set openai/gsm8k on the Hugging Face hub. The test split of the data set is used for evaluation."""
 
 
 class Gsm8k(Jsonl):
-    """The GSM8K task, read from the hub, or with task.path from a local JSONL with the same keys, `question` and `answer`."""
+    """The GSM8K task, read from the hub, or with task.path from a local JSONL whose records have the keys `question` and
+    `answer`.
+    """
 
     def load(self, split: str) -> list[dict[str, Any]]:
         if self.config.path is not None:

@@ -30,8 +30,8 @@ VERIFIERS = Registry(
 class Text(ABC):
     """A text task: records whose prompt is a string or a list of chat messages, and a verifier of the responses.
 
-    Prompts of more than max_prompt tokens are dropped, cut at their beginning, or refused; the first two are counted. Of equal
-    prompts only the first is kept. Subclasses define `load`, which reads the records.
+    Prompts of more than max_prompt tokens are dropped, cut at their beginning, or refused. Those dropped or cut are counted.
+    Among equal prompts only the first is kept. Subclasses define `load`, which reads the records.
     """
 
     def __init__(self, config: TextConfig | ArithmeticConfig | ToolsConfig, tokenizer: PreTrainedTokenizerBase):
@@ -57,7 +57,7 @@ class Text(ABC):
         return np.concatenate([self.train, self.held_out])
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """The verifier's reward of each answer. Raises UserError on a reward that is not a number from 0 to 1."""
+        """The verifier's reward of each answer, float64 [N]. Raises UserError on a reward that is not a number from 0 to 1."""
         texts = self.tokenizer.batch_decode([row[row != PAD].tolist() for row in answers], skip_special_tokens=True)
         rewards = [float(self.verifier(text, self.records[row.tobytes()])) for text, row in zip(texts, prompts, strict=True)]
         if wrong := [reward for reward in rewards if not 0 <= reward <= 1]:
@@ -103,7 +103,7 @@ class Text(ABC):
 
 
 class Jsonl(Text):
-    """A text task from a file of JSON lines, one object per line. `task.prompt` names the key of the prompt."""
+    """A text task from a file of JSON lines, one object per line. `task.prompt` is the key of the prompt in an object."""
 
     config: TextConfig
 

@@ -1,7 +1,7 @@
 """Task of sums with a calculator: a response has several turns, between which the calculator answers.
 
-The policy writes `<<47 * 38>>`, the calculator appends ` = 1786` and a new line, and the policy goes on. Two solved sums in the
-prompt show how. The answer is the last whole number after the last reply.
+The policy writes `<<47 * 38>>`, the calculator appends ` = 1786` and a new line, and the policy goes on. Two solved sums in
+the prompt show this. The answer is the last whole number after the last reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.tasks.calculator import calculate
 
 CALL = re.compile(r"<<([^<>]*)>>")
 ANSWERED = re.compile(r"<<[^<>]*>>[^=]*= [^\n]*\n")
-"""Pattern of a calculator call with its reply. The token that ends a call may hold more than `>>`, such as a line break."""
+"""Pattern of a calculator call with its reply. The token that ends a call may contain more than `>>`, such as a line break."""
 EXAMPLES = (("3 + 5", 8), ("12 * 17", 204))
 
 
@@ -46,19 +46,25 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the calculator's reply to the last call of a turn. Only the end of the turn is decoded, for reading."""
+        """Tokens of the calculator's reply to the last call of a turn; empty without a call.
+
+        The turn is decoded only to find the call.
+        """
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
 
 def reply(expression: str) -> str:
-    """The calculator's reply as text, at most REPLY_LENGTH characters."""
+    """The calculator's reply to an expression as text, at most REPLY_LENGTH characters."""
     written = f" = {calculate(expression)}\n"
     assert len(written) <= REPLY_LENGTH
     return written
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """Reward 1 if the last whole number after the last reply is the right value, else 0. A call without a reply is no answer."""
+    """Reward 1 if the last whole number after the last reply is the record's `value`, else 0.
+
+    Calls without a reply are ignored.
+    """
     last = ANSWERED.split(response)[-1]
     return arithmetic.verify(CALL.sub("", last), record)

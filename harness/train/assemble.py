@@ -32,7 +32,7 @@ class Assembler:
         self.penalty, self.estimate = RewardPenalty(plan.config), AdvantageEstimator(plan.advantage, critic)
 
     def __call__(self, responses: Responses, scores: Scores) -> tuple[TrainingBatch, dict[str, Tensor]]:
-        """Return (the training batch of a step, metrics of every change to the task's rewards)."""
+        """Return (the training batch of a step, metrics of the reward shaping and of the KL penalty)."""
         rollout = responses.rollout
         shaped, metrics = (responses, {}) if self.shaping is None else self.shaping(responses)
         penalty, of_penalty = self.penalty(scores.old, scores.reference, rollout.mask)
@@ -54,7 +54,7 @@ class Assembler:
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
-        """Number of each token's segment within its response, [B, T]; None for a task without turns.
+        """Return the number of each token's segment within its response, [B, T]; None for a task without turns.
 
         A segment is a turn. With segments=version it is a run of tokens that one version of the weights sampled.
         """

@@ -21,7 +21,7 @@ from harness.train.ranks import join
 
 
 class DeepSpeedCritic(DeepSpeedModel):
-    """A value model under DeepSpeed ZeRO, with its own optimizer. All settings but the learning rate are the actor's."""
+    """A value model under DeepSpeed ZeRO, with its own optimizer. All settings but the learning rate are those of the actor."""
 
     def __init__(self, net: PreTrainedModel, config: Config):
         join()  # chooses this rank's device
@@ -32,7 +32,10 @@ class DeepSpeedCritic(DeepSpeedModel):
         super().__init__(ValueModel(net), settings, shares=can_share(net.config))
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Values V of the states before each token, [B, T], with gradient; 0 on padding. Equal rows are computed once."""
+        """Return the value V of the state before each token, [B, T] with gradient; 0 on padding.
+
+        prompts: [B, P]. tokens: [B, T]. Equal rows are computed once.
+        """
         prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
         (values,) = self.by_token(prompts, tokens)
         return values[place]
@@ -41,8 +44,9 @@ class DeepSpeedCritic(DeepSpeedModel):
 class Critic:
     """Learns the value V of each state of a response. Its targets are the returns A + V of the sampled responses.
 
-    Life cycle: for each step `values` of the responses, then `update` with them. Every rank makes the same calls.
-    net: the model to train, separate from the policy; it may be a copy of it.
+    Life cycle: for each step `values` of its responses, then `update` on its batch. Every rank makes the same calls.
+
+    net: the model to train. It must share no weights with the policy, but may be a copy of it.
     """
 
     def __init__(self, net: PreTrainedModel, config: Config):
@@ -51,7 +55,10 @@ class Critic:
 
     @torch.no_grad()
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Values V [B, T] of the rows of all ranks, without gradient. One mini-batch of rows is computed at a time."""
+        """Return the value V of the state before each token, [B, T] without gradient, for the rows of all ranks.
+
+        prompts: [B, P]. tokens: [B, T]. Rows are computed one mini-batch at a time. Collective: every rank calls it.
+        """
         values = torch.zeros(tokens.shape, device=tokens.device)
         for rows in torch.arange(len(tokens)).chunk(self.config.actor.num_minibatches):
             for part in self._parts(prompts[rows], tokens[rows]):
@@ -78,7 +85,7 @@ class Critic:
         return metrics
 
     def _accumulate_gradient(self, mini: TrainingBatch) -> Tensor:
-        """Add a mini-batch's gradient to the model. Returns this rank's part of (value loss, share of clipped tokens), [2]."""
+        """Add a mini-batch's gradient to the model. Returns this rank's summand of (value loss, share of clipped tokens), [2]."""
         assert mini.values is not None and mini.returns is not None
         tokens = mini.batch.mask.sum().clamp(min=1)
         sums = torch.zeros(2, dtype=torch.float64, device=mini.tokens.device)

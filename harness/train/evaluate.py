@@ -19,14 +19,17 @@ from harness.train.scorer import Scorer
 
 
 class Question(NamedTuple):
-    """A pair of prompts and the policy that answers them. split: held_out or train. policy: own (the trainer's) or rollout."""
+    """Which prompts an evaluation uses, and which policy answers them.
+
+    split: held_out or train. policy: own (the trainer's) or rollout.
+    """
 
     split: str
     policy: str
 
 
 class Evaluator:
-    """Evaluates any policy that can sample. prompts: [N, P], held out from training.
+    """Evaluates policies by their reward on held-out prompts [N, P], and measures probes.
 
     Raises UserError if evaluation.prompts or evaluation.train_prompts asks for more prompts than there are.
     """
@@ -38,18 +41,21 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """The first `number` prompts, one row per response: [number · samples, P]. Raises UserError if there are fewer."""
+        """Return the first `number` prompts, each repeated for its samples: [number · samples, P].
+
+        Raises UserError if there are fewer.
+        """
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)
 
     def judge(self) -> tuple[dict[str, float], dict[Question, np.ndarray]]:
-        """Return (metrics of an evaluation, mean reward of each prompt [prompts] fp64 by question).
+        """Return (metrics of an evaluation, mean reward of each prompt [prompts] fp64 by `Question`).
 
         eval/reward is the reward of the policy that `evaluation.policy` names. With "both" it is that of the trainer's own
-        policy. The rollout engine's is then eval/rollout_reward, with eval/rollout_stderr, and eval/gap = eval/reward −
-        eval/rollout_reward. eval/train_reward and eval/train_rollout_reward are rewards on training prompts. Both policies answer
-        the same prompts by the same random numbers.
+        policy. The rollout policy's is then eval/rollout_reward, with eval/rollout_stderr, and eval/gap = eval/reward −
+        eval/rollout_reward. eval/train_reward and eval/train_rollout_reward are rewards on training prompts. Both policies
+        answer the same prompts with the same random numbers.
         """
         policy, engine = self.config.policy, self.sampler.engine
         first = "rollout" if policy == "rollout" else "own"
@@ -82,7 +88,9 @@ class Evaluator:
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """Metrics of the mismatch that other precisions would have with the actor's weights."""
+        """Metrics of the mismatch that the precisions of evaluation.probe have with the actor's weights, as `Probes.measure`
+        returns them.
+        """
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:
@@ -92,7 +100,7 @@ class Evaluator:
 def summary(rewards: np.ndarray) -> dict[str, float]:
     """Mean of rewards [P, samples], its standard error clustered by prompt, and the number of samples, as `eval/` metrics.
 
-    Responses to one prompt are not independent. With R_p their mean reward for prompt p, and R the mean over all P prompts:
+    Responses to one prompt are not independent. With R_p the mean reward of prompt p, and R the mean over all P prompts:
     stderr = √(Σ_p (R_p − R)² / (P (P − 1))).
     """
     stderr = float(rewards.mean(1).std(ddof=1)) / len(rewards) ** 0.5

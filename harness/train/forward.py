@@ -16,8 +16,8 @@ from harness.train.ranks import Ranks
 def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
     """Row numbers of this rank's micro-batches within a mini-batch. Every rank has the same number of micro-batches.
 
-    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. Equal rows lie
-    next to each other, and are computed once where they share a micro-batch. A longer row is a micro-batch of its own.
+    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. If one padded
+    row exceeds it, each row is a micro-batch. Equal rows are adjacent, and are computed once where they share a micro-batch.
     """
     own = ranks.share(torch.arange(len(tokens)))
     if micro_tokens is None:
@@ -31,7 +31,7 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 class TrainingForward:
     """Computes log π_θ of a mini-batch in exactly the shapes of training, so that unchanged weights give the same bits.
 
-    micro_tokens: maximum tokens of one forward pass; None for no limit.
+    micro_tokens: maximum tokens of one forward pass, padding included; None for no limit.
     """
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
@@ -43,7 +43,10 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective. replay: see `Actor.logp`."""
+        """Return log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective: every rank calls it.
+
+        prompts: [B, P]. tokens: [B, T]. replay: see `Actor.logp`.
+        """
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
@@ -51,7 +54,10 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts. Collective."""
+        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts.
+
+        prompts: [B, P]. tokens: [B, T]. replay: see `Actor.logp`. Collective: every rank calls it.
+        """
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

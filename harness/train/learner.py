@@ -38,10 +38,10 @@ Part = Literal["batch", "mini_batch", "micro_batch"]
 
 
 def corrected_part(config: Config) -> Part:
-    """The part of a step to which the correction is applied at once: batch, mini-batch or micro-batch.
+    """The part of a step that is corrected in one call: batch, mini-batch or micro-batch.
 
     batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with an extra forward pass before each optimizer
-    step. micro_batch: by π_θ/μ of the forward pass that is differentiated, if no π_old is scored.
+    step. micro_batch: by π_θ/μ from the forward pass that is differentiated, if no π_old is scored.
     """
     if config.actor.scoring == "none":
         return "micro_batch"
@@ -51,7 +51,8 @@ def corrected_part(config: Config) -> Part:
 class Learner:
     """Trains the actor by the gradient of the objective.
 
-    Life cycle: for each step `minibatch_order`, then `update`. `updates` counts the optimizer steps: the version of the weights.
+    Life cycle: for each step `minibatch_order`, then `update`. `updates`: number of optimizer steps, the version of the
+    weights.
     """
 
     def __init__(self, plan: Plan, actor: Actor):
@@ -67,11 +68,11 @@ class Learner:
         return [part for _ in range(a.epochs) for part in torch.randperm(rows, generator=random).chunk(a.num_minibatches)]
 
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
-        """Take one optimizer step per mini-batch of `order`.
+        """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
-        Returns (metrics, log π_θ [B, T]). A token's log π_θ is that just before the last optimizer step on it. If the loss or the
-        correction takes π_θ/μ, the metrics include its mismatch and the applied correction. complete: with the statistics of
-        filters.
+        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction takes π_θ/μ, the
+        metrics include the mismatch of π_θ/μ and the applied correction. complete: whether to add the statistics of the
+        correction's filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []
@@ -92,7 +93,7 @@ class Learner:
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
     def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
-        """log π_θ [B, T] of the tokens in a step without an optimizer step, such as one of a critic's warm-up."""
+        """Return log π_θ [B, T] in nats for a step without an optimizer step of the policy, such as one of a critic's warm-up."""
         if made.batch.logp_old is not None:
             return made.batch.logp_old
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -102,7 +103,7 @@ class Learner:
         return logp
 
     def _step_scale(self, batch: Batch) -> float:
-        """Factor by which actor.ess_scaling multiplies the learning rate of a mini-batch."""
+        """Factor by which actor.ess_scaling multiplies the learning rate of a mini-batch: ESS^p with p = 0, 1/2 or 1."""
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.config.actor.ess_scaling]
         return float(ess_share(batch)) ** power if power else 1.0
 
@@ -114,7 +115,7 @@ class Learner:
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
         """Return (correction of a mini-batch, its diagnostic rows).
 
-        The correction is None if each micro-batch makes its own; the rows are None unless the correction was made here.
+        The correction is None if each micro-batch makes its own. The rows are None unless this call makes the correction.
         """
         match self.corrected_part:
             case "batch":
@@ -128,8 +129,8 @@ class Learner:
     def _accumulate_gradient(self, mini: TrainingBatch, corrected: Corrected | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Add up the gradient of a mini-batch over this rank's micro-batches.
 
-        corrected: correction of the mini-batch; None if each micro-batch makes its own. Returns log π_θ [b, T], 0 on the rows of
-        other ranks, and this rank's part of the metrics.
+        corrected: correction of the mini-batch; None if each micro-batch makes its own. Returns (log π_θ [b, T], 0 on the rows
+        of other ranks; this rank's summand of the metrics).
         """
         counted = mini.batch.mask if corrected is None else corrected.counted
         mini = mini._replace(batch=self.objective.select(mini.batch, counted))
@@ -153,16 +154,16 @@ class Learner:
         return logp_all, sums
 
     def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """(log π_θ, entropy) of some rows, with gradient. At π_old, log π_θ is `logp_old` to the bit."""
+        """Return (log π_θ, entropy) of some rows, with gradient. While π_θ = π_old, log π_θ is `logp_old` bit for bit."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
     def diagnose(self, made: TrainingBatch, logp: Tensor, step: int) -> dict[str, Tensor]:
-        """Metrics of the mismatch and of the correction; every diagnostics.every steps also filters, probabilities and positions.
+        """Metrics of the mismatch and of the correction.
 
-        logp: log π_θ from `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of
-        π_old/μ is not the applied one, and its metrics are named `old/…`. Undefined metrics are absent: all of them for a batch
-        without tokens.
+        Statistics of filters, probabilities and positions are added every diagnostics.every steps. logp: log π_θ from
+        `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of π_old/μ is not the
+        applied one, and its metrics are named `old/…`. Undefined metrics are absent. A batch without tokens has none.
         """
         batch, spec, due = made.batch, self.config.correction, self.config.diagnostics.due(step)
         if not batch.mask.any():
@@ -181,7 +182,7 @@ class Learner:
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
-    """log π_θ as log π_old plus the training forward's change since π_old, which is 0 to the bit until the policy moves."""
+    """log π_θ as log π_old plus the training forward's change since π_old. The change is 0 bit for bit until the policy moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)

@@ -1,7 +1,6 @@
 """Metrics of the policy being trained: its mismatch and the applied correction in each mini-batch.
 
-π_θ changes with every mini-batch. If the loss or the correction takes π_θ/μ, statistics of π_old/μ do not describe what was
-applied.
+π_θ changes with every mini-batch. If the loss or the correction takes π_θ/μ, statistics of π_old/μ do not describe it.
 """
 
 from __future__ import annotations
@@ -16,20 +15,24 @@ from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import Rows
 
 CURRENT, OLD = "current/", "old/"
-"""Prefixes of metric names: `current/` for the mismatch π_θ/μ, `old/` for a correction of π_old/μ that was not applied."""
+"""Prefixes of metric names. `current/`: mismatch of π_θ/μ. `old/`: correction of π_old/μ where that of π_θ/μ is applied."""
 UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
-"""Prefixes of metrics that are NaN when undefined, such as the length of dropped responses when none is dropped."""
+"""Prefixes of the metrics that are NaN when undefined, such as the length of dropped responses when none is dropped."""
 
 
 def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
-    """Per-row statistics of a whole mini-batch, for `trained_metrics`. policy: log π_θ [B, T] in nats at which it was trained."""
+    """Mismatch statistics per row of a mini-batch, for `trained_metrics`.
+
+    policy: log π_θ [B, T] in nats before the optimizer step.
+    """
     return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
 
 def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
     """Mismatch π_θ/μ of a whole mini-batch under `current/`, and with correction.ratio=current `correction_metrics`.
 
-    Values are fp64 scalars; a mini-batch without tokens has none. complete: with the statistics of filters.
+    rows: from `trained_rows`. Values are fp64 scalars; a mini-batch without tokens has none. complete: with statistics of
+    filters.
     """
     if not rows["n"].any():
         return {}
@@ -62,7 +65,7 @@ def is_optional(name: str) -> bool:
 
 
 def norm_metrics(model: str, norms: list[float | None]) -> dict[str, Tensor]:
-    """Share of a model's optimizer steps that were skipped, and the largest gradient norm of the others."""
+    """Share of a model's optimizer steps that were skipped (norm None), and the largest gradient norm of the other steps."""
     taken = torch.tensor([norm for norm in norms if norm is not None], dtype=torch.float64)
     metrics = {f"{model}/skipped": torch.tensor(1 - len(taken) / len(norms), dtype=torch.float64)}
     if len(taken):

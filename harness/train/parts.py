@@ -26,7 +26,7 @@ from harness.train.warmstart import start
 class Parts(NamedTuple):
     """The parts of a training step, around one actor.
 
-    critic: None unless the advantages read values. held_out: prompts [N, P] for evaluation only.
+    critic: None unless the advantage estimator reads values. held_out: prompts [N, P] for evaluation only.
     """
 
     actor: DeepSpeedActor
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 def build_parts(plan: Plan) -> Parts:
-    """Build the parts of a run at its start, from the pretrained model or the warm start."""
+    """Build the parts of a training step, with the actor at the pretrained model or the warm start."""
     config = plan.config
     net, prompts, held_out = start(config, plan.task)
     critic_net = copy.deepcopy(net) if plan.has_critic else None

@@ -1,9 +1,11 @@
 """Persistence of the mismatch: engine and trainer score the same responses again 1, 5 and 20 syncs of the weights later.
 
-l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. Over k syncs
+l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. The persistence over k syncs is
+
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
-summed over response tokens. 1 means that the error stays, as between two policies; 0 that each sync draws a new one. Means are
-not subtracted, since an offset common to all tokens persists too.
+
+summed over response tokens. At 1 the log ratios stay proportional, as between two fixed policies. At 0 each sync draws new
+ones. Means are not subtracted, since an offset common to all tokens persists too.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from harness.train.sampler import Sampler
 from harness.train.scorer import Scorer
 
 LAGS = (1, 5, 20)
-"""Numbers of syncs after which the responses of a window are scored again."""
+"""Lags of the persistence, in syncs of the weights: a window's responses are scored again after each."""
 
 
 class Persistence:
-    """Measures the persistence of the mismatch in windows of `diagnostics.persistence.every` steps, at four syncs of each.
+    """Measures the persistence of the mismatch in windows of `diagnostics.persistence.every` steps.
 
-    A window starts with responses of the rollout engine to held-out prompts [R, P]. They are scored then and LAGS syncs later.
-    Life cycle: `measure` after each sync and before the step's rollout, `state` and `restore` with a checkpoint.
+    At the start of a window the rollout engine responds to held-out prompts [R, P]. The log ratios of these responses are
+    measured then, and again LAGS syncs later. Life cycle: `measure` after each sync and before the step's rollout, `state` and
+    `restore` with a checkpoint.
     """
 
     def __init__(self, config: Config, sampler: Sampler, scorer: Scorer, held_out: Tensor):
@@ -45,7 +48,7 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return mismatch/persistence_k at k steps into a window; {} at other steps, or if no token's probabilities differ."""
+        """Return mismatch/persistence_k at k steps into a window. Returns {} at other steps, or if all log ratios are 0."""
         age = None if self.every is None else step % self.every
         if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
@@ -76,13 +79,16 @@ class Persistence:
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors that `state` returned. Older checkpoints lack `written`: there the policy wrote all tokens."""
+        """Restore the tensors that `state` returned.
+
+        Without `written`, as in old checkpoints, all tokens but padding count as the policy's.
+        """
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
-    """Uncentred correlation of two tensors of log ratios in nats; None where one of them is 0 throughout."""
+    """Uncentred correlation of two tensors of log ratios in nats; None if one of them is 0 throughout."""
     one, other = one.double(), other.double()
     size = (one.square().sum() * other.square().sum()).sqrt().item()
     return (one * other).sum().item() / size if size else None

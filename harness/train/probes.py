@@ -17,14 +17,17 @@ MEASURED = {
 
 
 class Probes:
-    """Measures the mismatch of each precision of `evaluation.probe`, with an engine for each, at evaluations."""
+    """Measures, at evaluations, the mismatch of each precision of `evaluation.probe` with an engine of that precision."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer):
         self.sampler, self.scorer = sampler, scorer
         self.engines = {name: local_engine(plan, precision) for name, precision in plan.config.evaluation.probe.items()}
 
     def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
-        """Return probe/<precision>/<statistic> of responses that each precision samples and the trainer's own policy scores."""
+        """Return probe/<precision>/<statistic> of responses that each precision samples and the trainer's own policy scores.
+
+        version: version of the weights. prompts: [B, P]. uniforms: [B, T], random numbers for sampling.
+        """
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
             engine.load_weights(self.sampler.actor.weights(), version)

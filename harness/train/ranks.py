@@ -1,9 +1,9 @@
 """The ranks of one run: how they meet, share the rows of a batch, and stop together when one of them dies.
 
 A process without a launcher is a group of one in memory, with no port open but gloo's own on loopback. Under torchrun, srun or
-the deepspeed launcher the ranks meet at MASTER_ADDR:MASTER_PORT, and rank 0 listens on that address alone. Every rank holds the
-whole batch [B, T] of a step, and computes responses, rewards and gradients for its share of the rows only. So whatever is counted
-or averaged over a batch is the same on one rank and on many.
+the deepspeed launcher the ranks meet at MASTER_ADDR:MASTER_PORT, and rank 0 listens on that address alone. Every rank holds
+the whole batch [B, T] of a step, and computes responses, rewards and gradients for its share of the rows only. So a count or
+mean over a batch is the same on one rank and on many.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Ranks(NamedTuple):
 
     @contextmanager
     def together(self, last_words: Callable[[int, str, str], None]) -> Iterator[None]:
-        """Run the body on all ranks, which leave it together: after an error on one, the others stop too.
+        """Context manager whose body all ranks enter and leave together: after an error on one rank, the others stop too.
 
-        `last_words(rank, state, reason)` is called before this process ends because of another rank, with the state of the run.
+        last_words: called as (rank, state, reason) before this process ends because of another rank. state: the state of the
+        run.
         """
         if self.watch is None:
             yield
@@ -95,21 +96,20 @@ class Ranks(NamedTuple):
 
 
 class Watch(threading.Thread):
-    """Thread that ends this process when another rank has died, and names that rank.
+    """Thread that ends this process when another rank has died, and names the dead rank.
 
-    Each rank increments a counter in a store that all ranks share. Rank 0 watches the counters of the others, and announces one
-    that stands still. The others watch rank 0's. Patience is counted in polls, not in seconds, so that a job that was suspended
-    as a whole goes on.
+    Each rank increments a counter in a store that all ranks share. Rank 0 watches the counters of the others, and announces
+    one that stands still. The others watch the counter of rank 0. Patience is counted in polls, not in seconds, so that a job
+    that was suspended as a whole goes on.
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """Seconds between polls; polls without a sign of life until a rank counts as dead; the same after a failed collective."""
+    """Seconds between polls. Polls without a sign of life until a rank counts as dead, usually and after a failed collective."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
     """Key of the store under which a rank announces that all must end -> exit code of the other ranks.
 
-    75: a rank died or could not run there, so that a later start may succeed. 1: a rank failed by itself.
-    """
+    75: a rank died or its machine cannot run it, so that a later start may succeed. 1: a rank failed by an error."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
@@ -162,7 +162,10 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Leave the run. Rank 0, which may hold the store, leaves last, but waits no longer than for a dead rank."""
+        """Leave the run.
+
+        Rank 0, which may hold the store, leaves last, but waits for the others at most PATIENCE · EVERY / 5 seconds.
+        """
         self.leaving = True
         with suppress(dist.DistError):
             left = self.store.add("left", 1)
@@ -177,7 +180,7 @@ _joined: Ranks | None = None
 
 
 def join() -> Ranks:
-    """Meet the other ranks, and set the environment variables that DeepSpeed reads. A second call returns the same `Ranks`."""
+    """Meet the other ranks, and set the environment variables that DeepSpeed reads. Every later call returns the same `Ranks`."""
     global _joined
     if _joined is None:
         _environment()
@@ -195,7 +198,7 @@ def join() -> Ranks:
 
 
 def check_ranks(config: Config, size: int) -> None:
-    """Raise UserError if the ranks cannot share evenly the responses of a mini-batch, an evaluation or another measurement."""
+    """Raise UserError if `size` ranks cannot share evenly the responses of a mini-batch, an evaluation or another measurement."""
     rows = config.rollout.prompts * config.rollout.group_size
     shares = {
         f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows
@@ -232,7 +235,7 @@ def _environment() -> None:
 
 
 def _store(rank: int, size: int) -> dist.Store:
-    """The store at MASTER_ADDR:MASTER_PORT: torchrun's own, or one that rank 0 holds on that address alone."""
+    """The store of the ranks at MASTER_ADDR:MASTER_PORT: that of torchrun, or one that rank 0 holds on that address alone."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -1,6 +1,6 @@
 """Sampling of a step's responses: which prompts it takes, which engine answers them, and how the answers are rewarded.
 
-On several ranks (`ranks.py`) each samples and rewards its share of the rows. Every rank then holds the responses of all.
+On several ranks (`ranks.py`) each samples and rewards its share of the rows. Every rank then holds the responses of all ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 class Sampler:
     """Draws prompts, samples responses to them with the rollout engine of the run, and rewards them.
 
-    Life cycle: for each step `load_weights`, `sample` and `rest`. An option of a run wraps a sampler (`harness/train/options/`).
-    Methods that take an engine serve evaluation and other uses outside of training.
+    Life cycle: for each step `load_weights`, `sample` and `rest`. An option of a run wraps a sampler
+    (`harness/train/options/`). Methods with an argument `engine` serve evaluation and other uses outside of training.
 
-    prompts: pool [N, P] of training prompts. version: version of the weights that were loaded last.
+    prompts: pool [N, P] of training prompts. `version` is the version of the weights that were loaded last.
     """
 
     def __init__(self, plan: Plan, actor: Actor, prompts: Tensor):
@@ -42,9 +42,9 @@ class Sampler:
         self.sync_check = SyncCheck(shown, torch.rand(len(shown), length, generator=generator(self.config.seed, "probe")))
 
     def load_weights(self, version: int) -> dict[str, float]:
-        """Load the actor's weights into the engine.
+        """Load the actor's weights into the engine. Returns the metrics of the check.
 
-        If another library loads them, they are verified. Raises UserError if the engine holds other weights.
+        An engine of another library is checked to hold these weights. Raises UserError if it holds others.
         """
         self.version = version
         with self.clock.phase("sync"):
@@ -56,7 +56,7 @@ class Sampler:
         return {} if difference is None else {"rollout/sync_difference": difference}
 
     def draw_prompts(self, number: int) -> Tensor:
-        """Prompts [B, P] of a draw, one row per response. The pool is walked in a new random order each time round.
+        """Prompts [B, P] of a draw, one row per response. Each pass over the pool has a new random order.
 
         number: number of the draw, which is the step if each step has one draw.
         """
@@ -67,16 +67,16 @@ class Sampler:
         return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
 
     def draw_uniforms(self, number: int) -> Tensor:
-        """Uniform random numbers [B, T] by which the responses of a draw are sampled."""
+        """Uniform random numbers [B, T] that decide the responses of a draw."""
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return torch.rand(rows, self.task.answer_length, generator=generator(self.config.seed, "rollout", number))
 
     def sample(self, number: int) -> Responses:
-        """Sample and reward responses to the prompts of a draw, by the engine's present weights."""
+        """Sample and reward responses to the prompts of draw `number`, by the engine's present weights."""
         return self.rewarded(self.draw_prompts(number), self.gather(self.sample_share(number)))
 
     def sample_share(self, number: int) -> Rollout:
-        """Sample this rank's share of the responses to the prompts of a draw."""
+        """Sample this rank's share of the responses to the prompts of draw `number`."""
         with self.clock.phase("generate"):
             rollout = self.generate_share(self.engine, self.draw_prompts(number), self.draw_uniforms(number))
         self.clock.sampled_tokens += int(rollout.written.sum()) * self.ranks.size
@@ -87,11 +87,11 @@ class Sampler:
         return self.rewarded(prompts, self.generate(engine, prompts, uniforms))
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample an engine's responses to prompts [B, P] by uniforms [B, T]. Each rank samples its share."""
+        """Sample an engine's responses to prompts [B, P] by random numbers [B, T]. Each rank samples its share."""
         return self.gather(self.generate_share(engine, prompts, uniforms))
 
     def generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample this rank's share of the responses, without the weights of experts unless routing.replay needs them."""
+        """Sample this rank's share of an engine's responses. Expert weights are kept only if routing.replay needs them."""
         rollout = respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms))
         return rollout if REPLAYS[self.config.routing.replay].weights else rollout._replace(expert_weights=None)
 
@@ -101,7 +101,7 @@ class Sampler:
         return Rollout(**{name: self.ranks.gather(part) for name, part in parts.items()})
 
     def rewarded(self, prompts: Tensor, rollout: Rollout) -> Responses:
-        """Combine responses with the task's rewards for them."""
+        """Return the responses of a rollout to prompts [B, P] together with their rewards."""
         rewards = self.reward(prompts, rollout.tokens)
         return Responses(prompts, rollout, rewards.view(-1, self.config.rollout.group_size))
 
@@ -111,7 +111,7 @@ class Sampler:
         return self.ranks.gather(torch.from_numpy(self.task.reward(*own)).float().to(device()))
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of a step's responses. Their age is relative to the weights being trained."""
+        """Metrics of a step's responses. Their age counts from the version of the weights being trained."""
         return describe(responses, self.version, self.task.stop)
 
     def rest(self) -> None:
@@ -119,8 +119,10 @@ class Sampler:
         self.engine.sleep()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of responses that wait for their step, for a checkpoint; none unless an option samples ahead."""
+        """Tensors of the sampled responses that wait for their step, for a checkpoint; empty unless an option samples ahead."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the waiting responses from the tensors that `state` returned; none unless an option samples ahead."""
+        """Restore the responses that wait for their step, from the tensors of `state`; does nothing unless an option samples
+        ahead.
+        """

@@ -13,8 +13,8 @@ from harness.config import Config
 def learning_rates(config: Config) -> Callable[[int], float]:
     """Return the learning-rate schedule: a function from the number of optimizer steps so far to the next step's rate.
 
-    The rate comes from transformers' `get_scheduler` and depends on that number alone, which a checkpoint holds. So a resumed run
-    has the rates of one that was never stopped.
+    The rate comes from transformers' `get_scheduler` and depends on the number of steps alone, which a checkpoint holds. So a
+    resumed run has the same rates as one that was never stopped.
     """
     lr, schedule = config.actor.lr, config.actor.schedule
     name: str = schedule.name

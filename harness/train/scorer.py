@@ -22,15 +22,15 @@ from harness.train.ranks import join
 from harness.train.routing.replay import replayed_routes
 
 Support = Callable[[Rollout], Tensor | None]
-"""Function from a rollout to the tokens [B, T, ⌈V/8⌉] over which every policy is renormalised at each place; None: all tokens."""
+"""Function from a rollout to its sampling masks [B, T, ⌈V/8⌉], over which every policy is renormalised; None: over all tokens."""
 
 
 class Scorer:
-    """Scores responses by the trainer's own policy.
+    """Scores responses under π_old, by the training forward or by the trainer's own policy as a sampler.
 
-    Life cycle: for each step `load_weights`, then `score`. policy: the trainer's own policy as a sampler; None unless
-    `needs_own_sampler`, and the rollout engine itself if `samples_as_trainer`. reference: the policy that the run started from,
-    for a KL term. support: set by an option that renormalises the policies; by default none is.
+    Life cycle: for each step `load_weights`, then `score`. policy: the trainer's own policy as a sampler. It is None unless
+    `needs_own_sampler`, and the rollout engine itself if `samples_as_trainer`. reference: the policy that the run started
+    from, for a KL term. support: function of an option that renormalises the policies; by default none is renormalised.
     """
 
     def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
@@ -49,12 +49,14 @@ class Scorer:
 
     @property
     def own_policy(self) -> LocalEngine:
-        """The trainer's own policy as a sampler. It exists if `needs_own_sampler`."""
+        """The trainer's own policy as a sampler. A run has one if `needs_own_sampler`."""
         assert self.policy is not None
         return self.policy
 
     def load_weights(self, version: int) -> None:
-        """Load the actor's weights into the trainer's own policy, unless the rollout engine is that policy and has them."""
+        """Load the actor's weights into the trainer's own policy, unless the rollout engine is that policy and has them
+        already.
+        """
         if self.policy is not None and self.policy is not self.engine:
             self.policy.load_weights(self.actor.weights(), version)
 
@@ -77,17 +79,17 @@ class Scorer:
         return Scores(old, forward_old, self.score_reference(responses), replay)
 
     def score_reference(self, responses: Responses) -> Tensor | None:
-        """log π_ref [B, T] for a KL term; None without one.
+        """Return log π_ref [B, T] in nats for a KL term; None without one.
 
-        The reference chooses its own experts under every setting of routing.replay: it is another policy with another router. It
-        has the support of the other policies. Otherwise a KL term would see the truncated mass even of an equal policy.
+        The reference chooses its own experts under every setting of routing.replay: it is another policy with another router.
+        It has the support of the other policies. Otherwise a KL term would see the truncated mass even of an equal policy.
         """
         if self.reference is None:
             return None
         return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
-        """Records of the engine that π_old replays when it is scored; None if it replays nothing."""
+        """Return the engine's records that π_old replays when it is scored; None if it replays nothing."""
         return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
 
     def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
@@ -98,7 +100,7 @@ class Scorer:
     def _is_own(self, rollout: Rollout) -> bool:
         """Whether the trainer's own policy sampled the rollout with its present weights.
 
-        If so, scoring would repeat the path of sampling and give the rollout's bits again.
+        If so, scoring would repeat the computation of sampling and give the rollout's log-probabilities bit for bit.
         """
         if self.policy is not self.engine or self.engine.version is None:
             return False
@@ -125,21 +127,21 @@ class Scorer:
         return logp, Routes.cat(parts).of(torch.cat(first).argsort())
 
     def score_by(self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Log-probabilities [B, T] of tokens along the sampling path of a policy. Each rank scores its share."""
+        """Log-probabilities [B, T] of tokens, computed as `policy` computes them while it samples. Each rank scores its share."""
         return self.route_by(policy, prompts, tokens, replay)[0]
 
     def route_by(
         self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] along a policy's sampling path, routes that it took or None for a dense model)."""
+        """Return (log-probabilities [B, T] as `policy` computes them while it samples, its routes or None for a dense model)."""
         own = None if replay is None else replay.map(self.ranks.share)
         logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """Batch of an engine's rollout and π_old, from which the mismatch between engine and trainer is computed.
+        """Batch of an engine's rollout with its π_old, from which the mismatch between engine and trainer is computed.
 
-        π_old replays the engine's records as it does in the run, so this is the mismatch that a correction would see.
+        π_old replays the engine's records as in the run, so this is the mismatch that a correction would see.
         """
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

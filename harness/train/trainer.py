@@ -10,24 +10,25 @@ from harness.build import Plan
 from harness.files import EventLog
 from harness.models import device
 from harness.seeding import seed_globals
-from harness.train.data.dump import dump
 from harness.train.data.rewards import COEF
 from harness.train.evaluate import Evaluator
 from harness.train.learner import Learner
 from harness.train.model.actor import Saved
+from harness.train.options.observers import Finished, observers
 from harness.train.parts import build_parts
 from harness.train.persistence import Persistence
 from harness.train.routing.metrics import routing_metrics
 
 PERSISTENCE = "persistence."
-"""Checkpoint key prefix of the persistence tensors."""
+"""Prefix of the checkpoint keys of the persistence tensors."""
 
 
 class Trainer:
-    """Runs training steps: sampler, scorer, learner and evaluator around one actor, with a critic if the advantages read values.
+    """Runs training steps with a sampler, scorer, learner and evaluator around one actor, and a critic if the advantages read
+    values.
 
-    Life cycle: built from a plan it is at the start of the run, unless `restore`d; then `step` for each step in order. After the
-    last step `load_weights` and `evaluate` judge the final weights.
+    Life cycle: a new trainer is at the start of the run, unless `restore` moves it to a later step. Then `step` is called for
+    each step in order. After the last step `load_weights` and `evaluate` judge the final weights.
     """
 
     def __init__(self, plan: Plan, folder: EventLog):
@@ -38,6 +39,7 @@ class Trainer:
         self.learner = Learner(plan, self.actor)
         self.evaluator = Evaluator(plan, self.sampler, self.scorer, held_out)
         self.persistence = Persistence(self.config, self.sampler, self.scorer, held_out)
+        self.observers = observers(plan, folder)
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
@@ -67,18 +69,18 @@ class Trainer:
             else:
                 logp = learner.observe(made, order)
         metrics |= learner.diagnose(made, logp, step)
-        if self.config.dump.every and step % self.config.dump.every == 0 and sampler.ranks.rank == 0:
-            dump(self.folder.path, step, responses, made.batch, order, logp)
+        for observe in self.observers:
+            metrics |= observe(Finished(step, responses, made, order, logp))
         return {name: float(value) for name, value in metrics.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:
-        """Give the actor's weights to the rollout engine and to the trainer's own policy."""
+        """Load the actor's weights into the rollout engine and into the trainer's own policy. Returns metrics of the check."""
         metrics = self.sampler.load_weights(self.learner.updates)
         self.scorer.load_weights(self.learner.updates)
         return metrics
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the policies that evaluation.policy names on held-out prompts, and the probes. Records rewards per prompt."""
+        """Evaluate the policies that evaluation.policy names, and the probes. Also records the mean reward of each prompt."""
         with self.clock.phase("evaluate"):
             metrics, questions = self.evaluator.judge()
             self.folder.log_questions(step, {f"{split}/{policy}": means.tolist() for (split, policy), means in questions.items()})
@@ -86,11 +88,11 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, Saved]:
-        """Models of a checkpoint, each with weights and optimizer, by the names of their folders."""
+        """The models of a checkpoint, by the names of their folders. Each is saved with its optimizer."""
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """Return (optimizer steps, tensors): all state that is neither part of `models` nor a function of the step."""
+        """Return (number of optimizer steps, tensors): all state but `models` and what follows from the step number."""
         fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
         return self.learner.updates, self.sampler.state() | fixed | self.assemble.penalty.state()
 

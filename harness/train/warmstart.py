@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from harness.config import Config, HubConfig, PrecisionConfig, WarmStartConfig
 from harness.errors import UserError
-from harness.files import writing
+from harness.files import open_own, refuse_links, write_file, writing
 from harness.models import build, device, hub_model, policy_config
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.local import LocalEngine
@@ -32,7 +32,8 @@ from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing.hooks import balance_loss
 
 HELD_OUT = 0.25
-"""Share of the kept prompts that are held out for evaluation. RL never sees them; the warm start does, so all can be solved."""
+"""Share of the kept prompts that are held out for evaluation. RL never trains on them. The warm start does, so all can be
+solved."""
 
 
 class Start(NamedTuple):
@@ -44,7 +45,7 @@ class Start(NamedTuple):
 
 
 def most_held_out(task: Task) -> int:
-    """Maximum number of held-out prompts: the task's own, or those of a warm start that keeps every prompt."""
+    """Maximum number of held-out prompts: those of the task, or those of a warm start that keeps every prompt."""
     return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
 
 
@@ -53,9 +54,9 @@ def _held_out_of(prompts: int) -> int:
 
 
 class WarmStart(NamedTuple):
-    """A cached warm start.
+    """A warm start as it is cached.
 
-    state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean before the filter.
+    state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean over all prompts.
     """
 
     state: dict[str, Tensor]
@@ -65,7 +66,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Return the starting point of RL: a pretrained model with the task's own division of its prompts, or a warm start.
+    """Return the starting point of RL: a pretrained model with the task's own split of its prompts, or a warm start.
 
     Raises UserError on a task that does not suit the model.
     """
@@ -74,18 +75,29 @@ def start(config: Config, task: Task) -> Start:
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
         return Start(hub_model(config.model), torch.from_numpy(task.train), torch.from_numpy(task.held_out))
     warm = warm_start(config, task)
+    if not len(warm.train):
+        w, kept, prompts = config.warmstart, len(warm.held_out), len(task.prompts())
+        assert w is not None
+        raise UserError(
+            f"warmstart: {kept} of {prompts} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "
+            f"(mean rate {warm.solve_rate:.2f}), too few to train and to evaluate; change warmstart.steps, task.slip or seed"
+        )
     net = build(policy_config(config.model, task), config.seed)
     net.load_state_dict(warm.state)
     return Start(net, warm.train, warm.held_out)
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """The warm start of a config, read from the cache under `<run.root>/.warmstart` or made now. Processes take turns."""
+    """Return the warm start of a config, from the cache under `<run.root>/.warmstart`, or made now and cached.
+
+    Processes that need the same warm start wait for each other. Raises UserError on an unreadable cache.
+    """
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
+    refuse_links(folder.parents[1], f".warmstart/{folder.name}/.lock")
     with ExitStack() as held:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(open(folder / ".lock", "w"))
+            lock = held.enter_context(open_own(folder / ".lock", "a"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "prompts.json").exists():
             assert config.warmstart is not None  # Config refuses a model without weights and without a warm start
@@ -107,20 +119,13 @@ def _make(w: WarmStartConfig, shape: PretrainedConfig, task: Task, folder: Path)
     rates = _solve_rates(w, task, net, prompts)
     kept = prompts[(rates >= w.keep_low) & (rates <= w.keep_high)]
     held_out = _held_out_of(len(kept))
-    if len(kept) <= held_out:
-        raise UserError(
-            f"warmstart: {len(kept)} of {len(prompts)} prompts are solved with a rate in [{w.keep_low}, {w.keep_high}] "
-            f"(mean rate {rates.mean():.2f}), too few to train and to evaluate; change warmstart.steps or task.slip"
-        )
     content = save({name: w.contiguous() for name, w in net.state_dict().items()})
     record = {"held_out": kept[:held_out].tolist(), "train": kept[held_out:].tolist(), "solve_rate": float(rates.mean())}
     record["sha256"] = hashlib.sha256(content).hexdigest()
     print(f"warm start solves {rates.mean():.2f}; {len(kept)} of {len(prompts)} prompts are kept", flush=True)
     with writing(folder):
-        (folder / "model.safetensors").write_bytes(content)
-        temporary = folder / ".prompts.json"
-        temporary.write_text(json.dumps(record))
-        temporary.rename(folder / "prompts.json")  # last, and atomically: its presence means that the warm start is whole
+        write_file(folder, "model.safetensors", content)
+        write_file(folder, "prompts.json", json.dumps(record))  # last: its presence means that the warm start is whole
 
 
 def _train(w: WarmStartConfig, shape: PretrainedConfig, task: Task, prompts: np.ndarray) -> PreTrainedModel:

@@ -13,17 +13,18 @@ from harness.errors import Unavailable, UserError
 from harness.files import output_folder, refuse_links, replacing, write_file
 from harness.run.folder import RunFolder
 
-OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_parquet", "savefig")
+OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_parquet", "savefig", "copytree")
 WRITERS = {
     "analysis/figures/style.py": 2,  # into memory
     "analysis/page/annotated.py": 1,  # a temporary folder of the process
-    "analysis/store.py": 1,  # the user's own cache
+    "analysis/store.py": 1,  # within `replacing`
     "faultline/tools/import_config/__init__.py": 1,  # a temporary folder of the process
     "harness/dumps/files.py": 1,  # within `replacing`
     "harness/files.py": 2,  # `write_file`, within `replacing`, and `open_own`
     "harness/rollouts/vllm.py": 1,  # a temporary folder of the process
     "harness/run/checkpoint.py": 3,  # into a folder that this process makes, beside `refuse_links`
-    "harness/train/warmstart.py": 3,  # the cache under run.root, which belongs to no run
+    "harness/run/restore.py": 2,  # into a folder that this process makes, and a temporary one
+    "sweeps/snapshot.py": 1,  # into a folder that this process makes
 }
 """File -> the calls in it that write a file."""
 
@@ -42,7 +43,7 @@ def writes(call: ast.Call) -> bool:
 
 def test_all_files_of_runs_are_written_in_one_place():
     found = {}
-    for file in (file for room in ("harness", "analysis", "faultline") for file in Path(room).rglob("*.py")):
+    for file in (file for room in ("harness", "analysis", "faultline", "sweeps") for file in Path(room).rglob("*.py")):
         calls = sum(isinstance(node, ast.Call) and writes(node) for node in ast.walk(ast.parse(file.read_text())))
         found |= {str(file): calls} if calls else {}
     assert found == WRITERS
@@ -70,7 +71,13 @@ def test_nothing_is_written_through_a_link(tmp_path):
     assert run.read("status.json") == {"state": "failed"}
     with pytest.raises(Unavailable, match=r"cannot write \(Too many levels of symbolic links\)"):
         run.log_event("branched", 3)
+    os.mkfifo(run.path / "questions.jsonl")
+    with pytest.raises(Unavailable, match=r"cannot write \(not a regular file\)"):
+        run.log_questions(3, {})
     with pytest.raises(Unavailable, match="cannot write"), run.claim():
+        pass
+    (tmp_path / "sweep" / "linked").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="linked: a link"), RunFolder(tmp_path / "sweep" / "linked").claim():
         pass
     floats = np.zeros((1, 2))
     write(run.path / "runs.parquet", {"mask": floats == 0, "logp_rollout": floats, "logp_old": floats})

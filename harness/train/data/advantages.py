@@ -13,7 +13,7 @@ from harness.train.data.responses import Responses
 
 
 class Values(Protocol):
-    """A critic, which estimates the value of each state of a response."""
+    """A critic: it estimates the value of each state of a response."""
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """Estimated values V [B, T] of the states before each token. prompts: [B, P]. tokens: [B, T]."""
@@ -22,7 +22,8 @@ class Values(Protocol):
 class Advantages(NamedTuple):
     """Advantages of a step's tokens, and the values and targets of its critic.
 
-    advantages: A [B, T]. values: V [B, T] before the critic's update. returns: the targets A + V. Both are None without a critic.
+    advantages: A [B, T]. values: V [B, T] before the critic's update. returns: A + V, the critic's targets. Without a critic,
+    values and returns are None.
     """
 
     advantages: Tensor
@@ -31,12 +32,12 @@ class Advantages(NamedTuple):
 
 
 class AdvantageEstimator:
-    """Computes advantages by the estimator of a config, and gives it the inputs that it needs.
+    """Computes token advantages by the estimator of a config, which it gives the inputs that the estimator declares.
 
-    By response: rewards [N, G] → A [N, G], which each token of the response gets. By token: rewards [B, T] → A [B, T]. There the
-    reward stands on the last token, less the KL penalty of each token. With a critic, A is whitened over the step's tokens after
-    A + V is taken. The step's tokens are those of the mask: tokens that a correction rejects leave the policy's loss, not the
-    values.
+    By response: rewards [N, G] → A [N, G], and each token gets the A of its response. By token: rewards [B, T] → A [B, T]. The
+    reward by token is the response's on the last token, less the KL penalty of each token. With a critic, the returns A + V
+    are taken first, and A is then whitened over the tokens of the mask. The mask includes the tokens that a correction
+    rejects.
     """
 
     def __init__(self, estimator: partial, critic: Values | None):

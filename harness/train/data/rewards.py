@@ -13,9 +13,9 @@ COEF = "kl.coef"
 
 
 class RewardPenalty:
-    """Computes the KL penalty of each token, if the config asks for one.
+    """Computes the KL penalty that is subtracted from the reward of each token, if the config asks for one.
 
-    The penalty is coef·KL(π_old‖π_ref) by the estimator `kl.name` at π_old. A response's penalty is the sum over its tokens. coef
+    The penalty is coef·KL(π_old‖π_ref), with the KL estimator `kl.name`. A response's penalty is the sum over its tokens. coef
     is `kl.coef`, or the value of an adaptive controller, updated after each step (`algos.shaping.adapted`).
     """
 
@@ -25,7 +25,7 @@ class RewardPenalty:
     def __call__(self, old: Tensor | None, reference: Tensor | None, mask: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return (penalty [B, T] to subtract from the token rewards, None if there is none; metrics).
 
-        old, reference: log π_old and log π_ref [B, T] in nats, which a penalty needs. mask: [B, T] bool.
+        old, reference: log π_old and log π_ref [B, T] in nats; required if there is a penalty. mask: [B, T] bool.
         """
         if self.kl.name is None or self.kl.place != "reward":
             return None, {}
@@ -34,22 +34,22 @@ class RewardPenalty:
         penalty = self.coef * divergence
         mean = (divergence.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
         metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": tensor(self.coef, dtype=float64)}
-        self._adapt(float(mean), len(mask))
-        return penalty, metrics
-
-    def _adapt(self, kl: float, responses: int) -> None:
         if self.kl.target is not None and self.kl.horizon is not None:
-            self.coef = adapted(self.coef, kl, target=self.kl.target, horizon=self.kl.horizon, responses=responses)
+            self.coef = adapted(self.coef, float(mean), target=self.kl.target, horizon=self.kl.horizon, responses=len(mask))
+        return penalty, metrics
 
     def freeze(self) -> None:
         """Stop adapting the coefficient, for callers that score many batches of one policy."""
         self.kl = self.kl.model_copy(update={"target": None, "horizon": None})
 
     def state(self) -> dict[str, Tensor]:
-        """The adaptive coefficient as a tensor, for a checkpoint; empty if the coefficient is fixed."""
+        """The adaptive KL coefficient as a tensor, for a checkpoint; empty if the coefficient is fixed."""
         return {} if self.kl.target is None else {COEF: tensor([self.coef], dtype=float64)}
 
     def restore(self, coef: Tensor | None) -> None:
-        """Restore the adaptive coefficient from a checkpoint, None if it has none. A fixed coefficient stays the config's."""
+        """Restore the adaptive KL coefficient from a checkpoint; None if the checkpoint has none.
+
+        A fixed coefficient is not changed.
+        """
         if coef is not None and self.kl.target is not None:
             self.coef = coef.item()

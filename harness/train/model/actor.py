@@ -44,22 +44,28 @@ class Actor(Saved, Protocol):
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         """Return (log π_θ of the tokens, entropy of π_θ at each token), both [B, T] in fp32 nats, with gradient.
 
-        Equal rows are computed once. Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right; both results
-        are 0 on padding.
-        replay: experts that a mixture takes, [B, P + T − 1, layers, k], and tokens over which both results are renormalised, [B,
-        T, ⌈V/8⌉]. The backward pass may come later.
+        Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right. Both results are 0 on padding. Equal
+        rows are computed once. `backward` may follow after further forward passes.
+
+        replay: experts that a mixture takes, [B, P + T − 1, layers, k], and tokens over which π_θ is renormalised, [B, T,
+        ⌈V/8⌉] packed.
         """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] without gradient, routes that its forward pass took). For a mixture of experts only."""
+        """Return (log π_θ [B, T] in nats without gradient, routes of the forward pass). Only for a mixture of experts."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss` to that of the coming optimizer step. last: whether this is the step's last micro-batch."""
+        """Accumulate the gradient of `loss` for the next optimizer step.
+
+        last: whether this is the last micro-batch before that step.
+        """
 
     def step(self, lr: float | None = None) -> float | None:
-        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the config's.
+        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the
+        config's.
 
-        Returns the global gradient norm before clipping; None if the step was skipped, for example as fp16 gradients overflowed.
+        Returns the global gradient norm before clipping. Returns None if the step was skipped, for example after an fp16
+        overflow.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -67,7 +73,10 @@ class Actor(Saved, Protocol):
 
 
 class DeepSpeedActor(DeepSpeedModel):
-    """An actor under ZeRO stage 0 to 3 on all ranks, with AdamW and clipping by global norm. temperature: divides the logits."""
+    """An actor under DeepSpeed ZeRO stage 0 to 3 on all ranks, with AdamW and clipping by global gradient norm.
+
+    temperature: divides the logits.
+    """
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
         join()  # chooses this rank's device

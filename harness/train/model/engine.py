@@ -45,9 +45,9 @@ TAG = "actor"
 
 
 class DeepSpeedModel:
-    """A model under ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global norm.
+    """A model under DeepSpeed ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global gradient norm.
 
-    module: takes `input_ids` [B, L] and `targets` [B, T], predicted at its last T places, and returns a tuple of [B, T].
+    module: takes `input_ids` [B, L] and `targets` [B, T], predicted at the last T places, and returns a tuple of [B, T].
     shares: whether responses may share a row with their prompt (`Layout.shared`).
     """
 
@@ -76,7 +76,10 @@ class DeepSpeedModel:
     def distinct_rows(
         self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
-        """Keep one row of each group of equal rows, on the device: (prompts, responses, records to replay, group of each row)."""
+        """Keep one row of each group of equal rows, on the model's device.
+
+        Returns (prompts, responses, records to replay, the group of each row).
+        """
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
@@ -84,9 +87,9 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """Outputs of the module for rows on the device, [B, T] each, 0 on padding.
+        """Outputs of the module for rows on its device, [B, T] each, 0 on padding.
 
-        Responses share the forward pass of their prompt if that saves enough.
+        Responses to one prompt share its forward pass if that saves enough tokens.
         """
         shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
         layout = shared or Layout.of(prompts, tokens, replay)
@@ -143,7 +146,7 @@ class DeepSpeedModel:
 
 
 def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Split the parameters, in order, into groups of at most GATHERED numbers; a larger parameter is a group of its own."""
+    """Split the parameters, in order, into groups of at most GATHERED elements. A larger parameter is a group by itself."""
     group: list[tuple[str, nn.Parameter]] = []
     numbers = 0
     for name, parameter in parameters:
@@ -158,9 +161,9 @@ def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tup
 
 @contextmanager
 def _without_code(folder: Path) -> Iterator[None]:
-    """Within the body, torch.load accepts only tensors, plain values and SAVED classes, although DeepSpeed allows any pickle.
+    """Context manager within which torch.load accepts only tensors, plain values and SAVED classes.
 
-    Raises UserError on a file in `folder` that holds anything else.
+    DeepSpeed itself would load any pickle. Raises UserError on a file in `folder` that holds anything else.
     """
     try:
         with environment("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(list(SAVED)):

@@ -15,9 +15,9 @@ from harness.rollouts.recorded import unpack
 
 CHUNK = {"cpu": 2**24, "cuda": 2**27}
 """Maximum number of logits in memory at a time, by kind of device: 64 MiB on a CPU and 512 MiB on a GPU, in fp32. A chunk is
-large enough that reading the head's weight for each costs little beside the products."""
+so large that reading the head's weight once per chunk costs little beside the matrix products."""
 EXCLUDED = -1e30
-"""Logit of an excluded token. Its probability is 0 and its log-probability finite, so that their product is 0."""
+"""Logit of a token outside the support. Its probability is 0 and its log-probability finite, so that their product is 0."""
 
 
 class ScoringModel(nn.Module):
@@ -47,7 +47,10 @@ class ScoringModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """Values V_t = w·h_t + b in fp32, with h_t the last hidden state before token t. w and b begin as 0, and so do all values."""
+    """A model of values V_t = w·h_t + b in fp32, with h_t the last hidden state before token t.
+
+    w and b start at 0, so V does too.
+    """
 
     def __init__(self, net: PreTrainedModel):
         super().__init__()
@@ -57,9 +60,9 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.bias)
 
     def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
-        """Return (V,), [B, T]. input_ids: [B, L]. targets: [B, T], the tokens after the valued states.
+        """Return (V,), with V [B, T]. input_ids: [B, L]. targets: [B, T], the tokens after the valued states.
 
-        at: flat places [B, T] of these states; None: the last T places of each row.
+        at: flat places [B, T] of these states in input_ids; None: the last T places of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
@@ -71,7 +74,7 @@ def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
 
 
 class ScoringHead(nn.Module):
-    """The output head W [V, hidden], a module of its own so that ZeRO-3 gathers its weight."""
+    """The output head W [V, H] of a `ScoringModel`. It is a module by itself so that ZeRO-3 gathers its weight."""
 
     def __init__(self, weight: nn.Parameter, temperature: float):
         super().__init__()
@@ -95,8 +98,9 @@ def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | No
 class _Score(torch.autograd.Function):
     """Autograd function that computes `_score` in chunks, to hold only one chunk's logits.
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again: a
-    fourth product beside the three of `_score`. An entropy that no loss reads costs it nothing.
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again,
+    which is a fourth matrix product beside the three of `_score`. An entropy without a gradient adds no cost to the backward
+    pass.
     """
 
     @staticmethod
@@ -138,9 +142,10 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient of a chunk's logits [n, V], from the gradients of log π and of H, [n] each; None if no loss reads the entropy.
+    """Gradient with respect to a chunk's logits [n, V], from the gradients with respect to log π and H, [n] each.
 
-    Without the entropy every operation works in the memory of log π: new pages would cost more time than the arithmetic.
+    of_entropy: None if no loss reads the entropy. Every operation then works in the memory of log π, since new pages would
+    cost more time than the arithmetic.
     """
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
@@ -154,7 +159,7 @@ def _of_logits(
 
 
 def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
-    """Slices of places whose logits number at most CHUNK, with at least one place each."""
+    """Slices of places, each of at most CHUNK logits or of one place."""
     size = max(1, CHUNK[weight.device.type] // len(weight))
     return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
 

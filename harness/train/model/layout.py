@@ -14,8 +14,9 @@ from harness.tasks import PAD
 from harness.train.routing.hooks import ARGUMENT
 
 SHARED, LONGEST, WORTH = 32, 1024, 0.75
-"""Limits for responses that share a row with their prompt: minimum prompt length, maximum row length, both in tokens, and maximum
-share of tokens left to compute. A custom attention mask compares every pair of a row, so long responses would lose the gain."""
+"""Limits for responses that share a row with their prompt: minimum prompt length, maximum row length, both in tokens, and
+maximum share of tokens left to compute. A custom attention mask compares every pair of places in a row, so long rows would
+lose the gain."""
 
 
 class Layout(NamedTuple):
@@ -88,12 +89,18 @@ class Layout(NamedTuple):
 
 
 def can_share(config: PretrainedConfig) -> bool:
-    """Whether responses may share a row of this model: known, dense (routes belong to rows) and without a sliding window."""
+    """Whether responses to one prompt may share a row of this model.
+
+    It must be a dense model of a type in MODELS, without a sliding window. Routes belong to rows, so a mixture of experts
+    cannot share.
+    """
     return config.model_type in MODELS and not expert_count(config) and getattr(config, "sliding_window", None) is None
 
 
 def _visible(present: Tensor, prompt: int, after: int) -> Tensor:
-    """Attention mask [U, 1, L, L]: a place sees the prompt and its own response, no later place and no padding."""
+    """Attention mask [U, 1, L, L]: a place sees itself, and the earlier places of its prompt and its own response but for
+    padding.
+    """
     place = torch.arange(present.shape[1], device=present.device)
     response = torch.where(place < prompt, -1, (place - prompt) // max(after, 1))
     of_prompt_or_own = (response == -1)[None] | (response[:, None] == response[None])

@@ -20,10 +20,10 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 
         y = Q(x)·Q(W)ᵀ + b,    ∂L/∂x = ∂L/∂y·Q(W),    ∂L/∂W = (∂L/∂y)ᵀ·Q(x),    ∂L/∂b = Σ ∂L/∂y
 
-    where Q casts to the precision's codes and back, and its own derivative is taken as 1. The sum over codes is the engine's;
-    products and gradients are in fp32 at least. As in the engine, q, k and v are cast as one matrix, and gate and up as another.
-    Router, head, embedding, norms and attention are unchanged, and so are the names of the parameters. Source: the
-    straight-through estimator, arXiv 1308.3432.
+    where Q casts to the precision's codes and back, and the derivative of Q is taken as 1. The sum over codes is computed as
+    in the engine. Products and gradients are in fp32 at least. As in the engine, q, k and v are cast as one matrix, and gate
+    and up as another. Router, head, embedding, norms and attention are unchanged, and so are the names of the parameters.
+    Source: the straight-through estimator, arXiv 1308.3432.
     """
     arithmetic = Arithmetic(precision)
     for layer in model.get_decoder().layers:  # type: ignore[union-attr, operator]  # any module, for all that transformers says
@@ -41,7 +41,7 @@ class _Fused:
         self._waiting: dict[int, EngineMatrix] = {}
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """Output [..., N] of linear layer `number` for x [..., K]."""
+        """Output [..., N] of linear layer `number` for input x [..., K]."""
         if number not in self._waiting:  # the first layer of this pass casts for all
             self._waiting = dict(enumerate(self._cast()))
         module, weight = self.modules[number], self._waiting.pop(number)

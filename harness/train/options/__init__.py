@@ -1,4 +1,4 @@
-"""Options of a run, each in a file of its own. They wrap the core, which does not know them."""
+"""Options of a training step, each in a file of its own. They wrap the core, which does not know them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from harness.train.sampler import Sampler
 
 
 class Option:
-    """Base class of options, which wrap a sampler. Attributes that an option does not define are the sampler's."""
+    """Base class of options, each of which wraps a sampler.
+
+    Attributes that an option does not define are those of the sampler.
+    """
 
     def __init__(self, inner: Sampler):
         self.inner = inner

@@ -14,7 +14,7 @@ from harness.train.sampler import Sampler
 
 
 class DynamicSampling(Option):
-    """Samples more rounds until every group of a step has unequal rewards, or `max_rounds` is reached.
+    """Option that samples more rounds of prompts until a step's groups all have unequal rewards, or `max_rounds` is reached.
 
     Round r of step s takes the prompts of draw s·max_rounds + r. Draws that no round needs are skipped.
     """
@@ -23,10 +23,10 @@ class DynamicSampling(Option):
         super().__init__(inner)
         self.max_rounds = max_rounds
         self.metrics: dict[str, Tensor] = {}
-        """Metrics of how the last step's groups were chosen."""
+        """Metrics of how the groups of the last step were chosen."""
 
     def sample(self, step: int) -> Responses:
-        """Return the first groups with unequal rewards, filled up to a step's number with the first of the other groups."""
+        """Return the groups of a step: the first with unequal rewards, then others if there are too few."""
         responses = self.inner.sample(step * self.max_rounds)
         wanted, rounds = len(responses.rewards), 1
         while rounds < self.max_rounds and int(responses.informative.sum()) < wanted:
@@ -47,7 +47,7 @@ class DynamicSampling(Option):
 
 
 def groups(responses: Responses, index: Tensor) -> Responses:
-    """Select some prompts, by their numbers, with all their responses."""
+    """Select some prompts, by their numbers [n], with all their responses."""
     size = responses.rewards.shape[1]
     rows = (index[:, None] * size + torch.arange(size, device=index.device)).flatten()
     rollout = _each(lambda part: part[rows], responses.rollout)
@@ -56,12 +56,12 @@ def groups(responses: Responses, index: Tensor) -> Responses:
 
 
 def joined(one: Responses, other: Responses) -> Responses:
-    """Concatenate two rounds of responses: the prompts of `one`, then those of `other`."""
+    """Concatenate two sets of responses: the prompts of `one`, then those of `other`."""
     rollout = _each(lambda *parts: torch.cat(parts), one.rollout, other.rollout)
     of_prompts = {name: torch.cat([part, other.of_prompts[name]]) for name, part in one.of_prompts.items()}
     return Responses(torch.cat([one.prompts, other.prompts]), rollout, torch.cat([one.rewards, other.rewards]), of_prompts)
 
 
 def _each(function: Callable[..., Tensor], *rollouts: Rollout) -> Rollout:
-    """Apply a function to each part of some rollouts; a part that one of them lacks becomes None."""
+    """Apply a function to each tensor field of some rollouts. A field that one of them lacks becomes None."""
     return Rollout._make(None if any(p is None for p in parts) else function(*parts) for parts in zip(*rollouts, strict=True))

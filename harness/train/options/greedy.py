@@ -17,7 +17,7 @@ GREEDY, GREEDY_LENGTHS = "greedy", "greedy_lengths"
 
 
 class GreedyBaseline(Option):
-    """Option that generates a greedy response to each prompt before sampling, while nothing else uses the engine."""
+    """Option that generates a greedy response to each prompt of a step, before the step's responses are sampled."""
 
     def sample(self, number: int) -> Responses:
         """Sample the responses of draw `number`, and add the rewards and lengths of the greedy responses to its prompts."""
@@ -34,7 +34,10 @@ class GreedyBaseline(Option):
         return self.inner.describe(responses) | {"reward/greedy": responses.of_prompts[GREEDY].mean()}
 
     def _greedy(self, engine: RolloutEngine, prompts: Tensor) -> dict[str, Tensor]:
-        """Rewards and lengths of the greedy response to each of N prompts, which are given in groups [B, P]."""
+        """Rewards and lengths of an engine's greedy responses to N prompts.
+
+        prompts: [B, P], each prompt once per response of its group. Returns two tensors [N] by name.
+        """
         inner = self.inner
         with inner.clock.phase("generate"):
             distinct = prompts[:: inner.config.rollout.group_size]

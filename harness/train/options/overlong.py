@@ -10,7 +10,11 @@ from harness.train.options.greedy import GREEDY, GREEDY_LENGTHS
 
 
 class Overlong:
-    """Adds `algos.shaping.overlong_punishment` to the rewards. longest: maximum number of tokens in a response."""
+    """Adds the punishment of overlong responses (`algos.shaping.overlong_punishment`) to the rewards.
+
+    longest: maximum number of tokens in a response. buffer: number of tokens below `longest` over which the punishment grows
+    from 0 to `penalty`.
+    """
 
     def __init__(self, longest: int, buffer: int, penalty: float):
         self.longest, self.buffer, self.penalty = longest, buffer, penalty
@@ -18,7 +22,7 @@ class Overlong:
     def __call__(self, responses: Responses) -> tuple[Responses, dict[str, Tensor]]:
         """Return (responses with punished rewards, metrics).
 
-        Greedy responses are punished like the sampled ones, because ReMax compares the two.
+        Greedy responses are punished like the sampled ones, because ReMax subtracts their rewards.
         """
         rewards, of_prompts = responses.rewards, responses.of_prompts
         punishment = self._punishment(responses.rollout.written.sum(1).view_as(rewards))

@@ -11,18 +11,16 @@ from harness.rollouts.routes import no_route
 from harness.tasks import PAD
 from harness.train.data.responses import Responses
 from harness.train.options.ahead import SampledAhead
-from harness.train.sampler import Sampler
 
 
 class PartialRollouts(SampledAhead):
-    """Option that samples `part` tokens of each response per step."""
-
-    def __init__(self, inner: Sampler, part: int):
-        super().__init__(inner, part)
-        self.part = part
+    """Option that samples each response in parts of `rollout.partial_tokens` tokens, one part per step."""
 
     def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
-        """Extend the responses of `step` by one part beyond `begun` [B, t]; None starts them. Each rank samples its share."""
+        """Extend the responses of `step` by one part. Each rank samples its share.
+
+        begun: the parts so far, [B, t]; None starts the responses.
+        """
         inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
         with inner.clock.phase("generate"):
             prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]
@@ -46,10 +44,10 @@ class PartialRollouts(SampledAhead):
 
 
 def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
-    """Extend the responses `begun` [B, t] by n places, sampled by the engine's present weights where a response has not ended.
+    """Extend responses by n places, sampled by the engine's present weights where a response has not ended.
 
-    prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps the log-probability, the version, the
-    route and the support of the forward pass that sampled it.
+    begun: the responses so far, [B, t]. prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps
+    the log-probability, version, route and support of the forward pass that sampled it.
     """
     last, n = begun.tokens[:, -1], uniforms.shape[1]
     going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))

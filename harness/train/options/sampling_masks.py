@@ -11,10 +11,10 @@ from harness.train.options import Option
 
 
 class SamplingMasks(Option):
-    """Option that measures the sampling masks. `harness.build.build_engine` makes the engine record them."""
+    """Option that reports the size of the sampling masks. The engine records them (`harness.build.build_engine`)."""
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, including the mean number of tokens that could be sampled at a place."""
+        """Metrics of responses, including the mean number of tokens that top_p and top_k left at a place."""
         rollout = responses.rollout
         assert rollout.support is not None  # harness.validate has checked that the engine records it
         support = sizes(rollout.support)[rollout.written].double().mean()
@@ -22,5 +22,5 @@ class SamplingMasks(Option):
 
 
 def sampling_masks(rollout: Rollout) -> Tensor | None:
-    """Sampling masks of a rollout, for a `Scorer`; None if its engine recorded none, as a probe's does."""
+    """Sampling masks [B, T, ⌈V/8⌉] of a rollout, for a `Scorer`; None if its engine recorded none, like the engine of a probe."""
     return rollout.support

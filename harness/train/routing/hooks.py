@@ -23,13 +23,15 @@ ARGUMENT = "routes"
 
 
 class RoutingHooks:
-    """Hooks on the routers of a transformers model: `mlp.gate` of a layer, which returns (logits [N, E], weights [N, k], ids [N,
-    k]) as in Qwen3-MoE. Layers without one are left alone.
+    """Hooks on the routers of a transformers model, which record routes and replay given ones.
 
-    Called as `model(..., routes=Routes)`, the model computes with the experts of `routes`. The weight of expert e stays w_e = p_e
-    / Σ_S p (p_e without renormalisation), with p the softmax over all experts of the present pass. So the router has a gradient,
-    through the chosen experts and through the normaliser of the softmax. With `routes.weights`, w_e is given instead, and the
-    router has none. Places without a route keep the model's own choice.
+    A router is `mlp.gate` of a layer. It returns (logits [N, E], weights [N, k], ids [N, k]), as in Qwen3-MoE. Layers without
+    a router are left alone.
+
+    Called as `model(..., routes=Routes)`, the model computes with the set S of experts in `routes`. The weight of an expert e
+    in S is w_e = p_e / Σ_{i∈S} p_i, or p_e without renormalisation. p is the softmax over all experts in this pass. So the
+    router has a gradient, through the chosen experts and through the normaliser of the softmax. `routes.weights` replaces w_e
+    if given, and the router then has no gradient. At places without a route the model chooses its own experts.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -43,7 +45,10 @@ class RoutingHooks:
 
     @contextmanager
     def record(self) -> Iterator[list[Routes]]:
-        """Collect the routes of the passes in the body, without gradient. Each pass adds one entry per layer, [N, ...]."""
+        """Context manager that collects the routes of the forward passes in its body, without gradient.
+
+        It gives a list, to which each pass adds one entry per layer, [N, ...].
+        """
         self._recorded = []
         try:
             yield self._recorded
@@ -69,24 +74,30 @@ class RoutingHooks:
 
 
 def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
-    """Router weights w_e = softmax(logits)_e, over their sum if `renormalise`, with gradient. logits [N, E], ids [N, k] -> [N, k]
-    in fp32 or wider."""
+    """Router weights [N, k] with gradient, in fp32 or wider: w_e = softmax(logits)_e, divided by their sum if `renormalise`.
+
+    logits: [N, E]. ids: chosen experts, [N, k].
+    """
     weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(-1, ids)
     return weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
 @torch.no_grad()
 def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
-    """Routes that one layer's pass took: ids and weights [N, k], and margins [N]."""
+    """Routes of one layer's forward pass: ids and weights [N, k], and margins [N].
+
+    The margin of a token is the difference between its k-th and (k+1)-th largest router probability.
+    """
     top = logits.softmax(-1, dtype=torch.float32).topk(ids.shape[-1] + 1, dim=-1).values
     return Routes(ids.to(id_dtype(logits.shape[-1])), weights.float(), top[:, -2] - top[:, -1])
 
 
 def balance_loss(logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Load-balancing loss, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 per layer where f and p̄ agree.
+    """Load-balancing loss of a mixture of experts, summed over the layers: E·Σ_e f_e·p̄_e. Where f = p̄, a layer has at least
+    1.
 
-    f_e is the share of the slots that expert e got, without gradient; p̄_e is its mean probability. Source: Switch Transformers
-    (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself. logits: [N, E] per layer.
+    f_e is the share of the slots that expert e got, without gradient; p̄_e is its mean probability. Source: Switch
+    Transformers (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself. logits: [N, E] per layer.
     """
     loss = torch.zeros((), device=logits[0].device)
     for layer in logits:

@@ -9,9 +9,9 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """The engine's routes that π_old replays under routing.replay=`name`; None if it chooses its own experts.
+    """Return the engine's routes that π_old replays under routing.replay=`name`; None if π_old chooses its own experts.
 
-    Raises UserError if the rollout lacks them, for example because it was sampled ahead under another setting.
+    Raises UserError if the rollout lacks these routes, for example because it was sampled ahead under another setting.
     """
     replay = REPLAYS[name]
     if not replay.by_old:
@@ -23,7 +23,8 @@ def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
 
 
 def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """The experts that the engine chose, with their weights if `weights` is true; None if the rollout has no experts.
+    """Return the experts that the engine chose, with their weights if `weights` is true; None if the rollout records no
+    experts.
 
     Raises UserError if expert weights are required but missing.
     """

@@ -236,6 +236,38 @@ def test_the_alarms_of_verl_warn():
     assert event["onset"] == 0
 
 
+def test_verls_alarms_of_spread_and_veto():
+    """std > 1.0 and veto_fraction > 0.1, for two rows. The veto's share is recorded at every third step here."""
+    settings = {"low": 0.5, "high": 2.0, "ess": 0.3, "masked": 0.5, "consecutive": 2}
+
+    def warned(rows, **more):
+        named = [{f"rollout_corr/rollout_{name}": value for name, value in row.items()} for row in rows]
+        rows = [{"step": i, "rollout_corr/rollout_rs_masked_fraction": 0.0} | row for i, row in enumerate(named)]
+        return detect(rows, {"weights": settings | more}).get("weights")
+
+    spread = [{"is_std": value} for value in (1.2, 1.0, 1.01, 1.5)]
+    assert warned(spread, std=1.0) == {"onset": 2, "cause": "standard deviation of the weights above 1"}
+    assert warned(spread) is None
+    vetoed = [{"rs_veto_seq_masked_fraction": 0.11}, {}, {}, {"rs_veto_seq_masked_fraction": 0.2}]
+    assert warned(vetoed, veto=0.1) == {"onset": 0, "cause": "more than 0.1 of the responses vetoed"}
+    assert warned(vetoed, veto=0.15) is None and warned(vetoed) is None
+
+
+def test_a_fault_of_the_log_probabilities_warns_by_its_name():
+    """Diagnoses at every second step; two in a row must name the same fault."""
+
+    def warned(*faults):
+        rows = []
+        for i, fault in enumerate(faults):
+            named = {f"diagnosis/fault_{fault}": 1.0} if fault else {}
+            rows += [{"step": 2 * i, "diagnosis/faulty": float(bool(fault))} | named, {"step": 2 * i + 1}]
+        return detect(rows, {"diagnosis": {"consecutive": 2}}).get("diagnosis")
+
+    assert warned(None, "stale", None, "stale", "prompt") is None
+    assert warned(None, "shift", "shift") == {"onset": 2, "cause": "fault of the log-probabilities: shift"}
+    assert warned("unknown", "unknown")["cause"].endswith(": unknown")
+
+
 def learned(rewards, n=320):
     detector = Learning(solved=0.95)
     return next((e["onset"] for i, r in enumerate(rewards) if (e := detector.observe(i, evaluation(r, n)))), None)
@@ -290,7 +322,9 @@ def test_an_unwatched_run_is_not_said_to_have_learned_nothing():
 
 
 def test_detectors_are_registered():
-    assert DETECTORS.names() == ["distribution", "drawdown", "entropy", "learning", "length", "numerical", "weights"]
+    assert DETECTORS.names() == [
+        "diagnosis", "distribution", "drawdown", "entropy", "learning", "length", "numerical", "weights",
+    ]  # fmt: skip
     assert {name: DETECTORS[name].role for name in DETECTORS.names()} == {
         "drawdown": "collapse",
         "numerical": "collapse",
@@ -298,5 +332,6 @@ def test_detectors_are_registered():
         "entropy": "warning",
         "length": "warning",
         "weights": "warning",
+        "diagnosis": "warning",
         "learning": "learned",
     }

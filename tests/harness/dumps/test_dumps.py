@@ -1,5 +1,7 @@
 """Dumps: written and read back bit for bit, every kind of bad row named by row and column, and what a run writes."""
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,6 +110,14 @@ def test_a_truncated_file_and_a_later_schema_are_refused(tmp_path):
     pq.write_table(later, tmp_path / "later.parquet")
     with pytest.raises(UserError, match=r"later.parquet: dump schema version 2, this program reads up to 1; update it"):
         list(files.read(tmp_path / "later.parquet"))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_dump_is_refused(tmp_path):
+    """A reader of a pipe would wait for ever for a writer."""
+    os.mkfifo(tmp_path / "step-1.parquet")
+    with pytest.raises(UserError, match=r"step-1\.parquet: not a regular file"):
+        list(files.read(tmp_path / "step-1.parquet"))
 
 
 def test_a_column_of_another_type_is_refused(tmp_path):

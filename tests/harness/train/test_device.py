@@ -91,7 +91,7 @@ def test_the_local_engine_on_a_device_of_its_own(elsewhere, name):
 )  # fmt: skip
 def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
     probe = "+evaluation.probe.bf16={name: bf16, compute: bf16, weights: null, activations: null}"
-    config = tiny(*overrides, "dump.every=1", probe)
+    config = tiny(*overrides, "dump.every=1", "diagnostics.every=1", probe)
     with RunFolder(config.path).claim() as folder:
         trainer = Trainer(check(config), folder)
         for step in range(2):

@@ -302,6 +302,15 @@ def test_a_warm_start_may_be_short(tiny, steps):
     assert weights and all(weight.isfinite().all() for weight in weights.values())
 
 
+def test_a_warm_start_that_solves_nothing_is_refused_and_not_made_again(tiny, capsys):
+    """After one step no prompt is solved 99 % of the time. The weights are kept, so a second run of the seed refuses at once."""
+    config = tiny("warmstart.seed=9", "warmstart.steps=1", "warmstart.keep_low=0.99", "warmstart.keep_high=1", "steps=1")
+    for made in (True, False):
+        with pytest.raises(UserError, match=r"warmstart: 0 of 25 prompts .* \[0.99, 1.0\] \(mean rate 0\.\d\d\), too few"):
+            train(config)
+        assert ("warm start solves" in capsys.readouterr().out) == made
+
+
 def test_a_damaged_warm_start_is_named(tiny):
     config = tiny("warmstart.seed=7", "warmstart.steps=20", "warmstart.keep_low=0", "warmstart.keep_high=1", "steps=1")
     train(config)

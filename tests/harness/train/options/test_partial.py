@@ -13,13 +13,13 @@ from harness.rollouts import Rollout
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.recorded import Recorded
 from harness.tasks import PAD
+from harness.train.options.ahead import SampledAhead
 from harness.train.options.partial import continued
-from harness.train.options.queue import RolloutQueue
 from harness.train.trainer import Trainer
 from harness.validate import check
 from tests.harness import engines
 from tests.harness.train.model.test_actor import SHAPE
-from tests.harness.train.options.test_queue import assert_resumes_to_the_bit
+from tests.harness.train.options.test_ahead import assert_resumes_to_the_bit
 from tests.harness.train.routing import test_hooks as test_routing
 from tests.harness.train.test_trainer import folder_of
 
@@ -94,24 +94,26 @@ def test_an_engine_that_knows_no_parts_goes_on_from_a_longer_prompt():
 def drained(staleness, part, steps, restarted=False):
     """Versions [T] of the rollout of each step, where the engine's version is the step."""
     now = 0
+    config = SimpleNamespace(steps=steps, rollout=SimpleNamespace(staleness=staleness))
+    sampler = SimpleNamespace(
+        config=config, task=SimpleNamespace(answer_length=5), draw_prompts=int, rewarded=lambda prompts, rollout: rollout
+    )
 
-    def sample(number, begun):
-        assert begun is None or begun.tokens.shape[1] < 5
-        n = min(part or 5, 5 - (0 if begun is None else begun.tokens.shape[1]))
-        new = Rollout(torch.full((1, n), number), torch.zeros(1, n), torch.full((1, n), now))
-        return new if begun is None else Rollout(*(torch.cat(two, 1) for two in zip(begun[:3], new[:3], strict=True)))
+    class Parts(SampledAhead):
+        def _sampled(self, number, begun):
+            assert begun is None or begun.tokens.shape[1] < 5
+            n = min(part or 5, 5 - (0 if begun is None else begun.tokens.shape[1]))
+            new = Rollout(torch.full((1, n), number), torch.zeros(1, n), torch.full((1, n), now))
+            return new if begun is None else Rollout(*(torch.cat(two, 1) for two in zip(begun[:3], new[:3], strict=True)))
 
-    def fresh():
-        return RolloutQueue(sample, staleness=staleness, steps=steps, length=5, part=part)
-
-    queue, versions = fresh(), []
+    queue, versions = Parts(sampler, part), []
     for now in range(steps):
-        rollout = queue.next(now)
+        rollout = queue.sample(now)
         assert (rollout.tokens == now).all()
         versions.append(rollout.version[0].tolist())
         if restarted:
             state = queue.state()
-            queue = fresh()
+            queue = Parts(sampler, part)
             queue.restore(state)
     assert not queue.waiting
     return versions

@@ -1,0 +1,94 @@
+"""Bound on the memory that reading takes: a small file that expands to much is refused before it fills the machine.
+
+Linux's limit of private memory (RLIMIT_DATA) refuses an allocation before any of it is used. On other systems nothing is
+bounded.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from harness.errors import UserError
+
+
+class TooLarge(UserError):
+    """Raised when a reading takes more memory than it may."""
+
+
+SHARE = 0.5
+"""Share of the free memory that one reading may take."""
+_GIB = 1 << 30
+GROUPS = Path("/sys/fs/cgroup")
+"""Folder in which Linux shows control groups (version 2)."""
+_turn, _within = threading.Lock(), 0
+
+
+def room() -> int:
+    """Bytes of memory that one reading may take: SHARE of what the machine, and the control groups of this process, have free."""
+    return int(SHARE * min([psutil.virtual_memory().available, *_left_in_groups()]))
+
+
+@contextmanager
+def bounded(source: Path | str) -> Iterator[None]:
+    """Context manager in whose body this process may allocate `room()` more bytes. Raises TooLarge naming `source` beyond
+    that.
+
+    A nested body has the bound of the outer one. Threads share one bound.
+    """
+    try:
+        with _limited():
+            yield
+    except MemoryError:
+        refused = True
+    except RuntimeError as error:  # torch has no class of its own for it
+        refused = "DefaultCPUAllocator" in str(error)
+        if not refused:
+            raise
+    else:
+        return
+    raise TooLarge(f"{source}: takes more than the {room() / _GIB:.1f} GiB that may be used here; give a smaller part of it")
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    global _within
+    with _turn:
+        _within += 1
+        if _within == 1:
+            _limit(room())
+    try:
+        yield
+    finally:
+        with _turn:
+            _within -= 1
+            if _within == 0:
+                _limit(None)
+
+
+def _limit(more: int | None) -> None:
+    """Let this process take `more` bytes of private memory beyond its present use; None for no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(OSError, ValueError):  # no /proc, or a hard limit that is lower
+        present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (hard if more is None else present + more, hard))
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Bytes left to each control group of this process that has a limit, as in a container or a Slurm job."""
+    own = GROUPS / _group()
+    for folder in [own, *own.parents]:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            most = int((folder / "memory.max").read_text())
+            yield most - int((folder / "memory.current").read_text())
+
+
+def _group() -> str:
+    with suppress(OSError):
+        return Path("/proc/self/cgroup").read_text().partition("0::/")[2].partition("\n")[0]
+    return ""
