@@ -3,4 +3,4 @@
 import time
 
 STARTED = time.monotonic()
-"""Monotonic time at which this process began, except for its first imports. Changes of the system clock do not affect it."""
+"""Time at which this process first imported `sweeps`, in seconds of the monotonic clock, which the system clock cannot change."""

@@ -28,8 +28,9 @@ FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollo
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
-    """Run `seeds` seeds of each arm, and of an unchanged one, from the run `origin` at step `at`. Returns the report's path.
+    """Run `seeds` seeds of each arm, and of an unchanged one, from a checkpoint of a run. Returns the path of the report.
 
+    origin, at: folder of the run, and step of its checkpoint, None for the last one.
     arms: overrides of each arm, separated by spaces, such as "correction=icepop steps=400". noise: add an arm that samples
     in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code that
     the run's config names. The runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes or skips them.
@@ -61,7 +62,10 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """Configs of an arm of a branch, one for each seed."""
+    """The configs of one arm of a branch, one for each seed. Raises UserError if the checkpoint cannot take an override.
+
+    arm: overrides, separated by spaces; "" for the unchanged arm.
+    """
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):
@@ -90,7 +94,7 @@ def _check_overrides(overrides: str) -> None:
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
-    """Apply overrides to a config and return a dictionary. group=option sets all keys of the option, key=value a single key."""
+    """The values of a config with overrides applied. group=option sets all keys of the option, key=value a single key."""
     result = OmegaConf.create(config.model_dump(mode="json"))
     plain = flatten(compose())
     for override in overrides:

@@ -23,7 +23,7 @@ ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROU
 
 
 def status(path: Path) -> None:
-    """Print a row per arm with its runs by state, then the runs under way, then the errors of the others."""
+    """Print a row per arm with its runs by state, then runs under way, and then why runs are pending or have failed."""
     sweep = open_sweep(path)
     states = current_states(sweep)
     counts: dict[str, Counter] = {}
@@ -52,8 +52,9 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` log lines of each of `runs`, or of all failed or stopped ones. If a run has no log, its Slurm job's is
-    shown.
+    """Print the last `n` log lines of each run in `runs`, or of all failed or stopped runs if `runs` is empty.
+
+    If a run has no log, the output of its Slurm job is shown.
     """
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
@@ -91,8 +92,9 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch `runs`, or all failed or stopped ones, with the settings of the last launch. code: a value for
-    hydra.launcher.code, which only Slurm uses.
+    """Relaunch `runs`, or all failed or stopped runs if it is empty, with the settings of the last launch.
+
+    code: a value for hydra.launcher.code, which only Slurm uses. Raises SystemExit if a run has not finished.
     """
     from sweeps.launch import relaunch
 
@@ -128,7 +130,10 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with `beginnings`; if empty, failed or stopped runs. UserError on 0 or 2 fits of one."""
+    """The runs whose hashes start with one of `beginnings`, or all failed or stopped runs if it is empty.
+
+    Raises UserError unless each beginning fits exactly one run.
+    """
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

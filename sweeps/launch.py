@@ -11,8 +11,9 @@ from typing import Any
 from harness.arms import flatten
 from harness.config import OPERATION, Config
 from harness.errors import UserError
+from harness.files import refuse_links, writing
 from harness.run import jsonl
-from harness.run.folder import FINISHED, writing
+from harness.run.folder import FINISHED
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
@@ -34,8 +35,9 @@ def launch(
 ) -> dict[str, RunState]:
     """Bring every run of the grid to its end: finished runs are skipped, active ones awaited, stopped ones resumed.
 
-    retry_failed: also retry runs that failed by themselves. extend: allow new runs in an existing sweep. Prints what failed.
-    Returns a state for each run of the grid.
+    executor_for: makes the executor of the sweep. retry_failed: also retry runs that failed by their own error. extend: allow
+    new runs in an existing sweep. Prints what failed and returns the state of each run, by its digest. Raises UserError if the
+    configs belong to several sweeps, or if the sweep lacks some of them and `extend` is false.
     """
     grid = {config.digest: config for config in configs}
     paths = {config.path.parent for config in configs}
@@ -51,26 +53,20 @@ def launch(
             _check_unchanged(sweep, grid, states)
         plan(sweep, grid, states)
         active = _enter_missing_ends(sweep, executor.look())
-        save_launcher(sweep, settings)
+        sweep.write("launcher.json", settings)
         states = sweep.states()
         todo = [run for run in grid if run not in active and _is_todo(sweep, run, states[run], retry_failed)]
         return _run(sweep, grid, todo, active, executor)
 
 
-def save_launcher(sweep: Sweep, settings: dict[str, Any]) -> None:
-    """Save the settings of a launcher, as `Executor.prepare` returned them, so that `relaunch` can use them."""
-    with writing(sweep.home):
-        (sweep.home / "launcher.json").write_text(json.dumps(settings))
-
-
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Launch these runs again, whatever their state, with the settings of the last launch. Returns their states.
+    """Launch `runs` again, whatever their state, with the settings of the sweep's last launch. Returns their states.
 
-    code: value of hydra.launcher.code, used on Slurm only.
+    code: value of hydra.launcher.code, used on Slurm only. Raises UserError if no launch is recorded.
     """
     with sweep.lock.hold():
         try:
-            settings = jsonl.loads(jsonl.content(sweep.home / "launcher.json"))
+            settings = jsonl.load(sweep.home / "launcher.json")
         except (OSError, ValueError):
             raise UserError(f"{sweep.path}: how it was launched is not known; give the command that launched it again") from None
         executor = _executor(sweep, settings, code)
@@ -130,9 +126,9 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter ends of runs that are missing in the ledger. Returns the runs that are queued or under way.
+    """Enter missing ends of runs into the ledger. Returns the runs that are queued or under way.
 
-    They are missing for runs that finished without a launcher, or whose launcher was killed.
+    An end is missing if the run finished without a launcher, or if its launcher was killed.
     """
     states, live = look
     for run, before in sweep.states().items():
@@ -164,7 +160,7 @@ def _is_todo(sweep: Sweep, run: str, state: RunState, retry_failed: bool) -> boo
 
 
 def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Raise UserError if the grid has runs that the sweep lacks: its config file was edited."""
+    """Raise UserError if the grid has runs that an existing sweep lacks, as after an edit of a config file."""
     new = [config for run, config in grid.items() if run not in states]
     if not states or not new:
         return
@@ -191,6 +187,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)
+        refuse_links(sweep.path, f"{run}/config.json")
         with writing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
         folder.write("config.json", config.model_dump(mode="json"))

@@ -15,6 +15,7 @@ end of its process.
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,8 +25,9 @@ from typing import Any
 from harness.arms import arms
 from harness.config import Config, RunConfig, parse_recorded, recorded
 from harness.errors import Unavailable, UserError
+from harness.files import refuse_links, write_file, writing
 from harness.run import jsonl
-from harness.run.folder import FINISHED, RunFolder, writing
+from harness.run.folder import FINISHED, RunFolder
 from sweeps.lock import LauncherLock
 from sweeps.states import ENDS, EVENTS, RunState, is_event
 
@@ -64,10 +66,16 @@ class Sweep:
         except UserError:
             return False
 
+    def write(self, name: str, content: Any) -> None:
+        """Replace the JSON file `name` in the sweep's folder `.sweep`, atomically and so that it survives a power failure."""
+        with writing(self.home):
+            write_file(self.path, f".sweep/{name}", json.dumps(content, indent=2) + "\n", durable=True)
+
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event for each of `runs`. Only `planned` creates a ledger, so a sweep that was moved gets no second one."""
+        """Append one event for each of `runs`. Only the event `planned` creates a ledger, so a moved sweep gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
+        refuse_links(self.path, ".sweep/ledger.jsonl")
         with writing(self.home):
             if event == "planned":
                 self.home.mkdir(parents=True, exist_ok=True)
@@ -80,12 +88,12 @@ class Sweep:
         """
         path = self.home / "ledger.jsonl"
         try:
-            lines = list(jsonl.read(path))
+            lines = jsonl.read(path)
         except OSError as error:
             raise Unavailable(f"{path}: unreadable ({error.strerror}); make it readable, or move it away") from None
         self.damaged = []
         events = []
-        for number, event in lines:
+        for number, event in enumerate(lines, 1):
             if event is not None and is_event(event):
                 events.append(event)
             else:
@@ -122,7 +130,10 @@ class Sweep:
         return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
-        """The state of a run whose process is gone without an `ended` event: that of its folder, else interrupted by `error`."""
+        """The state of a run whose process is gone without an `ended` event.
+
+        It is the state in the run's folder if that is a final one, else `interrupted` with the given error.
+        """
         try:
             status = self.folder(run).read("status.json")
         except UserError:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import psutil
 
 from harness.errors import Unavailable, UserError
+from harness.files import open_own, refuse_links, write_file, writing
 from harness.run import jsonl
-from harness.run.folder import writing
 from sweeps import STARTED
 
 
@@ -49,9 +49,10 @@ class LauncherLock:
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Context manager that holds the lock. Raises UserError if another launcher has it, or the sweep was cancelled."""
+        refuse_links(self.home.parent, ".sweep/lock")
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
-            file = open(self.home / "lock", "a+")  # noqa: SIM115 (closed below; "w" would erase the holder's name)
+            file = open_own(self.home / "lock", "a+")  # "w" would erase the holder's name
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,9 +90,7 @@ class LauncherLock:
     def mark_cancelled(self) -> None:
         """Mark the sweep as cancelled now. A launcher that has started but does not hold the lock yet will see it and stop."""
         with writing(self.home):
-            temporary = self.home / f".cancelled.{os.getpid()}"
-            temporary.write_text(f"{_boot()} {time.monotonic()}\n")
-            temporary.replace(self.home / "cancelled")
+            write_file(self.home.parent, ".sweep/cancelled", f"{_boot()} {time.monotonic()}\n")
 
     def check_cancelled(self) -> None:
         """Raise UserError if the user has cancelled the sweep since this process began."""

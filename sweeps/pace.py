@@ -35,13 +35,13 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Map each digest of `cost` to the seconds per step of its finished runs."""
+    """Map each digest of `cost` to the seconds per step of the runs that ended with it."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}
         try:
             events = sweep.events()
-        except UserError:  # another sweep's, which is no business of this one
+        except UserError:  # an unreadable ledger of another sweep must not stop this launch
             continue
         for event in events:
             if event["event"] == "planned":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -16,11 +17,14 @@ from harness.run.folder import FINISHED, STATES, RunFolder
 PLAIN_EVERY = 20.0
 """Seconds between progress lines when the output is not a terminal."""
 ROWS = 40
-"""Number of runs above which the table shows only those under way."""
+"""Number of runs above which the table shows only the runs under way."""
 
 
 class Display:
-    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds. names: by digest."""
+    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds.
+
+    configs: the runs to show. names: the name of each run, by its digest.
+    """
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}
@@ -28,7 +32,7 @@ class Display:
         self.folders = {d: RunFolder(c.path) for d, c in self.configs.items()}
         self.rows: dict[str, tuple[str, int]] = {}
         self.console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
-        self.began, self.last = time.time(), 0.0
+        self.began, self.last = time.monotonic(), -math.inf
         self.least: int | None = None  # steps done before the first new one; lower once a run falls back to a checkpoint
         self.stepping: tuple[float, int] | None = None  # time of the first new step, and the steps done by then
         self.took = 0.0  # seconds of the last reading: thousands of folders on a network take a while
@@ -45,13 +49,13 @@ class Display:
             self.live.stop()
 
     def update(self, force: bool = False) -> None:
-        """Read the run folders and display their state. force: even if the last line is recent."""
-        now = time.time()
+        """Read the run folders and display their state. force: do it even if the last display is recent."""
+        now = time.monotonic()
         if not force and now - self.last < (max(0.5, 10 * self.took) if self.live else PLAIN_EVERY):
             return
         over = {digest: row for digest, row in self.rows.items() if row[0] in FINISHED}
         rows = self.rows = {d: over.get(d) or _progress(f, self.configs[d].steps) for d, f in self.folders.items()}
-        self.last = time.time()
+        self.last = time.monotonic()
         self.took = self.last - now
         done, total = sum(step for _, step in rows.values()), sum(c.steps for c in self.configs.values())
         if self.least is None or done < self.least:

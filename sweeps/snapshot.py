@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.files import refuse_links, write_file, writing
 from harness.run.code_version import HOME, code_version
-from harness.run.folder import writing
 from sweeps.ledger import Sweep
 
 PACKAGES = ("algos", "harness", "experiments", "sweeps", "analysis", "faultline", "hydra_plugins")
@@ -24,6 +24,7 @@ def snapshot(sweep: Sweep, choice: str | None) -> Path:
     choice: hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the old one. new: take the
     current files. Raises UserError when the files differ from the sweep's snapshot and choice is null.
     """
+    refuse_links(sweep.path, ".sweep/code/snapshot")
     home = sweep.home / "code"
     kept = sorted((path for path in home.glob("[0-9a-f]*")), key=lambda path: path.stat().st_mtime)
     digest = _digest()
@@ -50,7 +51,7 @@ def _copy(folder: Path, digest: str) -> None:
     try:
         for package in PACKAGES:
             shutil.copytree(HOME / package, temporary / package, ignore=shutil.ignore_patterns(*SKIPPED))
-        (temporary / "snapshot.json").write_text(json.dumps({**code_version(), "snapshot": digest}))
+        write_file(temporary, "snapshot.json", json.dumps({**code_version(), "snapshot": digest}))
         temporary.rename(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -35,8 +35,9 @@ STUCK = 3
 class RunState(NamedTuple):
     """The state of a run according to the ledger.
 
-    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: its present or last job.
-    step: that of its checkpoint at the last start. starts: number of consecutive starts from that step.
+    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last
+    job. batch: its batch on Slurm, else empty. step: step of its checkpoint at the last start. starts: number of consecutive
+    starts from that step.
     """
 
     arm: str
@@ -76,7 +77,7 @@ class RunState(NamedTuple):
 def is_event(line: dict[str, Any]) -> bool:
     """Whether a line of the ledger is an event with its required keys, of the right types.
 
-    Runs and jobs are parts of paths, so they must be plain names: a ledger may be a stranger's.
+    Names of runs and jobs become parts of paths, so they must be plain: a ledger may come from elsewhere.
     """
     keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
     if keys is None or not all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items()):

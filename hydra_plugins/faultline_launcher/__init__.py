@@ -1,5 +1,7 @@
-"""Hydra launchers `hydra/launcher=local` and `hydra/launcher=slurm`. They are here because Hydra finds plug-ins only in packages
-under `hydra_plugins`; `sweeps` does the work."""
+"""Hydra launchers `hydra/launcher=local` and `hydra/launcher=slurm`, which pass the runs of a grid to `sweeps.launch`.
+
+Hydra finds plug-ins only in packages under `hydra_plugins`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm
 
 
 class Grid(BasicSweeper):
-    """Hydra's own sweeper, except that it refuses an empty grid and leaves the composing of configs to our launchers."""
+    """Hydra's basic sweeper, except that it refuses an empty grid and leaves Faultline's launchers to compose the configs."""
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -67,7 +69,7 @@ class _Launcher(Launcher):
         self.composer = Composer(hydra_context.config_loader, config)
 
     def executor(self, sweep: Sweep) -> Executor:
-        """The executor that will run the runs of the sweep."""
+        """Return the executor that runs the sweep, with the options of this launcher."""
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:

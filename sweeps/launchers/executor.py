@@ -12,8 +12,8 @@ from sweeps.states import RunState
 class Executor(Protocol):
     """Executor of the runs of one sweep: `local.Local` or `slurm.Slurm`.
 
-    ranks: processes of a run. detach: return once all is submitted. stopped: an outside signal stopped a run, so all runs
-    were stopped, and none starts any more.
+    ranks: number of processes of a run. detach: whether to return once all runs are submitted. stopped: whether a signal from
+    outside stopped a run; all runs were then stopped, and none starts any more.
     """
 
     sweep: Sweep
@@ -36,10 +36,10 @@ class Executor(Protocol):
         """The state of every run, and the runs that wait or are under way. Raise squeue.NoAnswer if Slurm does not answer."""
 
     def submit(self, runs: list[str]) -> None:
-        """Submit these runs for execution. Raise UserError if the user has cancelled the sweep meanwhile."""
+        """Submit `runs` for execution. Raise UserError if the user has cancelled the sweep meanwhile."""
 
     def cancel(self, runs: list[str]) -> None:
-        """Stop those of these runs that wait or are under way."""
+        """Stop each run in `runs` that waits or is under way."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most this many seconds while the runs continue. Returns True as soon as one is known to have ended."""
+        """Wait for at most `seconds` while the runs continue. Returns True as soon as a run is known to have ended."""

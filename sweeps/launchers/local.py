@@ -38,7 +38,7 @@ class Local:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. A signal to this process makes each run save and stop, and waits for that."""
+        """Context manager around the runs. If it is left by an error or a signal, each run saves a checkpoint and stops first."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield
@@ -67,21 +67,21 @@ class Local:
         return states, live
 
     def submit(self, runs: list[str]) -> None:
-        """Submit these runs: start as many as there is room for, and queue the rest."""
+        """Submit `runs`: start as many as there is room for, and queue the rest. Raises UserError if the sweep was cancelled."""
         self.sweep.lock.check_cancelled()
         self.sweep.log("submitted", runs, batch="")
         self.waiting += runs
         self.pool.fill(self.waiting)
 
     def cancel(self, runs: list[str]) -> None:
-        """Stop those of these runs that are running, and remove those that wait."""
+        """Stop each run in `runs` that is running, and remove each one that waits."""
         stopped = [run for run in runs if run in self.pool.running or run in self.waiting]
         self.sweep.log("cancelled", stopped)
         self.waiting = [run for run in self.waiting if run not in runs]
         self.pool.cancel(stopped)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most this many seconds, starting queued runs in free places. Returns True as soon as a run has ended."""
+        """Wait for at most `seconds`, then start queued runs in free places. Returns True as soon as a run has ended."""
         end, before = time.monotonic() + seconds, set(self.pool.running)
         while time.monotonic() < end and before <= self.pool.running.keys():
             time.sleep(0.05)

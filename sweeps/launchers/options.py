@@ -13,7 +13,7 @@ from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
-"""Options of sbatch that only the launcher sets. By them it finds its jobs and their output, and requeues them."""
+"""Options of sbatch that only the launcher sets, because it finds its jobs and their output, and requeues jobs, by them."""
 
 
 @dataclass
@@ -37,29 +37,29 @@ class SlurmOptions:
     mem_gb: Positive = 4
     """Memory of a task, in GiB."""
     runs_per_job: Count = 1
-    """Runs of a task, forked from one process that has imported everything."""
+    """Number of runs in a task, forked from one process that has imported everything."""
     runs_at_once: Count = 1
-    """Runs of a task that run at the same time."""
+    """Number of runs of a task that run at the same time."""
     ranks: Count = 1
-    """Processes of a run, started by srun. Above 1 a run has its task to itself."""
+    """Number of processes of a run, started by srun. Above 1 each run has a task to itself."""
     cpus_per_run: Count = 1
-    """Cores of each process of a run."""
+    """Number of cores of each process of a run."""
     parallel: Count = 64
     """Maximum number of tasks at a time, over the jobs of one command."""
     signal_delay_s: Count = 120
     """Seconds before the time limit at which a task is signalled to save. It is then requeued."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines before a task."""
+    """Shell lines that each task executes before Python starts."""
     python: str | None = None
     """Command that starts Python, such as one in a container. null: this interpreter."""
     sbatch: dict[str, Any] = field(default_factory=dict)
-    """Any other options of sbatch, but for those of OWN and the time limit."""
+    """Other options of sbatch by name, except the time limit and those that the launcher sets (`OWN`)."""
     site: str | None = None
-    """YAML file with values for keys that are null or empty here; slurm/sites/example.yaml is one."""
+    """YAML file with values for keys that are otherwise null or empty; slurm/sites/example.yaml is one."""
     code: Literal["sweep", "new"] | None = None
     """Code that jobs run. null: a new snapshot, or an identical one. sweep: the sweep's old one. new: the current files."""
     detach: bool = False
-    """Return once all is submitted."""
+    """true: the command returns once all runs are submitted. false: it waits until they have ended."""
 
     def check(self) -> None:
         """Fill empty keys from the site file, then check all keys. Raises UserError on a value that cannot work."""

@@ -14,7 +14,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Make the kernel send the signal `by` to this process when its parent ends."""
+    """Make the kernel send the signal `by` to this process when its parent ends (Linux only).
+
+    Raises SystemExit if the parent has already ended.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:

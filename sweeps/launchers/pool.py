@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import Unavailable, UserError, first_line
+from harness.files import open_own, writing
 from harness.run import jsonl
 from harness.run.folder import FINISHED, RunFolder
 from sweeps.launchers.orphans import end_with_parent
@@ -31,7 +32,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
 """Seconds that a run waits for the lock of its folder. A requeued job may start before its former processes have ended."""
 UNAVAILABLE = os.EX_TEMPFAIL
-"""Exit code 75, of a run that its surroundings prevented, such as a full disk."""
+"""Exit code 75 of a run that stopped for an external cause, such as a full disk."""
 ORPHANED = 255
 """Exit code that multiprocessing reports after the fork server was killed. The run's process is asked to save and stop."""
 
@@ -39,7 +40,7 @@ ORPHANED = 255
 class _Started(NamedTuple):
     process: BaseProcess
     step: int
-    time: float
+    began: float
 
 
 class Pool:
@@ -56,7 +57,7 @@ class Pool:
         self.began = False
 
     def run(self, runs: list[str], tick: Callable[[], None] = lambda: None) -> None:
-        """Run these runs, `parallel` at a time, until all have ended or the pool is stopping. tick: called meanwhile."""
+        """Execute `runs`, `parallel` at a time, until all have ended or the pool is stopping. tick: called every 0.1 s."""
         waiting = list(runs)
         while (waiting and not self.stopping) or self.running:
             self.fill(waiting)
@@ -70,7 +71,7 @@ class Pool:
             self._start(waiting.pop(0))
 
     def cancel(self, runs: Iterable[str]) -> None:
-        """Ask those of `runs` that are running to stop. The pool continues with the others."""
+        """Ask each run in `runs` that is running to stop. The pool continues with the others."""
         for run in self.running.keys() & set(runs):
             self.cancelled.add(run)
             self.running[run].process.terminate()
@@ -125,14 +126,14 @@ class Pool:
         self.cancelled.discard(run)
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         self.sweep.log("started", [run], job=self.job, host=node, pid=process.pid, step=step)
-        self.running[run] = _Started(process, step, time.time())
+        self.running[run] = _Started(process, step, time.monotonic())
 
     def _log_outcome(self, run: str, started: _Started) -> None:
         folder = self.sweep.folder(run)
         state, error = _outcome(folder, started.process.exitcode or 0)
         if state == "preempted" and run not in self.cancelled:
             self.stopping = True  # whoever stops one of our runs wants the machine
-        steps, seconds = folder.checkpointed - started.step, round(time.time() - started.time, 2)
+        steps, seconds = folder.checkpointed - started.step, round(time.monotonic() - started.began, 2)
         self._log_end(run, state, error=error, steps=steps, seconds=seconds)
 
     def _log_end(self, run: str, state: str, **more: Any) -> None:
@@ -142,7 +143,7 @@ class Pool:
 
 @contextmanager
 def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Context manager that delays these signals until its body has ended."""
+    """Context manager that delays the signals `numbers` until its body has ended."""
     resource_tracker.ensure_running()  # multiprocessing would start it within the body, and let SIGINT and SIGTERM through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -170,13 +171,13 @@ def follow(sweep: Sweep, run: str) -> None:
 
 def _train(config_json: str, log: str) -> None:
     """Train a run and write its output to the file `log`."""
-    with open(log, "a", buffering=1) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    from harness.config import Config
-    from harness.run.loop import train
-
     try:
+        with writing(Path(log)), open_own(Path(log), "a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        from harness.config import Config
+        from harness.run.loop import train
+
         train(Config.model_validate_json(config_json))
     except UserError as error:
         print(error, file=sys.stderr)
@@ -205,12 +206,12 @@ def _name(number: int) -> str:
 
 
 def last_lines(folder: RunFolder, count: int) -> str:
-    """The last lines of a run's log."""
+    """The last `count` lines of a run's log.txt; "" if it cannot be read."""
     return last_of(folder.path / "log.txt", count)
 
 
 def last_of(path: Path, count: int) -> str:
-    """The last lines of a text file; "" if it cannot be read."""
+    """The last `count` lines of a text file; "" if it cannot be read."""
     with suppress(OSError):
         return "\n".join(jsonl.content(path).decode(errors="replace").splitlines()[-count:])
     return ""

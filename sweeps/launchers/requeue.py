@@ -22,9 +22,10 @@ from sweeps.states import STUCK
 
 
 class ArrayTask:
-    """One task of a Slurm array, which submitit calls on each rank. batch, index: the task's place in the sweep's batches.
+    """One task of a Slurm array, which submitit calls on each rank.
 
-    Rank 0 decides which runs to start, writes the ledger, and requeues the job.
+    sweep: the sweep's folder. batch, index: the task's place in the sweep's batches. at_once: number of runs at a time. Rank 0
+    decides which runs to start, writes the ledger, and requeues the job.
     """
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):

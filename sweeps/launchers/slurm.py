@@ -6,7 +6,6 @@ so jobs and launchers never wait for each other. `requeue.py` explains who resub
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ from typing import Any
 import submitit
 
 from harness.errors import UserError
-from harness.run.folder import writing
+from harness.files import refuse_links, writing
 from sweeps.launchers.options import SlurmOptions
 from sweeps.launchers.requeue import ArrayTask
 from sweeps.launchers.squeue import NoAnswer, ask, cancel_jobs, job_name, jobs, jobs_by_run, leave_jobs_running, merge_states
@@ -71,16 +70,16 @@ class Slurm:
         return merge_states(self.sweep, self.sweep.states(), tasks), live
 
     def cancel(self, runs: list[str]) -> None:
-        """Cancel the Slurm jobs that contain these runs."""
+        """Cancel the Slurm jobs that contain any of `runs`."""
         cancel_jobs(self.sweep, runs)
 
     def wait(self, seconds: float) -> bool:
-        """Wait this many seconds. Always returns False, since only `look` asks Slurm whether a run has ended."""
+        """Wait for `seconds`. Always returns False, since only `look` asks Slurm whether a run has ended."""
         time.sleep(seconds)
         return False
 
     def submit(self, runs: list[str]) -> None:
-        """Submit the runs as one array per MaxArraySize tasks. The arrays share `parallel`; surplus arrays wait for others."""
+        """Submit the runs as arrays of at most MaxArraySize tasks. Over all arrays at most `parallel` tasks run at a time."""
         size = self.options.runs_per_job
         tasks = [runs[i : i + size] for i in range(0, len(runs), size)]
         arrays = -(-len(tasks) // self.limit)
@@ -96,9 +95,8 @@ class Slurm:
         sweep.lock.check_cancelled()
         o = self.options
         batch = f"{time.time_ns():x}"
-        with writing(sweep.home):
-            (sweep.home / "batches").mkdir(parents=True, exist_ok=True)
-            (sweep.home / "batches" / f"{batch}.json").write_text(json.dumps(tasks))
+        refuse_links(sweep.path, ".sweep/jobs/task")
+        sweep.write(f"batches/{batch}.json", tasks)
         sweep.log("submitted", [run for runs in tasks for run in runs], batch=batch)
         executor = submitit.SlurmExecutor(sweep.home / "jobs", max_num_timeout=10**6, python=o.python)
         requested = {key: value for key in ("partition", "account", "qos", "gres", "constraint") if (value := getattr(o, key))}

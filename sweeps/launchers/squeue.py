@@ -20,7 +20,7 @@ LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 class Job(NamedTuple):
-    """A task of a Slurm array. batch, number: its place in the sweep's batches. reason: why it waits."""
+    """A task of a Slurm array. batch, number: place of the task in the sweep's batches. reason: why the task waits."""
 
     id: str
     state: str
@@ -118,7 +118,7 @@ def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
 
 
 def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
-    """Cancel every live job of the sweep, or those with any of `runs`. Returns the runs that were in them."""
+    """Cancel every live job of the sweep, or those that contain any of `runs`. Returns the cancelled runs."""
     tasks = [job for job in jobs(sweep) if job.live]
     if runs is not None:
         tasks = list({job.id: job for run, job in jobs_by_run(sweep, tasks).items() if run in runs}.values())

@@ -18,8 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from harness.config import Config
 from harness.errors import UserError
-from harness.run.folder import writing
-from sweeps.launch import save_launcher
+from harness.files import writing
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
@@ -49,7 +48,7 @@ def sweep_of(path: Path, changes: list[str]) -> Sweep:
 
 
 class Controller:
-    """Controller of one search, constructed from its spec."""
+    """Controller of one search: runs the trials of `spec` in the folder of `sweep`."""
 
     study: optuna.Study
     began: tuple[float, int]
@@ -74,7 +73,7 @@ class Controller:
 
     def _search(self) -> dict[str, Any]:
         with self.sweep.lock.hold(), writing(self.sweep.home):
-            save_launcher(self.sweep, self.executor.prepare())
+            self.sweep.write("launcher.json", self.executor.prepare())
             self._check_spec()
             self.study = open_study(self.sweep, self.spec)
             self._fail_incomplete_trials()
@@ -82,7 +81,7 @@ class Controller:
             while self._advance():
                 self._wait()
             result = self._result()
-            (self.sweep.home / "search.json").write_text(json.dumps(result, indent=2))
+            self.sweep.write("search.json", result)
             return result
 
     def _wait(self) -> None:
@@ -200,8 +199,10 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The result of the search: the winner's scores in the search and on fresh seeds. With sections it has the bracket of the
-        threshold, with several parameters the importance of each."""
+        """The result of the search: the winner's scores in the search and on fresh seeds.
+
+        With sections it has the bracket of the threshold, and with several parameters the importance of each.
+        """
         ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}
@@ -260,7 +261,7 @@ class Controller:
         if file.exists() and (before := json.loads(file.read_text())) != spec:
             changed = ", ".join(key for key in spec if spec[key] != before.get(key))
             raise UserError(f"{self.sweep.path}: this search was begun with another {changed}; give the edited one another name")
-        file.write_text(json.dumps(spec))
+        self.sweep.write("search-spec.json", spec)
 
     def _fail_incomplete_trials(self) -> None:
         """Mark incomplete trials as failed. They have no runs: a controller was killed while Optuna chose their parameters."""

@@ -24,7 +24,7 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def serve_dashboard(sweep: Sweep) -> Iterator[str]:
-    """Context manager that serves the dashboard of a search and gives its address."""
+    """Context manager that serves the dashboard of a search, and yields the address of the page."""
     from optuna_dashboard import wsgi
 
     with make_server("127.0.0.1", 0, wsgi(journal(sweep)), _Server, _Quiet) as server:

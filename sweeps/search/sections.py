@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A number that was tried, on a log scale. `collapsed` of its `of` runs collapsed."""
+    """A number that was tried, on the scale of `Range.distribution`. of: number of its runs. collapsed: how many collapsed."""
 
     number: float
     collapsed: int
@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, or None."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, if known."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
@@ -29,7 +29,8 @@ class Step(NamedTuple):
 def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
     """Choose the next numbers to try, given all points so far. Runs of equal numbers are pooled.
 
-    No number is left when both sides of the boundary lie within the ratio `tolerance` and have `boundary` runs or more.
+    healthy_end, other_end: the ends of the range, of which the first does not collapse. k: numbers to try at a time. None is left
+    when both sides of the boundary lie within the ratio `tolerance` and have at least `boundary` runs each.
     """
     pooled: dict[float, Point] = {}
     for point in points:
@@ -49,5 +50,5 @@ def next_step(points: list[Point], healthy_end: float, other_end: float, k: int,
 
 
 def _between(a: float, b: float, k: int) -> list[float]:
-    """k numbers that divide [a, b] into intervals of equal ratio."""
+    """The k numbers that divide [a, b] into k + 1 intervals of equal ratio."""
     return [a * (b / a) ** ((i + 1) / (k + 1)) for i in range(k)]

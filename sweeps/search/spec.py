@@ -67,8 +67,8 @@ class Prune(Strict):
 class Sections(Strict):
     """k-section of one range: `points` at a time between its healthy and collapsing sides, until a ratio `tolerance` is left.
 
-    The ratio is that of Optuna's numbers. Then both sides of the boundary get seeds until they have `boundary_seeds` each.
-    healthy: the end of the range where runs do not collapse.
+    The ratio is taken between `Range.distribution`'s numbers. Both sides of the boundary then get more seeds, up to
+    `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
     """
 
     points: Count
@@ -80,11 +80,11 @@ class Sections(Strict):
 class Spec(Strict):
     """Specification of a search.
 
-    name: its sweep's name, under `root`. overrides: applied to every run, as on the command line. space: config keys, each with
-    a range or a list of values. trials: number to complete or prune; with `sections` the maximum. parallel: trials at a time.
-    seeds: runs per trial. last: number of final evaluations whose mean scores a run. confidence: level of the one-sided lower
-    bound over the seeds. winner_seeds: fresh seeds for rerunning the winner. sampler_seed: seed of Optuna's sampler.
-    launcher: `local` for this machine, or keys of hydra/launcher=slurm.
+    name: name of the search's sweep, under `root`. overrides: applied to every run, as on the command line. space: config keys,
+    each with a range or a list of values. trials: number of trials to complete or prune; with `sections` the maximum. parallel:
+    trials at a time. seeds: runs per trial. last: number of final evaluations whose mean scores a run. confidence: level of the
+    one-sided lower bound over the seeds. winner_seeds: number of fresh seeds for rerunning the winner. sampler_seed: seed of
+    Optuna's sampler. launcher: `local` for this machine, or keys of hydra/launcher=slurm.
     """
 
     name: Name
@@ -171,7 +171,7 @@ def load(path: Path, changes: list[str]) -> Spec:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    """One line per validation error. A range does not get the additional complaint that it is no list."""
+    """One line per validation error. A wrong range does not also report that it is no list."""
     problems = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))

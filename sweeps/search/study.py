@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -10,6 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
+from harness.files import open_own, refuse_links
 from sweeps.ledger import Sweep
 from sweeps.search.spec import Spec
 
@@ -25,13 +27,15 @@ def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
 
 def journal(sweep: Sweep) -> JournalStorage:
     """Optuna's journal storage in the sweep's folder."""
+    refuse_links(sweep.path, ".sweep/search.journal")
     sweep.home.mkdir(parents=True, exist_ok=True)
     path = str(sweep.home / "search.journal")
+    open_own(Path(path), "a").close()  # Optuna would follow a link
     return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
-    """Pruner that judges a trial by its own reports: the last `patience` of them are below a fraction of its best.
+    """Pruner that ends a trial when its last `patience` reports are all below `fraction` of its best report.
 
     A pruner that compares trials would prune healthy thresholds with noisy runs: their rewards differ by chance.
     """
@@ -40,14 +44,14 @@ class CollapsePruner(optuna.pruners.BasePruner):
         self.fraction, self.patience = fraction, patience
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Whether to end the trial early. NaN counts as a low report."""
+        """Whether to end the trial early, by the rule of the class. A report of NaN counts as low."""
         reports = [value for _, value in sorted(trial.intermediate_values.items())]
         recent, best = reports[-self.patience :], max(reports, default=0.0)
         return len(reports) > self.patience and all(not value >= self.fraction * best for value in recent)
 
 
 def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> int:
-    """First of `seeds` consecutive seeds unused by other trials of these parameters. Failed trials free their seeds."""
+    """First of `seeds` consecutive seeds that no other trial with the parameters `params` uses, failed trials aside."""
     alike = [other for other in others if other.params == params and other.state != TrialState.FAIL]
     taken = {other.user_attrs.get("first_seed") for other in alike}
     return next(first for first in count(0, seeds) if first not in taken)

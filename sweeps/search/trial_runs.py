@@ -18,7 +18,7 @@ from sweeps.ledger import Sweep
 from sweeps.states import RunState
 
 RETRIES = 3
-"""Maximum number of resubmissions of a run that its surroundings ended, before its trial fails."""
+"""Maximum number of resubmissions of a run that an external cause ended, before its trial fails."""
 
 
 class Score(NamedTuple):
@@ -58,11 +58,11 @@ class TrialRuns:
         return list(grid)
 
     def submitted(self, runs: Iterable[str]) -> bool:
-        """Whether all of these runs have been submitted. A controller that was killed may have left some out."""
+        """Whether all `runs` have been submitted. A controller that was killed may have left some out."""
         return all(run in self.states and self.states[run].state != "queued" for run in runs)
 
     def resubmit(self, runs: Iterable[str]) -> str | None:
-        """Resubmit runs that their surroundings ended. Returns the error of a run that failed by itself or too often."""
+        """Resubmit runs that an external cause ended. Returns the error of a run that failed by its own error or too often."""
         unfinished = self.unfinished(runs)
         for run in unfinished:
             if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
@@ -77,20 +77,20 @@ class TrialRuns:
         return None
 
     def forget_retries(self, runs: Iterable[str]) -> None:
-        """Reset the retry counts of these runs, since a later trial with the same parameters has the same runs."""
+        """Reset the retry counts of `runs`, since a later trial with equal parameters has the same runs."""
         for run in runs:
             self.retries.pop(run, None)
 
     def unfinished(self, runs: Iterable[str]) -> list[str]:
-        """The runs among these whose folder says neither done nor collapsed."""
+        """The runs in `runs` that are, by their folders, neither done nor collapsed."""
         return [run for run in runs if self.sweep.folder(run).state not in FINISHED]
 
     def collapsed(self, runs: Iterable[str]) -> int:
-        """Number of these runs in which a detector saw a collapse."""
+        """Number of runs in `runs` in which a detector saw a collapse."""
         return sum(any(event["kind"] == "collapse" for event in self.sweep.folder(run).events()) for run in runs)
 
     def evaluations(self, run: str) -> dict[int, float]:
-        """Held-out reward of a run, by step."""
+        """The held-out reward of a run by step: a dict step -> reward."""
         return {int(row["step"]): row["eval/reward"] for row in self.sweep.folder(run).metrics() if "eval/reward" in row}
 
     def worst_seed(self, runs: list[str]) -> dict[int, float]:
@@ -100,12 +100,15 @@ class TrialRuns:
         return {step: min(table[step] for table in tables) for step in sorted(common)}
 
     def score(self, runs: list[str], last: int, confidence: float) -> Score:
-        """Score over finished runs (see `lower_bound`). A run's value is the mean of its last `last` evaluations."""
+        """Score of finished runs, see `lower_bound`. A run counts with the mean of its last `last` evaluations."""
         values = [statistics.fmean(list(self.evaluations(run).values())[-last:]) for run in runs]
         return lower_bound(values, confidence)
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """Mean with its one-sided lower bound, mean − t·s/√n; t is the `confidence` quantile of Student's t at n − 1 degrees."""
+    """Mean of n values with its one-sided lower confidence bound, mean − t·s/√n.
+
+    s is their standard deviation, and t the `confidence` quantile of Student's t with n − 1 degrees of freedom.
+    """
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

@@ -46,8 +46,10 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step`, or a step whose tokens were all rejected. onset: first step of the event
-    according to the report; None where the event names none."""
+    """An event that a detector reported at `step`, or a step whose tokens were all rejected.
+
+    onset: first step of what the detector saw, None where the event names none.
+    """
 
     time: float
     step: int
@@ -97,10 +99,10 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A followed run. timed: number of rows with a time. spent: seconds of their steps, except the first with its start-up work.
+    """A run that a `Follower` follows. timed: number of rows with a time. spent: seconds of these steps, except the first.
 
-    alarms: by `Alarm.key`, since a resumed run may record one again.
-    changed: number of the look that last saw it change. over: there is nothing more to read.
+    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the look that last saw the run
+    change. over: whether nothing is left to read.
     """
 
     name: str
@@ -126,7 +128,7 @@ class Followed:
 
     @property
     def seconds(self) -> float | None:
-        """Mean seconds per step, including evaluations, which take several times as long. None before two steps."""
+        """Mean seconds per step, including steps with an evaluation, which take several times as long. None before two steps."""
         return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
@@ -136,16 +138,15 @@ class Followed:
 
     @property
     def left(self) -> int:
-        """Number of steps that are still to do."""
+        """Number of steps that the run has still to do; 0 once it has ended."""
         return 0 if self.state in (*FINISHED, *LOST, "unreadable") else max(0, self.steps - self.step)
 
 
 class Follower:
-    """Followed runs of one sweep. `look` updates them.
+    """Follower of the runs of one sweep. `look` reads what is new.
 
-    marks: colours and markers of the arms, as in reports. look_number: number of looks so far. renewed: the last look at
-    which arms were renamed or a run disappeared.
-    behind: runs with rows that no look has read yet.
+    marks: colours and markers of the arms, as in reports. look_number: number of looks so far. renewed: number of the last look
+    at which runs appeared or disappeared. behind: number of runs with rows that no look has read yet.
     """
 
     def __init__(self, path: Path):
@@ -167,7 +168,7 @@ class Follower:
         return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
 
     def look(self) -> None:
-        """Read everything that was appended since the last look."""
+        """Read what was appended since the last look, at most `BUDGET` bytes of rows."""
         self.look_number += 1
         self._find_runs()
         self._read_ledger()
@@ -244,7 +245,10 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add the evaluations in these lines. A row with an earlier step comes from a resumed run and replaces later points."""
+        """Add times and evaluations from new lines of metrics.jsonl.
+
+        A row of an earlier step comes from a resumed run, and replaces the points from that step on.
+        """
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None
@@ -271,7 +275,7 @@ class Follower:
                 self.ended_at[name] = _finite(event.get("time")) or 0.0
 
     def _apply_ledger(self, run: Followed) -> None:
-        """Update the run's state from the ledger if that is newer: cancelled, or ended before its process could write."""
+        """Take the run's state from the ledger if that is newer: cancelled, or ended before the process wrote its folder."""
         known = self.ledger_states.get(run.name)
         if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
             if (known.state, known.error) != (run.state, run.error):

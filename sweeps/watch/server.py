@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from analysis.marks import SOLID
 from analysis.page import swatch
 from harness.errors import UserError
 from sweeps.watch.follow import Follower
@@ -56,18 +57,20 @@ class WatchServer(ThreadingHTTPServer):
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:
-        """Arms, and curves of runs that changed after look number `since`; all curves, marked `fresh`, if runs are gone."""
+        """Curves of the runs that changed after look number `since`, as a JSON object.
+
+        If runs appeared or disappeared since then, all curves are given, marked `fresh`.
+        """
         with self.reading:
             follower = self.follower
             follower.look()
             fresh = since < follower.renewed
             changed = [run for run in follower.runs.values() if run.points and (fresh or run.changed > since)]
             runs = {run.name: {"arm": run.arm, "seed": run.seed, "points": run.points} for run in changed}
-            colours = {arm: mark.colour for arm, mark in follower.marks.arms.items()}
-            return {"look": follower.look_number, "fresh": fresh, "colours": colours, "runs": runs}
+            return {"look": follower.look_number, "fresh": fresh, "runs": runs}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore browsers that disconnect during a response."""
+        """Handle an error in a request as the base class does, but ignore browsers that disconnect during a response."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -132,4 +135,5 @@ def _template(name: str) -> Any:
     loader = ChoiceLoader([PackageLoader("sweeps", "watch"), PackageLoader("analysis", "page")])  # the report's style
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["swatch"] = swatch
+    environment.globals["solid"] = SOLID
     return environment.get_template(name)

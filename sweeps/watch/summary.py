@@ -25,7 +25,7 @@ ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "inter
 
 
 class ArmState(NamedTuple):
-    """One arm of the summary: runs by state, steps done and in all, mean of the last evaluations, median of the last K3."""
+    """One arm of a sweep: its runs by state, steps done and in all, mean of the last evaluations, median of the last K3."""
 
     name: str
     mark: Mark
@@ -45,8 +45,11 @@ class Failure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Summary of a sweep. gone: the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds; None
-    while no pace is known. behind: runs whose rows are not fully read."""
+    """Summary of a sweep under way.
+
+    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds, None while no pace
+    is known. silent: runs that have written nothing for long. behind: number of runs whose rows are not fully read.
+    """
 
     name: str
     gone: bool
@@ -79,7 +82,7 @@ class Summary(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether all runs have finally ended. A preempted run will resume, and a folder without runs may still get some."""
+        """Whether all runs have ended for good. A preempted run will resume, and a folder without runs may still get some."""
         return bool(self.counts) and not self.behind and not {"queued", "running", "preempted"} & self.counts.keys()
 
 
@@ -136,11 +139,11 @@ def _arms(follower: Follower) -> list[ArmState]:
 
 
 def _pace(runs: list[Followed]) -> tuple[float, float | None]:
-    """Steps per second of all runs under way, and seconds left if equally many continue in parallel.
+    """Steps per second of all runs under way, and the seconds left if as many runs continue in parallel.
 
     A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the
-    median of its arm, else that of all runs, finished ones included. The longest run decides where it alone takes longer
-    than the rest.
+    median of its arm, else the median of all runs, finished ones included. The time left is at least that of the slowest run
+    under way. Without a running run or a known pace the result is (0, None).
     """
     known = [run for run in runs if run.seconds]
     if not known:
@@ -169,7 +172,7 @@ def _silent(run: Followed, now: float) -> bool:
 
 
 def last_lines(path: str) -> str:
-    """The last lines of a log; "" if there is none."""
+    """The last `LINES` lines of a log; "" if there is no such file."""
     found = regular(path)
     if found is None:
         return ""

@@ -100,7 +100,7 @@ def test_json_lines(rows, rest):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.jsonl"
         path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows) + rest)
-        read = [row for _, row in jsonl.read(path)][: len(rows)]
+        read = jsonl.read(path)[: len(rows)]
     assert [json.dumps(row) for row in read] == [json.dumps(row if isinstance(row, dict) else None) for row in rows]
 
 

@@ -1,4 +1,5 @@
-"""Kills and signals at random moments: python -m tests.sweeps.signal_stress --signals 12. Prints a `Tally`; exits 0 if all is 0.
+"""Kills and signals at random moments: python -m tests.sweeps.signal_stress --signals 12. Prints a `Tally` after each
+sweep; exits 0 if all is 0.
 
 The same command follows each of them until the sweep is done. A sweep after another is launched until all were sent, since the
 runs of one may end before. Each is compared with a sweep that was left alone.
@@ -64,7 +65,12 @@ def send_signals(root: Path, count: int, seed: int) -> Tally:
         counted["twice"] += started_after_end(sweep)
         counted["tracebacks"] += sum("Traceback" in path.read_text(errors="replace") for path in sweep.glob("*/log.txt"))
         number += 1
+        print(told(count - len(victims), Tally(**counted)), flush=True)
     return Tally(**counted)
+
+
+def told(count: int, tally: Tally) -> str:
+    return f"{count} signals: {', '.join(f'{value} {name}' for name, value in tally._asdict().items())}"
 
 
 def disturb(path: Path, victims: list[str], rng: random.Random, counted: Counter[str]) -> None:
@@ -134,7 +140,6 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         tally = send_signals(Path(root), given.signals, given.seed)
-    print(f"{given.signals} signals: {', '.join(f'{value} {name}' for name, value in tally._asdict().items())}")
     raise SystemExit(any(tally))
 
 

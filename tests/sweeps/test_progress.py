@@ -13,7 +13,7 @@ def test_the_time_left_is_by_the_pace_of_steps_of_runs_that_go_on(tiny, monkeypa
     with Display([first, second], {c.digest: str(c.seed) for c in (first, second)}) as shown:
         for now, step in ((0, 0), (100, 10), (200, 30)):
             RunFolder(first.path).status("running", step=step, steps=60)
-            monkeypatch.setattr("sweeps.progress.time.time", lambda now=now: now)
+            monkeypatch.setattr("sweeps.progress.time.monotonic", lambda now=now: now)
             shown.update(force=True)
     lines = capsys.readouterr().err.splitlines()
     assert ["starting" in line for line in lines[:3]] == [True, True, False] and "50/120 steps" in lines[2]

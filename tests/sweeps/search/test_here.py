@@ -114,7 +114,7 @@ def test_runs_that_end_while_they_are_read_are_read_again(tmp_path, monkeypatch)
 
 
 def test_launcher_local_takes_the_same_spec():
-    values = yaml.safe_load((SHIPPED / "demo_upper.yaml").read_text())
+    values = yaml.safe_load((SHIPPED / "upper_edge.yaml").read_text())
     assert values["launcher"] == "local"
     assert load(Path("token_upper"), ["launcher=local"]).launcher == "local"
     with pytest.raises(UserError, match="launcher"):
@@ -182,6 +182,6 @@ def test_the_dashboard_shows_the_journal(tmp_path):
 def test_a_dashboard_that_is_missing_is_named_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     with pytest.raises(SystemExit) as left:
-        main(["search", "demo_upper", f"root={tmp_path}", "--dashboard"])
+        main(["search", "upper_edge", f"root={tmp_path}", "--dashboard"])
     assert left.value.code == 2 and "pip install -e '.[search]'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/*"))

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
+from analysis.marks import SOLID
 from faultline.cli import main
 from harness.errors import UserError
 from harness.run import jsonl
@@ -338,7 +339,9 @@ SEEN = """<script nonce={nonce}>setTimeout(() => {{
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   const said = {{ hover: document.querySelector(".hover").textContent, all: canvas.getAttribute("aria-label"),
     last: runs.get("fp32-0").points.at(-1), ink: pixels.filter((v, i) => i % 4 == 3 && v > 0).length,
-    wide: document.documentElement.scrollWidth, width: innerWidth }};
+    wide: document.documentElement.scrollWidth, width: innerWidth,
+    ticks: [ticks(0, 1, 6), ticks(0, 400, 3), ticks(0, 70, 9), ticks(1e-3, 10, 6, true), ticks(1e-9, 1, 5, true)] }};
+  said.looks = Object.fromEntries(looks);
   const table = document.querySelector(".scroll"); said.cut = table.scrollWidth - table.clientWidth;
   document.querySelector("tr[data-arm^=fp8]").cells[1].click(); said.one = canvas.getAttribute("aria-label");
   document.title = JSON.stringify(said);
@@ -351,6 +354,7 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     sweep = tmp_path / "sweep"
     run = under_way(sweep, FP32)
     write(sweep, FP8)
+    write(sweep, FP8, "correction=sequence_mask")
     follower, looks = Follower(sweep), Counter()
     look = follower.look
 
@@ -373,8 +377,22 @@ def test_a_real_browser_follows_a_run(tmp_path, monkeypatch):
     assert said["last"] == [55, 0.25, 1e-3] and said["ink"] > 2000
     arm, step, run_line = said["hover"].splitlines()
     assert arm == "fp8_tensor ppo, seed 0" and step.startswith("step 90: ") and run_line == "run fp8_tensor-0"
-    assert said["all"].endswith("of 2 runs") and said["one"].endswith("of 1 runs")
+    assert said["all"].endswith("of 3 runs") and said["one"].endswith("of 1 runs")
     assert said["wide"] <= said["width"] and said["cut"] == 0
+    assert [[float(f"{tick:.6g}") for tick in ticks] for ticks in said["ticks"]] == [
+        [0, 0.2, 0.4, 0.6, 0.8, 1],
+        [0, 200, 400],
+        [0, 10, 20, 30, 40, 50, 60, 70],
+        [0.001, 0.01, 0.1, 1, 10],
+        [1e-8, 1e-6, 1e-4, 1e-2, 1],
+    ]
+    own = {
+        arm: [f"#{bytes(map(int, look['colour'][4:-1].split(', '))).hex()}", look["dash"]] for arm, look in said["looks"].items()
+    }
+    assert own == {
+        arm: [mark.colour, [] if mark.dash == SOLID else list(mark.dash[1])] for arm, mark in follower.marks.arms.items()
+    }
+    assert len(own) == 3 and len({colour for colour, _ in own.values()}) == 3
 
 
 def test_the_command_refuses_what_cannot_be_followed(tmp_path, capsys):

@@ -1,0 +1,138 @@
+"""Small files that expand to much: each is refused by its name, in room for 64 MiB, although it would take several times that."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import faultline
+from analysis.load import load
+from harness import room
+from harness.errors import UserError
+from sweeps.ledger import Sweep
+from tests.analysis.synthetic import write
+from tests.analysis.test_untrusted_runs import offline, record
+
+MILLIONS = 20_000_000
+EMPTY_LISTS = ",".join(["[]"] * 3_000_000)
+"""9 MB of JSON; Python takes 64 bytes for each list."""
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch):
+    monkeypatch.setattr(room, "room", lambda: 64 << 20)
+
+
+def repeated(path, **options):
+    """One response of equal tokens, which parquet writes as one value and a count."""
+    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(MILLIONS, np.int8)), pa.array([-1.0]))
+    column = pa.ListArray.from_arrays(pa.array([0, MILLIONS], pa.int32()), values)
+    pq.write_table(pa.table({"logp_rollout": column, "logp_old": column}), path, data_page_size=1 << 30, **options)
+
+
+def compressed(path):
+    repeated(path, compression="gzip", use_dictionary=False)
+
+
+def one_value(path):
+    """Tensors of shape [9000, 9000] that all have one number in memory."""
+    names = ("response_mask", "old_log_probs", "rollout_log_probs")
+    torch.save({name: torch.full((1,), -1.0).expand(9000, 9000) for name in names}, path)
+
+
+def deflated(path):
+    """torch.save stores its archive as it is; another program may compress it."""
+    whole = io.BytesIO()
+    torch.save({"response_mask": torch.ones(100, 200_000, dtype=torch.long), "old_log_probs": torch.zeros(1, 1)}, whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+
+
+def claims(path):
+    """A pickle of protocol 4 that claims 10 GiB of bytes."""
+    path.write_bytes(b"\x80\x04\x8e" + struct.pack("<Q", 10 << 30) + b".")
+
+
+def nested(path):
+    path.write_text(f'{{"logp_rollout": [{EMPTY_LISTS}]}}\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("repeated.parquet", repeated),
+        ("compressed.parquet", compressed),
+        ("one_value.pt", one_value),
+        ("deflated.pt", deflated),
+        ("claims.pkl", claims),
+        ("nested.jsonl", nested),
+    ],
+)
+def test_a_dump_that_expands_is_refused(tmp_path, name, make):
+    make(tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 10_000_000
+    for read in (faultline.load, faultline.replay):
+        with pytest.raises(UserError, match=rf"{name}: (takes more than|not a plain .* can't allocate|no whole SkyRL)"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", f'{{"step":1,"a":[{EMPTY_LISTS}]}}\n'),
+        ("events.jsonl", f'{{"step":1,"kind":"x","a":[{EMPTY_LISTS}]}}\n'),
+        ("status.json", f'{{"state":"done","a":[{EMPTY_LISTS}]}}\n'),
+        ("metrics.jsonl", 3 << 30),
+    ],
+)
+def test_a_run_that_expands_is_named_and_the_other_stands(tmp_path, name, content):
+    """content: of the file, or the number of its bytes, all zero and none on disk."""
+    for seed in (0, 1):
+        write(tmp_path / "sweep", "rollout/precision=fp32", seed=seed, steps=20)
+    path = tmp_path / "sweep" / "fp32-1" / name
+    path.write_text(content) if isinstance(content, str) else os.truncate(path, content)
+    results = load(tmp_path / "sweep")
+    assert f"{name}: takes more than" in results.damaged["fp32-1"] and (results.steps.run == "fp32-0").sum() == 21
+
+
+def test_a_run_of_more_metrics_than_any_run_records_is_left_out(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path, "rollout/precision=fp32", seed=seed, steps=20)
+    rows = [json.dumps({"step": step, f"k{step}": 1.0}) for step in range(1200)]  # 1200² cells
+    (tmp_path / "fp32-1" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    results = load(tmp_path)
+    assert list(results.runs.index) == ["fp32-0"]
+    assert "fp32-1: its rows have 1200 metrics, and no run records more than 1000" in results.damaged["fp32-1"]
+
+
+def test_a_wandb_run_that_expands_or_is_a_pipe_is_named_and_the_other_stands(tmp_path):
+    config = json.loads((write(tmp_path / "s", "rollout/precision=fp32", steps=4).path / "config.json").read_text())
+    for number, name in enumerate(("sound", "sparse", "pipe")):
+        path = tmp_path / "w" / f"offline-run-1-{name}" / f"run-{name}.wandb"
+        whole = json.dumps({"config": config | {"seed": number}, "provenance": []})
+        offline(path, record("config", record=whole), record("history", _step=0, actor__loss=0.5))
+    os.truncate(tmp_path / "w" / "offline-run-1-sparse" / "run-sparse.wandb", 3 << 30)
+    pipe = tmp_path / "w" / "offline-run-1-pipe" / "run-pipe.wandb"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    (tmp_path / "w" / "offline-run-1-gone").mkdir()
+    (tmp_path / "w" / "offline-run-1-gone" / "run-gone.wandb").symlink_to("nowhere")
+    results = load(f"wandb-offline:{tmp_path / 'w'}")
+    assert list(results.runs.index) == ["sound"]
+    assert "run-sparse.wandb: takes more than" in results.damaged["sparse"] and "regular file" in results.damaged["pipe"]
+
+
+def test_a_ledger_that_expands_is_refused(tmp_path):
+    sweep = Sweep(tmp_path)
+    sweep.home.mkdir(parents=True)
+    (sweep.home / "ledger.jsonl").write_text(f'{{"event":"planned","a":[{EMPTY_LISTS}]}}\n')
+    with pytest.raises(UserError, match=r"ledger\.jsonl: takes more than"):
+        sweep.states()
